@@ -1,0 +1,127 @@
+"""The compiler's settings: one frozen `Config`, the active one, and `patch()`.
+
+This module must not read anything of ours but `errors`; it holds no state other than the active configuration,
+which is a context variable so that threads and nested `patch()` blocks never see each other's settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import difflib
+import os
+import pathlib
+from collections.abc import Iterator
+
+from minicompile.errors import InvalidOption
+
+
+def default_cache_directory() -> pathlib.Path:
+    """The folder for compiled artifacts: `MINICOMPILE_CACHE_DIR`, else the user's cache folder."""
+    explicit = os.environ.get("MINICOMPILE_CACHE_DIR")
+    if explicit:
+        return pathlib.Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(base) / "minicompile"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Every setting of the compiler. At most twenty fields; unknown names are refused with the nearest valid one.
+
+    Attributes:
+        fullgraph: raise on a graph break instead of running the part in eager.
+        dynamic: `None` makes a dimension symbolic at its second size, `True` at once, `False` never.
+        mode: `default`, `reduce-overhead`, `max-autotune` or `max-autotune-no-cudagraphs`.
+        recompile_limit: compiled variants per function before calls run eager, with a warning.
+        emulate_precision_casts: round bf16/fp16 intermediates where eager rounds them.
+        fallback_random: draw random numbers with eager's kernels instead of fused Philox.
+        activation_memory_budget: between 0 (recompute all that may be) and 1 (save what time asks for).
+        matmul: `auto`, `triton` or `aten`.
+        attention: `auto`, `triton` or `aten`.
+        autotune_seconds: wall-clock budget of `max-autotune` for one graph.
+        check: run eager beside the compiled code for the first `check` calls and compare.
+        cache: use the disk cache.
+        cache_directory: where it lies.
+        cache_megabytes: its size limit.
+        dump_directory: write one numbered folder per compile here (`MINICOMPILE_DUMP`).
+        verify: run every IR verifier between stages.
+        suppress_errors: fall back to eager when the compiler itself fails; tests switch it off.
+        disable: run everything eager (`MINICOMPILE_DISABLE=1`).
+    """
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    mode: str = "default"
+    recompile_limit: int = 8
+    emulate_precision_casts: bool = False
+    fallback_random: bool = False
+    activation_memory_budget: float = 1.0
+    matmul: str = "auto"
+    attention: str = "auto"
+    autotune_seconds: float = 10.0
+    check: int = 0
+    cache: bool = True
+    cache_directory: pathlib.Path = dataclasses.field(default_factory=default_cache_directory)
+    cache_megabytes: int = 4096
+    dump_directory: str | None = dataclasses.field(default_factory=lambda: os.environ.get("MINICOMPILE_DUMP"))
+    verify: bool = dataclasses.field(default_factory=lambda: os.environ.get("MINICOMPILE_VERIFY") == "1")
+    suppress_errors: bool = True
+    disable: bool = dataclasses.field(default_factory=lambda: os.environ.get("MINICOMPILE_DISABLE") == "1")
+
+    def replace(self, **changes: object) -> Config:
+        """A copy with `changes` applied; an unknown name or a value out of range raises `InvalidOption`."""
+        check_names(changes, [field.name for field in dataclasses.fields(self)])
+        changed = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        changed.validate()
+        return changed
+
+    def validate(self) -> None:
+        """Raise `InvalidOption` for a value outside its documented choices."""
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise InvalidOption(name, value, choices)
+        if not 0.0 <= self.activation_memory_budget <= 1.0:
+            raise InvalidOption("activation_memory_budget", self.activation_memory_budget, ("0.0 to 1.0",))
+
+
+CHOICES: dict[str, tuple[object, ...]] = {
+    "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "matmul": ("auto", "triton", "aten"),
+    "attention": ("auto", "triton", "aten"),
+    "dynamic": (None, True, False),
+}
+
+_active: contextvars.ContextVar[Config | None] = contextvars.ContextVar("minicompile_config", default=None)
+_process_wide: list[Config] = [Config()]
+
+
+def current() -> Config:
+    """The configuration in force in this thread."""
+    return _active.get() or _process_wide[0]
+
+
+def update(**changes: object) -> None:
+    """Change the configuration of the whole process."""
+    _process_wide[0] = _process_wide[0].replace(**changes)
+
+
+@contextlib.contextmanager
+def patch(**changes: object) -> Iterator[Config]:
+    """Use a changed configuration inside a `with` block, in this thread only."""
+    changed = current().replace(**changes)
+    token = _active.set(changed)
+    try:
+        yield changed
+    finally:
+        _active.reset(token)
+
+
+def check_names(given: dict[str, object], valid: list[str]) -> None:
+    """Refuse the first name of `given` that is not in `valid`, naming the nearest valid one."""
+    for name in given:
+        if name not in valid:
+            nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
+            raise InvalidOption(name, given[name], tuple(nearest), unknown=True)

@@ -1,0 +1,80 @@
+"""Exceptions of the compiler. Each says what was asked, what was found, where in the user's code, and what to do.
+
+This module imports nothing of ours. An exception here never reaches the user's values: `compiler.py` turns it into
+eager execution with one warning, unless the user asked for `fullgraph=True`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        inside = f" in {self.function}" if self.function else ""
+        return f"{self.file}:{self.line}{inside}"
+
+
+class MinicompileError(Exception):
+    """Base of every error of the compiler."""
+
+
+class InvalidOption(MinicompileError, ValueError):
+    """An option that does not exist, or a value it cannot take."""
+
+    def __init__(self, name: str, value: object, valid: tuple[object, ...], unknown: bool = False) -> None:
+        if unknown:
+            nearest = f"; the nearest valid one is {valid[0]!r}" if valid else ""
+            message = f"there is no option {name!r}{nearest}"
+        else:
+            message = f"option {name!r} cannot be {value!r}; it takes {', '.join(map(repr, valid))}"
+        super().__init__(message)
+
+
+class Unsupported(MinicompileError):
+    """Something that capture cannot put into a graph.
+
+    Attributes:
+        kind: the registered name of the graph break.
+        reason: what was found, in the user's terms.
+        hint: a rewrite that removes the break, or an empty string.
+        stack: the user's frames, outermost first.
+    """
+
+    def __init__(self, kind: str, reason: str, hint: str = "", stack: tuple[Location, ...] = ()) -> None:
+        self.kind, self.reason, self.hint, self.stack = kind, reason, hint, stack
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        lines = [f"graph break ({self.kind}): {self.reason}"]
+        for location in self.stack:
+            lines.append(f"  at {location}")
+            if location.text:
+                lines.append(f"      {location.text}")
+        if self.hint:
+            lines.append(f"  what to do: {self.hint}")
+        return "\n".join(lines)
+
+
+class CompileFailed(MinicompileError):
+    """A stage of the compiler failed on a captured graph; carries the stage's name and the user's line."""
+
+    def __init__(self, stage: str, cause: BaseException, location: Location | None = None) -> None:
+        self.stage, self.cause, self.location = stage, cause, location
+        where = f" at {location}" if location else ""
+        super().__init__(f"the {stage} stage failed{where}: {type(cause).__name__}: {cause}")
+
+
+class VerificationFailed(MinicompileError):
+    """A verifier found an IR that breaks its own rules; prints the neighbourhood of the fault."""
+
+    def __init__(self, what: str, neighbourhood: str = "") -> None:
+        super().__init__(f"{what}\n{neighbourhood}" if neighbourhood else what)

@@ -1,0 +1,1 @@
+"""The data that crosses between stages. Nothing here runs user code, reads configuration or imports a stage."""

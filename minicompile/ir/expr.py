@@ -1,0 +1,287 @@
+"""Scalar expressions: what a loop body computes for one point of its iteration space.
+
+An expression is a hash-consed DAG over loads. Its `dtype` is the one eager would give the value; how wide the arithmetic
+is carried out (fp32 for bf16 and fp16) is the code generator's rule, not the expression's. Explicit casts are `cast`
+operations and always round. This module must not know about loops, buffers' layouts or Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from minicompile.ir.index import Atom, Index, Indirect, atoms, substitute
+from minicompile.ir.interned import Interned
+
+
+class Load(Interned):
+    """The element of `buffer` at flat element offset `index` (offset from the buffer's first element)."""
+
+    __slots__ = ("buffer", "index", "dtype")
+    buffer: str
+    index: Index
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}]"
+
+
+class Constant(Interned):
+    """A Python number of a given dtype."""
+
+    __slots__ = ("value", "dtype")
+    value: int | float | bool
+    dtype: torch.dtype
+
+    @classmethod
+    def _key(cls, *fields: Any) -> tuple[Any, ...]:
+        value, dtype = fields
+        return (cls, type(value), repr(value), dtype)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class IndexValue(Interned):
+    """An index expression used as a value (`arange`, positions, sizes)."""
+
+    __slots__ = ("index", "dtype")
+    index: Index
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"index({self.index})"
+
+
+class Apply(Interned):
+    """A scalar operation of `SCALAR_OPS` applied to expressions."""
+
+    __slots__ = ("operation", "arguments", "dtype")
+    operation: str
+    arguments: tuple[Expr, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        extra = f", {str(self.dtype).removeprefix('torch.')}" if self.operation in ("cast", "bitcast") else ""
+        return f"{self.operation}({', '.join(map(str, self.arguments))}{extra})"
+
+
+class Masked(Interned):
+    """`value` where `condition` holds, else `other`; loads inside `value` happen only where the condition holds."""
+
+    __slots__ = ("condition", "value", "other", "dtype")
+    condition: Expr
+    value: Expr
+    other: Expr
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"masked({self.condition}, {self.value}, {self.other})"
+
+
+class Random(Interned):
+    """A Philox-4x32-10 draw that depends on `seed` (an int64 expression) and `counter` (an index) alone.
+
+    `kind` is `uniform` (`[0, 1)`), `normal` (mean 0, deviation 1) or `bits` (a non-negative int64 below 2**32).
+    """
+
+    __slots__ = ("kind", "seed", "counter", "dtype")
+    kind: str
+    seed: Expr
+    counter: Index
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"random_{self.kind}({self.seed}, {self.counter})"
+
+
+Expr = Load | Constant | IndexValue | Apply | Masked | Random
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalarOp:
+    """Arity and meaning of a scalar operation. `cost` is in units of an addition, for the fusion policy."""
+
+    arity: int
+    meaning: str
+    cost: int = 1
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {
+    "cast": ScalarOp(1, "convert to the node's dtype as `Tensor.to` does"),
+    "bitcast": ScalarOp(1, "reinterpret the bits as the node's dtype of equal width"),
+    "add": ScalarOp(2, "a + b"),
+    "sub": ScalarOp(2, "a - b"),
+    "mul": ScalarOp(2, "a * b (logical and for booleans)"),
+    "truediv": ScalarOp(2, "a / b of floats", 4),
+    "floordiv": ScalarOp(2, "a // b rounding to minus infinity, as torch.floor_divide", 6),
+    "truncdiv": ScalarOp(2, "a / b of integers rounding to zero", 6),
+    "remainder": ScalarOp(2, "a % b with the sign of b, as torch.remainder", 6),
+    "fmod": ScalarOp(2, "a % b with the sign of a, as torch.fmod", 6),
+    "pow": ScalarOp(2, "a ** b as torch.pow", 12),
+    "fma": ScalarOp(3, "a * b + c with one rounding"),
+    "neg": ScalarOp(1, "-a"),
+    "abs": ScalarOp(1, "|a|"),
+    "sign": ScalarOp(1, "-1, 0 or 1; NaN gives what torch.sign gives"),
+    "reciprocal": ScalarOp(1, "1 / a", 4),
+    "minimum": ScalarOp(2, "smaller; NaN if either is NaN"),
+    "maximum": ScalarOp(2, "larger; NaN if either is NaN"),
+    "fmin": ScalarOp(2, "smaller; the number if one is NaN"),
+    "fmax": ScalarOp(2, "larger; the number if one is NaN"),
+    "eq": ScalarOp(2, "a == b"),
+    "ne": ScalarOp(2, "a != b"),
+    "lt": ScalarOp(2, "a < b"),
+    "le": ScalarOp(2, "a <= b"),
+    "gt": ScalarOp(2, "a > b"),
+    "ge": ScalarOp(2, "a >= b"),
+    "logical_and": ScalarOp(2, "both non-zero"),
+    "logical_or": ScalarOp(2, "either non-zero"),
+    "logical_xor": ScalarOp(2, "exactly one non-zero"),
+    "logical_not": ScalarOp(1, "zero"),
+    "bitwise_and": ScalarOp(2, "a & b"),
+    "bitwise_or": ScalarOp(2, "a | b"),
+    "bitwise_xor": ScalarOp(2, "a ^ b"),
+    "bitwise_not": ScalarOp(1, "~a (logical not for booleans)"),
+    "left_shift": ScalarOp(2, "a << b as torch"),
+    "right_shift": ScalarOp(2, "a >> b (arithmetic) as torch"),
+    "where": ScalarOp(3, "b if a else c; both are computed"),
+    "exp": ScalarOp(1, "e ** a", 8),
+    "exp2": ScalarOp(1, "2 ** a", 6),
+    "expm1": ScalarOp(1, "e ** a - 1 without cancellation", 12),
+    "log": ScalarOp(1, "natural logarithm", 8),
+    "log2": ScalarOp(1, "logarithm to base 2", 8),
+    "log10": ScalarOp(1, "logarithm to base 10", 8),
+    "log1p": ScalarOp(1, "log(1 + a) without cancellation", 12),
+    "sqrt": ScalarOp(1, "square root, correctly rounded", 6),
+    "rsqrt": ScalarOp(1, "1 / sqrt(a)", 6),
+    "sigmoid": ScalarOp(1, "1 / (1 + exp(-a))", 12),
+    "sin": ScalarOp(1, "sine", 16),
+    "cos": ScalarOp(1, "cosine", 16),
+    "tan": ScalarOp(1, "tangent", 20),
+    "asin": ScalarOp(1, "inverse sine", 20),
+    "acos": ScalarOp(1, "inverse cosine", 20),
+    "atan": ScalarOp(1, "inverse tangent", 20),
+    "atan2": ScalarOp(2, "angle of (b, a)", 24),
+    "sinh": ScalarOp(1, "hyperbolic sine", 16),
+    "cosh": ScalarOp(1, "hyperbolic cosine", 16),
+    "tanh": ScalarOp(1, "hyperbolic tangent", 12),
+    "asinh": ScalarOp(1, "inverse hyperbolic sine", 20),
+    "acosh": ScalarOp(1, "inverse hyperbolic cosine", 20),
+    "atanh": ScalarOp(1, "inverse hyperbolic tangent", 20),
+    "erf": ScalarOp(1, "error function", 16),
+    "erfc": ScalarOp(1, "1 - erf(a) without cancellation", 20),
+    "erfinv": ScalarOp(1, "inverse error function", 24),
+    "lgamma": ScalarOp(1, "log of |gamma(a)|", 40),
+    "floor": ScalarOp(1, "round to minus infinity"),
+    "ceil": ScalarOp(1, "round to plus infinity"),
+    "trunc": ScalarOp(1, "round to zero"),
+    "round": ScalarOp(1, "round half to even"),
+    "isnan": ScalarOp(1, "is NaN"),
+    "isinf": ScalarOp(1, "is infinite"),
+    "signbit": ScalarOp(1, "the sign bit is set"),
+    "copysign": ScalarOp(2, "|a| with the sign of b", 2),
+    "hypot": ScalarOp(2, "sqrt(a * a + b * b)", 10),
+    "nextafter": ScalarOp(2, "next float after a towards b", 10),
+}
+
+
+def apply(operation: str, *arguments: Expr, dtype: torch.dtype) -> Expr:
+    """`operation` of `arguments`, checked for existence and arity."""
+    known = SCALAR_OPS[operation]
+    if len(arguments) != known.arity:
+        raise ValueError(f"{operation} takes {known.arity} arguments, not {len(arguments)}")
+    return Apply(operation, arguments, dtype)
+
+
+def cast(value: Expr, dtype: torch.dtype) -> Expr:
+    """`value` converted to `dtype`; nothing if it has that dtype already, folded for constants."""
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Constant) and not dtype.is_complex:
+        return Constant(torch.tensor(value.value, dtype=value.dtype).to(dtype).item(), dtype)
+    return Apply("cast", (value,), dtype)
+
+
+def children(expression: Expr) -> tuple[Expr, ...]:
+    """Direct sub-expressions; those inside load indices (`Indirect`) included."""
+    match expression:
+        case Load():
+            return indirect_values(expression.index)
+        case IndexValue():
+            return indirect_values(expression.index)
+        case Apply():
+            return expression.arguments
+        case Masked():
+            return (expression.condition, expression.value, expression.other)
+        case Random():
+            return (expression.seed, *indirect_values(expression.counter))
+        case _:
+            return ()
+
+
+def indirect_values(index: Index) -> tuple[Expr, ...]:
+    """The scalar expressions that an index reads from memory, in a fixed order."""
+    found = [atom for atom in atoms(index) if isinstance(atom, Indirect)]
+    return tuple(atom.value for atom in sorted(found, key=str)) if found else ()
+
+
+def walk(expression: Expr) -> Iterator[Expr]:
+    """Every distinct sub-expression once, operands before their users, `expression` last."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(expression, False)]
+    while stack:
+        current, expanded = stack.pop()
+        if expanded:
+            yield current
+        elif current not in seen:
+            seen.add(current)
+            stack.append((current, True))
+            stack.extend((child, False) for child in reversed(children(current)))
+
+
+def loads(expression: Expr) -> tuple[Load, ...]:
+    """Every distinct load, those inside load indices included, in evaluation order."""
+    return tuple(e for e in walk(expression) if isinstance(e, Load))
+
+
+def cost(expression: Expr) -> int:
+    """Arithmetic per point, in additions."""
+    return sum(SCALAR_OPS[e.operation].cost if isinstance(e, Apply) else 40 if isinstance(e, Random) else 0
+               for e in walk(expression))
+
+
+def rewrite(
+    expression: Expr,
+    axes: Mapping[Atom, Index] | None = None,
+    on_load: Callable[[Load], Expr] | None = None,
+) -> Expr:
+    """A copy with axes replaced and every (already rewritten) load passed through `on_load`."""
+    replacements = axes or {}
+    done: dict[Expr, Expr] = {}
+
+    def index(value: Index) -> Index:
+        if not replacements and on_load is None:
+            return value
+        return substitute(value, replacements, done.__getitem__)
+
+    for current in walk(expression):
+        match current:
+            case Load():
+                moved = Load(current.buffer, index(current.index), current.dtype)
+                done[current] = on_load(moved) if on_load else moved
+            case IndexValue():
+                done[current] = IndexValue(index(current.index), current.dtype)
+            case Apply():
+                done[current] = Apply(current.operation, tuple(done[a] for a in current.arguments), current.dtype)
+            case Masked():
+                done[current] = Masked(
+                    done[current.condition], done[current.value], done[current.other], current.dtype
+                )
+            case Random():
+                done[current] = Random(current.kind, done[current.seed], index(current.counter), current.dtype)
+            case _:
+                done[current] = current
+    return done[expression]

@@ -1,0 +1,208 @@
+"""What capture hands to the graph stage, and what the graph stage hands to lowering.
+
+`CapturedGraph` holds torch-level operations as the user wrote them (in-place ones included); `PartitionedGraph` holds
+functional ATen primitives, split into a forward and a backward part, and the `Binding` that turns plain tensors in and
+out of those graphs back into what eager would have returned: aliases, mutated inputs, gradients.
+
+FX modules are mutable, so freezing is shallow: a pass copies before it changes one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+
+from minicompile.errors import Location
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphInput:
+    """One placeholder of a captured graph.
+
+    Attributes:
+        name: the placeholder's name in the graph.
+        source: Python text by which the user knows the value (`x`, `self.layers[0].weight`).
+        kind: a parameter, a buffer, any other tensor, or a number that varies between calls (`size`: a `torch.SymInt`
+            or a float passed as a 0-d fp64 tensor).
+        example: the fake tensor (or `SymInt`) that stands for the value.
+    """
+
+    name: str
+    source: str
+    kind: Literal["parameter", "buffer", "tensor", "size"]
+    example: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphBreak:
+    """Why a frame was cut: a registered kind, the reason, a rewrite where one is known, and the user's stack."""
+
+    kind: str
+    reason: str
+    hint: str
+    stack: tuple[Location, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardRecord:
+    """One condition that a compiled variant depends on, as Python text, as a sentence, and who needed it."""
+
+    expression: str
+    sentence: str
+    location: Location | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedGraph:
+    """One graph of torch-level operations.
+
+    Attributes:
+        module: placeholders in the order of `inputs`; the output node returns a flat tuple of tensors (and sizes).
+            Every node has `meta["example_value"]` (fake result) and `meta["location"]` (`Location | None`), and where
+            the user's variable name is known `meta["variable"]`. Attributes reached by `get_attr` are only constants.
+        inputs: what each placeholder stands for.
+        guards: everything this graph depends on.
+        graph_break: why the graph ended, if it did not end with the function.
+        name: the user's function or module, as a Python identifier.
+        grad_enabled: grad mode on entry; changes inside are `torch._C._set_grad_enabled` nodes.
+        location: where the captured code starts.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: tuple[GraphInput, ...]
+    guards: tuple[GuardRecord, ...] = ()
+    graph_break: GraphBreak | None = None
+    name: str = "graph"
+    grad_enabled: bool = True
+    location: Location | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshOutput:
+    """A user output that is output `index` of the forward graph, in storage of its own."""
+
+    index: int
+    requires_grad: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class InputOutput:
+    """A user output that is the very tensor passed as input `index`."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewOutput:
+    """A user output that shares storage with an input or with another output, rebuilt outside the graph.
+
+    Attributes:
+        base: where the storage comes from.
+        base_index: index of that input, or of that user output.
+        sizes, strides, offset: `as_strided` geometry, integers or indices into the graph's size inputs.
+        dtype: differs from the base's for `view(dtype)`.
+        view_calls: (operator overload, arguments, keyword arguments) to be applied to the base in order, so that autograd
+            sees the same views as in eager; empty when `as_strided` serves.
+    """
+
+    base: Literal["input", "output"]
+    base_index: int
+    sizes: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    offset: Any
+    dtype: torch.dtype
+    view_calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantOutput:
+    """A user output that is a Python value known at compile time (`None`, a number)."""
+
+    value: Any
+
+
+OutputBinding = FreshOutput | InputOutput | ViewOutput | ConstantOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class MutatedInput:
+    """An input whose data the user's code changed: forward output `output_index` is copied into it after the run.
+
+    `metadata_only` is a change of size or stride without data (`t_()`, `unsqueeze_()`); `in_graph` says that the graph
+    already wrote the storage in place and nothing has to be copied.
+    """
+
+    input_index: int
+    output_index: int
+    metadata_only: bool = False
+    in_graph: bool = False
+    requires_grad: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedTensor:
+    """A tensor kept from forward to backward, with its size and the reason that the cut gave."""
+
+    name: str
+    output_index: int
+    num_bytes: int
+    reason: str
+    location: Location | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recomputed:
+    """An operation that the backward repeats instead of keeping its result."""
+
+    name: str
+    num_bytes: int
+    reason: str
+    location: Location | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """How the forward graph's flat outputs become the user's outputs.
+
+    Attributes:
+        outputs: one entry per user output.
+        mutated_inputs: copied back after the forward, before outputs are built.
+        differentiable_inputs: input indices that need a gradient, in the order of the backward's outputs.
+        differentiable_outputs: forward output indices whose tangents the backward takes, in order.
+        saved: forward output indices saved for the backward, tensors first then sizes, in the order of its inputs.
+        saved_inputs: input indices that the backward takes as they are, after `saved`.
+    """
+
+    outputs: tuple[OutputBinding, ...]
+    mutated_inputs: tuple[MutatedInput, ...] = ()
+    differentiable_inputs: tuple[int, ...] = ()
+    differentiable_outputs: tuple[int, ...] = ()
+    saved: tuple[int, ...] = ()
+    saved_inputs: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionedGraph:
+    """Functional ATen graphs ready for lowering.
+
+    Attributes:
+        forward: takes the captured graph's inputs in order; returns a flat tuple.
+        backward: takes saved tensors, saved inputs, then tangents; returns one gradient (or `None`) per differentiable
+            input. `None` when nothing needs a gradient.
+        binding: how the runtime uses both.
+        inputs: the captured graph's inputs.
+        joint_text: the joint graph as text, for dumps.
+        saved_tensors, recomputed: the min cut's choices, for the report.
+        name: as in `CapturedGraph`.
+    """
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule | None
+    binding: Binding
+    inputs: tuple[GraphInput, ...]
+    joint_text: str = ""
+    saved_tensors: tuple[SavedTensor, ...] = ()
+    recomputed: tuple[Recomputed, ...] = ()
+    name: str = "graph"

@@ -1,0 +1,468 @@
+"""Integer index expressions: polynomials over loop axes, symbolic sizes, and the divisions that reshapes need.
+
+An `Index` is kept in one normal form, a sum of integer multiples of products of atoms, so that equal expressions are
+equal objects and the static path never needs a computer algebra system. Atoms are axes, size symbols, floor divisions,
+remainders and values loaded from memory (`Indirect`). Simplification uses the ranges of the axes:
+`(4 * i + j) // 4` is `i` where `j < 4`, and `4 * (x // 4) + x % 4` is `x`.
+
+This module must not know about tensors, buffers or code generation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from minicompile.ir.interned import Interned
+
+Monomial = tuple["Atom", ...]
+
+
+class Axis(Interned):
+    """A loop variable that runs over `0 <= axis < size`.
+
+    Fields: `name` (a Python identifier) and `size` (an `Index`, constant where the size is static).
+    """
+
+    __slots__ = ("name", "size")
+    name: str
+    size: Index
+
+    def __new__(cls, name: str, size: int | Index) -> Axis:
+        return super().__new__(cls, name, as_index(size))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Symbol(Interned):
+    """A size that is known only at run time and is at least `minimum`; `hint` is the value seen at compile time."""
+
+    __slots__ = ("name", "hint", "minimum")
+    name: str
+    hint: int
+    minimum: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class FloorDiv(Interned):
+    """`numerator // divisor`, both `Index`, divisor positive."""
+
+    __slots__ = ("numerator", "divisor")
+    numerator: Index
+    divisor: Index
+
+    def __str__(self) -> str:
+        return f"({self.numerator}) // {_parenthesised(self.divisor)}"
+
+
+class Mod(Interned):
+    """`numerator % divisor`, both `Index`, divisor positive, result in `[0, divisor)`."""
+
+    __slots__ = ("numerator", "divisor")
+    numerator: Index
+    divisor: Index
+
+    def __str__(self) -> str:
+        return f"({self.numerator}) % {_parenthesised(self.divisor)}"
+
+
+class Indirect(Interned):
+    """An integer read from memory, used as an index. `value` is a scalar expression of integer dtype; the program
+    guarantees `0 <= value < size` (lowering wraps negative values and clamps where eager would check)."""
+
+    __slots__ = ("value", "size")
+    value: Any
+    size: Index
+
+    def __str__(self) -> str:
+        return f"[{self.value}]"
+
+
+Atom = Axis | Symbol | FloorDiv | Mod | Indirect
+
+
+class Index(Interned):
+    """A polynomial with integer coefficients: `terms` maps products of atoms to coefficients, in a fixed order."""
+
+    __slots__ = ("terms",)
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: int | Index) -> Index:
+        other = as_index(other)
+        if not other.terms:
+            return self
+        if not self.terms:
+            return other
+        total = dict(self.terms)
+        for monomial, coefficient in other.terms:
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return _recombine(_from_terms(total))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Index:
+        return self * -1
+
+    def __sub__(self, other: int | Index) -> Index:
+        return self + as_index(other) * -1
+
+    def __rsub__(self, other: int | Index) -> Index:
+        return as_index(other) - self
+
+    def __mul__(self, other: int | Index) -> Index:
+        if isinstance(other, int):
+            if other == 1:
+                return self
+            return Index(tuple((m, c * other) for m, c in self.terms)) if other else ZERO
+        product: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in other.terms:
+                monomial = tuple(sorted(left + right, key=_atom_key)) if left and right else left or right
+                product[monomial] = product.get(monomial, 0) + a * b
+        return _recombine(_from_terms(product))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int | Index) -> Index:
+        return floor_divide(self, as_index(other))
+
+    def __rfloordiv__(self, other: int) -> Index:
+        return floor_divide(as_index(other), self)
+
+    def __mod__(self, other: int | Index) -> Index:
+        return remainder(self, as_index(other))
+
+    @property
+    def constant(self) -> int | None:
+        """The value if no atom occurs, else `None`."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return None
+
+    def __int__(self) -> int:
+        value = self.constant
+        if value is None:
+            raise TypeError(f"{self} is not a constant")
+        return value
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        return " + ".join(_term_text(m, c) for m, c in self.terms).replace("+ -", "- ")
+
+
+def _term_text(monomial: Monomial, coefficient: int) -> str:
+    factors = [f"({a})" if isinstance(a, (FloorDiv, Mod)) else str(a) for a in monomial]
+    if coefficient != 1 or not factors:
+        factors.insert(0, str(coefficient))
+    return " * ".join(factors)
+
+
+def _parenthesised(index: Index) -> str:
+    return str(index) if len(index.terms) <= 1 else f"({index})"
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _atom_key(atom: Atom) -> tuple[int, str]:
+    return (_ATOM_ORDER[type(atom)], str(atom))
+
+
+_ATOM_ORDER: dict[type, int] = {Symbol: 0, Axis: 1, FloorDiv: 2, Mod: 3, Indirect: 4}
+
+
+def _from_terms(terms: Mapping[Monomial, int]) -> Index:
+    present = [(m, c) for m, c in terms.items() if c]
+    if len(present) > 1:
+        present.sort(key=lambda term: (-len(term[0]), [_atom_key(a) for a in term[0]]))
+    return Index(tuple(present))
+
+
+def as_index(value: int | Index | Axis | Symbol | FloorDiv | Mod | Indirect) -> Index:
+    """An `Index` for an integer or a single atom."""
+    if isinstance(value, Index):
+        return value
+    if isinstance(value, int):
+        return Index((((), int(value)),)) if value else ZERO
+    return Index((((value,), 1),))
+
+
+def total(values: Iterable[int | Index]) -> Index:
+    """The sum of `values`."""
+    result = ZERO
+    for value in values:
+        result = result + value
+    return result
+
+
+def product(values: Iterable[int | Index]) -> Index:
+    """The product of `values`; 1 when there are none."""
+    result = ONE
+    for value in values:
+        result = result * value
+    return result
+
+
+def _recombine(index: Index) -> Index:
+    """Apply `c * (x % n) + c * n * (x // n) = c * x` until it no longer applies."""
+    if not any(isinstance(a, Mod) for m, _ in index.terms for a in m):
+        return index
+    terms = dict(index.terms)
+    for monomial, coefficient in index.terms:
+        for position, atom in enumerate(monomial):
+            if not isinstance(atom, Mod):
+                continue
+            rest = monomial[:position] + monomial[position + 1 :]
+            factor = Index(((rest, coefficient),)) if rest else as_index(coefficient)
+            quotient = floor_divide(atom.numerator, atom.divisor) * atom.divisor * factor
+            if quotient.terms and all(terms.get(m) == c for m, c in quotient.terms):
+                for m, _ in quotient.terms:
+                    del terms[m]
+                del terms[monomial]
+                return _from_terms(terms) + factor * atom.numerator
+    return index
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def upper_bound(index: Index) -> Index:
+    """The largest value, with axes at their last position; exact for axes that occur once, else an over-estimate."""
+    return total(_bound_term(m, c, c > 0) for m, c in index.terms)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def lower_bound(index: Index) -> Index:
+    """The smallest value; an under-estimate where atoms are correlated."""
+    return total(_bound_term(m, c, c < 0) for m, c in index.terms)
+
+
+def _bound_term(monomial: Monomial, coefficient: int, largest: bool) -> Index:
+    result = as_index(coefficient)
+    for atom in monomial:
+        result = result * (_atom_maximum(atom) if largest else _atom_minimum(atom))
+    return result
+
+
+def _atom_maximum(atom: Atom) -> Index:
+    match atom:
+        case Axis() | Indirect():
+            return atom.size - 1
+        case Mod():
+            return atom.divisor - 1
+        case FloorDiv():
+            return floor_divide(upper_bound(atom.numerator), atom.divisor)
+        case Symbol():
+            return as_index(atom)
+
+
+def _atom_minimum(atom: Atom) -> Index:
+    match atom:
+        case FloorDiv():
+            return floor_divide(lower_bound(atom.numerator), atom.divisor)
+        case Symbol():
+            return as_index(atom)
+        case _:
+            return ZERO
+
+
+def is_nonnegative(index: Index) -> bool:
+    """Whether `index >= 0` can be proven."""
+    low = lower_bound(index)
+    return all(c >= 0 for _, c in low.terms) or _with_minimum_symbols(low) >= 0
+
+
+def _with_minimum_symbols(index: Index) -> int:
+    """A lower bound in integers: positive terms with symbols at their minimum; any negative one gives up."""
+    value = 0
+    for monomial, coefficient in index.terms:
+        if monomial and coefficient < 0:
+            return -1
+        value += coefficient * math.prod(a.minimum if isinstance(a, Symbol) else 0 for a in monomial)
+    return value
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def is_below(index: Index, bound: Index) -> bool:
+    """Whether `0 <= index < bound` can be proven."""
+    return is_nonnegative(index) and is_nonnegative(bound - upper_bound(index) - 1)
+
+
+def _split_divisible(index: Index, divisor: Index) -> tuple[Index, Index]:
+    """`(quotient, rest)` with `index == quotient * divisor + rest`, term by term."""
+    number = divisor.constant
+    if number is not None:
+        quotient = Index(tuple((m, c // number) for m, c in index.terms if c % number == 0))
+        rest = {m: c for m, c in index.terms if c % number}
+        whole, left = divmod(rest.get((), 0), number)
+        if whole:
+            rest[()] = left
+            return quotient + whole, _from_terms(rest)
+        return quotient, _from_terms(rest)
+    if len(divisor.terms) != 1:
+        return (ONE, ZERO) if index is divisor else (ZERO, index)
+    factors, coefficient = divisor.terms[0]
+    divided: dict[Monomial, int] = {}
+    kept: dict[Monomial, int] = {}
+    for monomial, c in index.terms:
+        remaining = _without(monomial, factors)
+        if remaining is not None and c % coefficient == 0:
+            divided[remaining] = divided.get(remaining, 0) + c // coefficient
+        else:
+            kept[monomial] = c
+    return _from_terms(divided), _from_terms(kept)
+
+
+def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
+    remaining = list(monomial)
+    for factor in factors:
+        if factor not in remaining:
+            return None
+        remaining.remove(factor)
+    return tuple(remaining)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def floor_divide(index: Index, divisor: Index) -> Index:
+    """`index // divisor` for a positive divisor, simplified by the ranges of the atoms."""
+    number = divisor.constant
+    if number == 1:
+        return index
+    if index.constant is not None and number is not None:
+        return as_index(index.constant // number)
+    quotient, rest = _split_divisible(index, divisor)
+    if not rest.terms or is_below(rest, divisor):
+        return quotient
+    if number is not None:
+        common = math.gcd(number, *(c for _, c in rest.terms))
+        if common > 1:
+            rest = Index(tuple((m, c // common) for m, c in rest.terms))
+            divisor = as_index(number // common)
+    if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
+        inner = rest.terms[0][0][0]
+        if isinstance(inner, FloorDiv):
+            return quotient + floor_divide(inner.numerator, inner.divisor * divisor)
+    return quotient + as_index(FloorDiv(rest, divisor))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def remainder(index: Index, divisor: Index) -> Index:
+    """`index % divisor` for a positive divisor, simplified by the ranges of the atoms."""
+    number = divisor.constant
+    if number == 1:
+        return ZERO
+    if index.constant is not None and number is not None:
+        return as_index(index.constant % number)
+    _, rest = _split_divisible(index, divisor)
+    if not rest.terms or is_below(rest, divisor):
+        return rest
+    if number is not None:
+        common = math.gcd(number, *(c for _, c in rest.terms))
+        if common > 1:
+            reduced = Index(tuple((m, c // common) for m, c in rest.terms))
+            return remainder(reduced, as_index(number // common)) * common
+    if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
+        inner = rest.terms[0][0][0]
+        if isinstance(inner, Mod) and not _split_divisible(inner.divisor, divisor)[1].terms:
+            return remainder(inner.numerator, divisor)
+    return as_index(Mod(rest, divisor))
+
+
+def substitute(index: Index, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None = None) -> Index:
+    """Replace atoms (axes, usually) everywhere, then simplify.
+
+    `in_value` rewrites the scalar expressions inside `Indirect` atoms; without it they must not mention replaced axes.
+    """
+    result = ZERO
+    for monomial, coefficient in index.terms:
+        term = as_index(coefficient)
+        for atom in monomial:
+            term = term * _substitute_atom(atom, replacements, in_value)
+        result = result + term
+    return result
+
+
+def _substitute_atom(
+    atom: Atom, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None
+) -> Index:
+    found = replacements.get(atom)
+    if found is not None:
+        return found
+    match atom:
+        case FloorDiv():
+            return floor_divide(
+                substitute(atom.numerator, replacements, in_value), substitute(atom.divisor, replacements, in_value)
+            )
+        case Mod():
+            return remainder(
+                substitute(atom.numerator, replacements, in_value), substitute(atom.divisor, replacements, in_value)
+            )
+        case Indirect() if in_value is not None:
+            return as_index(Indirect(in_value(atom.value), substitute(atom.size, replacements, in_value)))
+        case _:
+            return as_index(atom)
+
+
+def atoms(index: Index) -> set[Atom]:
+    """All atoms, those inside divisions included; the scalar expressions of `Indirect` atoms are not entered."""
+    found: set[Atom] = set()
+    for monomial, _ in index.terms:
+        for atom in monomial:
+            found.add(atom)
+            if isinstance(atom, (FloorDiv, Mod)):
+                found |= atoms(atom.numerator) | atoms(atom.divisor)
+    return found
+
+
+def coefficient_of(index: Index, axis: Axis) -> Index | None:
+    """The stride of `axis`: what multiplies it, or `None` if the axis also occurs inside a division or squared."""
+    stride = ZERO
+    for monomial, coefficient in index.terms:
+        count = monomial.count(axis)
+        if count > 1 or any(isinstance(a, (FloorDiv, Mod)) and axis in atoms(as_index(a)) for a in monomial):
+            return None
+        if count == 1:
+            stride = stride + Index(((_without(monomial, (axis,)) or (), coefficient),))
+    return stride
+
+
+def hint(index: Index) -> int:
+    """The value with symbols at the sizes seen at compile time; axes must not occur."""
+    return evaluate(index, {})
+
+
+def evaluate(index: Index, values: Mapping[Atom, Any], load: Callable[[Any], Any] | None = None) -> Any:
+    """Compute with numbers or arrays for axes and symbols (a symbol without a value takes its hint).
+
+    `load` computes the scalar expression of an `Indirect` atom.
+    """
+    result: Any = 0
+    for monomial, coefficient in index.terms:
+        term: Any = coefficient
+        for atom in monomial:
+            term = term * _evaluate_atom(atom, values, load)
+        result = result + term
+    return result
+
+
+def _evaluate_atom(atom: Atom, values: Mapping[Atom, Any], load: Callable[[Any], Any] | None) -> Any:
+    if atom in values:
+        return values[atom]
+    match atom:
+        case Symbol():
+            return atom.hint
+        case FloorDiv():
+            return evaluate(atom.numerator, values, load) // evaluate(atom.divisor, values, load)
+        case Mod():
+            return evaluate(atom.numerator, values, load) % evaluate(atom.divisor, values, load)
+        case Indirect() if load is not None:
+            return load(atom.value)
+    raise KeyError(f"no value for {atom}")
+
+
+ZERO = Index(())
+ONE = Index((((), 1),))

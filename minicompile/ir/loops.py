@@ -1,0 +1,220 @@
+"""Loop IR: buffers, the loop nests that compute them, and the kernels we did not write.
+
+A `Loop` computes one buffer: for every point of `axes` (row-major) it evaluates `value`, reduces it over the reduction's
+axes if there is one, and stores the result at `store`. Views cost nothing: they only change the index expressions of
+loads. Names are in single-assignment form: every operation writes buffers of its own name; `overwrites` says that the
+storage is that of an older buffer, whose readers must then all come first.
+
+This module must not know about scheduling decisions or Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from minicompile.errors import Location
+from minicompile.ir.expr import Expr, Load, indirect_values, loads
+from minicompile.ir.index import Axis, Index, product
+
+ReductionKind = Literal["sum", "prod", "max", "min", "any", "argmax", "argmin"]
+ScanKind = Literal["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The FX node behind an operation: its name, its operator, the user's variable and line where known."""
+
+    node: str
+    operator: str
+    variable: str = ""
+    location: Location | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A strided tensor in memory.
+
+    Attributes:
+        name: unique in the graph.
+        dtype, device: as in torch.
+        sizes, strides: in elements; the storage holds just this tensor (offset 0), strides may be any non-negative.
+        role: a graph input, a tensor constant, or something the graph computes.
+    """
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    role: Literal["input", "constant", "computed"] = "computed"
+
+    @property
+    def numel(self) -> Index:
+        """Number of elements."""
+        return product(self.sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """How a loop folds its reduction axes.
+
+    `max` and `min` propagate NaN; `any` is over booleans; `argmax` and `argmin` give the flat int64 position in the
+    reduction axes' row-major order, the first one at ties, a NaN winning. Floating sums and products accumulate in
+    fp32 (fp64 for fp64 values) and round once; integer and boolean ones in int64.
+    """
+
+    kind: ReductionKind
+    axes: tuple[Axis, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """An inclusive scan along one axis; the result has the axis too. Accumulates as `Reduction` does."""
+
+    kind: ScanKind
+    axis: Axis
+    reverse: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One loop nest that computes `buffer`.
+
+    Attributes:
+        buffer: the buffer written.
+        axes: the points at which a result is stored; without the reduction's axes, with the scan's.
+        value: what is computed at each point (of `axes` and the reduction's axes).
+        store: flat element offset in `buffer` at which the result goes; a function of `axes`, indirect for scatters.
+        fold: a reduction, a scan, or nothing.
+        accumulate: results are added to what is there, atomically (scatters that may hit a place twice).
+        condition: store only where it holds (scatters of masked values).
+        overwrites: the older buffer whose storage this loop writes, in whole or in part.
+        origins: the FX nodes whose work this is, in order.
+    """
+
+    buffer: str
+    axes: tuple[Axis, ...]
+    value: Expr
+    store: Index
+    fold: Reduction | Scan | None = None
+    accumulate: bool = False
+    condition: Expr | None = None
+    overwrites: str | None = None
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of the buffers written."""
+        return (self.buffer,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the buffers read, each once; an overwritten buffer counts."""
+        found = dict.fromkeys(load.buffer for load in self.loads)
+        if self.overwrites is not None:
+            found[self.overwrites] = None
+        return tuple(found)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Every distinct load of the body, the condition and the store's index."""
+        found = dict.fromkeys(loads(self.value))
+        if self.condition is not None:
+            found.update(dict.fromkeys(loads(self.condition)))
+        for atom_value in indirect_values(self.store):
+            found.update(dict.fromkeys(loads(atom_value)))
+        return tuple(found)
+
+    @property
+    def reduction_axes(self) -> tuple[Axis, ...]:
+        """The axes folded away; empty for pointwise loops and scans."""
+        return self.fold.axes if isinstance(self.fold, Reduction) else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferView:
+    """A strided view of a buffer: an argument of an extern kernel, or an output of the graph."""
+
+    buffer: str
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class ExternKernel:
+    """A call that we do not generate: an ATen operator, a library's op, or a hand-written kernel.
+
+    Attributes:
+        target: the operator, as Python text the host wrapper can evaluate (`torch.ops.aten.mm.default`), or
+            `kernels.NAME` for a hand-written one.
+        args, kwargs: plain Python values, with `BufferView` and `Index` where tensors and sizes go (nested in
+            lists and tuples as the operator wants them).
+        outputs: buffers the call creates, `None` for a result that is not a tensor, in the operator's order.
+        out_argument: the call writes into `outputs[0]`, passed as keyword `out=` (saves an allocation and a copy).
+        overwrites: buffers whose storage the call changes in place; `outputs` then names their new versions.
+        pure: the same arguments give the same result and nothing else happens (no randomness, no I/O).
+        reason: why this is extern, for the report.
+    """
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[Buffer | None, ...]
+    out_argument: bool = False
+    overwrites: tuple[str, ...] = ()
+    pure: bool = True
+    reason: str = ""
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of the buffers written."""
+        return tuple(b.name for b in self.outputs if b is not None)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the buffers read, each once."""
+        found: dict[str, None] = {}
+        _collect_views((self.args, self.kwargs), found)
+        found.update(dict.fromkeys(self.overwrites))
+        return tuple(found)
+
+
+def _collect_views(value: Any, found: dict[str, None]) -> None:
+    if isinstance(value, BufferView):
+        found[value.buffer] = None
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect_views(item, found)
+
+
+Operation = Loop | ExternKernel
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredGraph:
+    """A whole graph as loop nests and extern kernels.
+
+    Attributes:
+        inputs: names in the order of the graph's placeholders: tensors are in `buffers`, sizes in `size_inputs`.
+        size_inputs: name of the placeholder to the symbol it defines.
+        buffers: every buffer by name.
+        constants: tensors baked into the graph (small; moved to the device at load time).
+        operations: in an order that respects every dependence.
+        outputs: one per graph output: a view of a buffer, an `Index` (a size), a Python number, or `None`.
+        name: as in `CapturedGraph`.
+    """
+
+    inputs: tuple[str, ...]
+    size_inputs: Mapping[str, Index]
+    buffers: Mapping[str, Buffer]
+    constants: Mapping[str, torch.Tensor]
+    operations: tuple[Operation, ...]
+    outputs: tuple[BufferView | Index | int | float | bool | None, ...]
+    name: str = "graph"

@@ -1,0 +1,79 @@
+"""What code generation hands to the runtime: one standalone Python file per graph, and what is needed to load it.
+
+The file imports only torch and triton. It defines the kernels, a function `call(inputs)` that takes a list of the
+graph's inputs (which it empties, so that memory is freed early) and returns a tuple of the graph's outputs, and a
+`__main__` that checks the result and times it. This module must not import Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelArgument:
+    """A parameter of a kernel: a pointer to a dtype, or an integer size.
+
+    `divisible_by_16` holds for every call: pointers are 16-byte aligned, sizes multiples of 16.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    divisible_by_16: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSource:
+    """One Triton kernel.
+
+    Attributes:
+        name: name of the `@triton.jit` function.
+        text: its source, decorator included.
+        arguments: run-time parameters in order.
+        constants: compile-time parameters (block sizes), name to value.
+        grid: three Python expressions over the host wrapper's names.
+        num_warps, num_stages: launch options.
+        bytes_read, bytes_written, flops: at the hinted sizes.
+        buffers: names of the buffers behind `arguments`, in order.
+    """
+
+    name: str
+    text: str
+    arguments: tuple[KernelArgument, ...]
+    constants: tuple[tuple[str, int], ...]
+    grid: tuple[str, str, str]
+    num_warps: int
+    num_stages: int
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flops: int = 0
+    buffers: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A generated graph.
+
+    Attributes:
+        name: the file's stem.
+        text: the whole standalone file.
+        kernels: the kernels in it, each once however often it is launched.
+        launches: name of each kernel launched, in order.
+        extern_calls: target of each extern call, in order, with the reason.
+        aligned_inputs: positions of tensor inputs that kernels assume to be 16-byte aligned; the runtime copies others.
+        constants: tensors the file expects as `CONSTANTS[name]`.
+        device: where it runs.
+        key: content hash over text and constants.
+    """
+
+    name: str
+    text: str
+    kernels: tuple[KernelSource, ...]
+    launches: tuple[str, ...]
+    extern_calls: tuple[tuple[str, str], ...]
+    aligned_inputs: tuple[int, ...]
+    constants: tuple[tuple[str, torch.Tensor], ...]
+    device: torch.device
+    key: str = ""

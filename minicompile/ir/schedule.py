@@ -1,0 +1,182 @@
+"""What scheduling decides: which loops share a kernel, over which tiles, in what order, in which memory, and why not more.
+
+The loops of a `KernelGroup` are rewritten over the group's own axes, so that the code generator only prints them. This
+module must not know how a kernel is printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from minicompile.ir.index import Axis, Index
+from minicompile.ir.loops import ExternKernel, Loop, LoweredGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class TileAxis:
+    """One axis of a kernel's iteration space.
+
+    Attributes:
+        axis: the axis that the group's loops are written over (`x`, `y`, `r`).
+        block: elements per program (a power of two), for reduction axes elements per step.
+        role: `parallel` axes become the grid, `reduction` axes are folded inside the program.
+    """
+
+    axis: Axis
+    block: int
+    role: Literal["parallel", "reduction"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TilePlan:
+    """How a group is cut into programs.
+
+    Attributes:
+        axes: parallel axes, slowest first, then at most one reduction axis (`r`).
+        strategy: `pointwise`; `persistent` (the reduction axis fits one block and stays in registers); `looped`.
+        num_warps, num_stages: launch options.
+        reason: the model's argument for this plan, for the report.
+    """
+
+    axes: tuple[TileAxis, ...]
+    strategy: Literal["pointwise", "persistent", "looped"]
+    num_warps: int
+    num_stages: int
+    reason: str = ""
+
+    @property
+    def parallel(self) -> tuple[TileAxis, ...]:
+        """The axes that form the grid."""
+        return tuple(a for a in self.axes if a.role == "parallel")
+
+    @property
+    def reduction(self) -> TileAxis | None:
+        """The axis folded inside the program, if any."""
+        return next((a for a in self.axes if a.role == "reduction"), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineSoftmax:
+    """Two reductions of a group done in one pass: a row's maximum, and the sum of `exp(value - maximum)`.
+
+    `maximum` and `total` are the buffers of the two loops; `total`'s own value expression is kept for printing.
+    """
+
+    maximum: str
+    total: str
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelGroup:
+    """Loops that become one kernel.
+
+    Every loop is written over the axes of `tile`: a loop whose value or store mentions the reduction axis (or folds it)
+    is of the full space, the others are of the parallel axes only. `Reduction.axes` is exactly the reduction axis.
+    A load of a buffer that an earlier loop of the group computes at the same index is served from registers.
+
+    Attributes:
+        name: the kernel's name, from the user's operations (`add_rms_norm`).
+        loops: in an order that respects dependence.
+        tile: the iteration space.
+        stored: buffers that other kernels or the graph's outputs read; the rest never reach memory.
+        online: reductions to be merged into one pass.
+        bytes_read, bytes_written: exact, at the hinted sizes.
+        flops: scalar operations, at the hinted sizes.
+    """
+
+    name: str
+    loops: tuple[Loop, ...]
+    tile: TilePlan
+    stored: frozenset[str]
+    online: tuple[OnlineSoftmax, ...] = ()
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flops: int = 0
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Buffers that reach memory, in the order of the loops."""
+        return tuple(loop.buffer for loop in self.loops if loop.buffer in self.stored)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Buffers read from memory: not those computed by an earlier loop of the group."""
+        computed: set[str] = set()
+        found: dict[str, None] = {}
+        for loop in self.loops:
+            found.update(dict.fromkeys(name for name in loop.reads if name not in computed))
+            computed.add(loop.buffer)
+        return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class FusionRefusal:
+    """Why two operations are not in one kernel: `illegal` names the dependence, `unprofitable` the bytes."""
+
+    producer: str
+    consumer: str
+    verdict: Literal["illegal", "unprofitable"]
+    reason: str
+    bytes_fused: int | None = None
+    bytes_apart: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """Where a computed buffer lives.
+
+    Attributes:
+        buffer: its name.
+        reuses: the dead buffer whose storage it takes over (at least as large, same device), or `None` for a new one.
+        first_step, last_step: the steps between which it is alive.
+    """
+
+    buffer: str
+    reuses: str | None
+    first_step: int
+    last_step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Allocations by buffer, and what may be freed after each step."""
+
+    allocations: Mapping[str, Allocation]
+    freed_after: Mapping[int, tuple[str, ...]]
+    peak_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The whole graph as an ordered list of kernels.
+
+    Attributes:
+        graph: buffers, inputs, outputs and constants (its `operations` are superseded by `steps`).
+        steps: kernels in execution order.
+        memory: the memory plan over those steps.
+        refusals: the fusion ledger.
+        size_hints: nothing but documentation of symbolic sizes: symbol name to the size seen.
+    """
+
+    graph: LoweredGraph
+    steps: tuple[KernelGroup | ExternKernel, ...]
+    memory: MemoryPlan
+    refusals: tuple[FusionRefusal, ...] = ()
+    size_hints: Mapping[str, Index] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceProperties:
+    """The chip's properties that policies read. The defaults describe one H200."""
+
+    name: str = "cpu"
+    kind: Literal["cuda", "hip", "cpu"] = "cpu"
+    compute_capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 132
+    max_threads_per_multiprocessor: int = 2048
+    registers_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 232448
+    l2_bytes: int = 60 * 2**20
+    copy_bytes_per_second: float = 4.2e12
