@@ -1,0 +1,1 @@
+"""Programs to callables: caches, kernel binaries, launching, autograd binding. Nothing here decides what is computed."""

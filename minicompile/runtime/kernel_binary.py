@@ -1,0 +1,110 @@
+"""Machine code of one generated kernel: compiled by Triton once, kept on disk, loaded without Triton afterwards.
+
+Private interfaces used: `triton.compiler.ASTSource` and `triton.compile` (3.6 to 3.9: the same calls).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import torch
+import triton
+
+from minicompile.ir.program import KernelArgument, KernelSource
+from minicompile.runtime.code_cache import CodeCache
+
+TRITON_TYPES: dict[torch.dtype, str] = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint64: "u64", torch.uint32: "u32", torch.uint16: "u16", torch.uint8: "u8", torch.bool: "i1",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelBinary:
+    """A compiled kernel.
+
+    Attributes:
+        name: the symbol in `code`.
+        code: the binary (a cubin).
+        shared_bytes: dynamic shared memory.
+        num_warps: warps per program.
+        argument_types: one Triton type per run-time argument, in order.
+        scratch_bytes: global scratch per program that the launch must provide; zero for generated kernels.
+    """
+
+    name: str
+    code: bytes
+    shared_bytes: int
+    num_warps: int
+    argument_types: tuple[str, ...]
+    scratch_bytes: int = 0
+
+    def to_bytes(self) -> bytes:
+        """A form for the disk: a line of JSON, then the code."""
+        header = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "code"}
+        return json.dumps(header).encode() + b"\n" + self.code
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> KernelBinary:
+        """The inverse of `to_bytes`."""
+        header, code = stored.split(b"\n", 1)
+        fields = json.loads(header)
+        fields["argument_types"] = tuple(fields["argument_types"])
+        return cls(code=code, **fields)
+
+
+def triton_type(argument: KernelArgument) -> str:
+    """`*fp32` for a pointer, `i64` for a size."""
+    return "i64" if argument.dtype is None else "*" + TRITON_TYPES[argument.dtype]
+
+
+def binary_key(kernel: KernelSource, target: Any) -> str:
+    """Everything that the machine code depends on, hashed."""
+    parts = (kernel.text, kernel.arguments, kernel.constants, kernel.num_warps, kernel.num_stages, str(target))
+    return hashlib.sha256(repr((triton.__version__, parts)).encode()).hexdigest()
+
+
+def compile_kernel(kernel: KernelSource, function: Any, target: Any, cache: CodeCache | None) -> KernelBinary:
+    """The machine code of `function` (the `@triton.jit` object of `kernel`) for `target` (a `GPUTarget`)."""
+    key = binary_key(kernel, target)
+    stored = cache.read("kernels", key) if cache else None
+    if stored is not None:
+        return KernelBinary.from_bytes(stored)
+    compiled = triton.compile(
+        triton_source(kernel, function),
+        target=target,
+        options={"num_warps": kernel.num_warps, "num_stages": kernel.num_stages},
+    )
+    binary = KernelBinary(
+        name=compiled.metadata.name,
+        code=compiled.asm["cubin" if target.backend == "cuda" else "hsaco"],
+        shared_bytes=compiled.metadata.shared,
+        num_warps=compiled.metadata.num_warps,
+        argument_types=tuple(triton_type(argument) for argument in kernel.arguments),
+        scratch_bytes=getattr(compiled.metadata, "global_scratch_size", 0) or 0,
+    )
+    if cache:
+        cache.write("kernels", key, binary.to_bytes())
+    return binary
+
+
+def triton_source(kernel: KernelSource, function: Any) -> Any:
+    """What Triton compiles: the function with its signature, constants and alignment facts."""
+    signature = {argument.name: triton_type(argument) for argument in kernel.arguments}
+    signature.update({name: "constexpr" for name, _ in kernel.constants})
+    ordered = {name: signature[name] for name in function.arg_names}
+    return triton.compiler.ASTSource(
+        fn=function,
+        signature=ordered,
+        constexprs={(function.arg_names.index(name),): value for name, value in kernel.constants},
+        attrs={
+            (function.arg_names.index(argument.name),): [["tt.divisibility", 16]]
+            for argument in kernel.arguments
+            if argument.divisible_by_16
+        },
+    )

@@ -1,0 +1,73 @@
+"""Launching a compiled kernel with as little Python as possible.
+
+`torch._C._StaticCudaLauncher` (torch 2.11 to 2.13) loads a cubin and launches it without a C compiler at run time; where
+it is missing, Triton's own dispatcher launches the kernel. This module is the only one that touches either.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minicompile.runtime.kernel_binary import KernelBinary
+
+Launch = Callable[..., None]
+
+_ARGUMENT_CODES = {
+    "i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l",
+    "u1": "I", "u8": "B", "u16": "H", "u32": "I", "u64": "K",
+    "fp16": "f", "bf16": "f", "fp32": "f", "fp64": "d",
+}  # fmt: skip
+_SCRATCH_POINTERS = 2
+
+
+def static_launcher() -> Any | None:
+    """torch's C++ launcher, or `None` in a build without CUDA."""
+    return getattr(torch._C, "_StaticCudaLauncher", None)
+
+
+def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib.Path | None) -> Launch | None:
+    """A function `launch(grid, *arguments)` on the current stream of `device`; `None` if Triton must do it.
+
+    `binary_path` is a file that holds exactly the binary's code, if there is one; otherwise a temporary one is made.
+    """
+    implementation = static_launcher()
+    if implementation is None or binary.scratch_bytes:
+        return None
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    loaded = _load(implementation, binary, index, binary_path)
+    types = "".join("O" if t.startswith("*") else _ARGUMENT_CODES[t] for t in binary.argument_types)
+    types += "O" * _SCRATCH_POINTERS
+    scratch = (None,) * _SCRATCH_POINTERS
+    function, num_warps, shared = loaded, binary.num_warps, binary.shared_bytes
+    launch_kernel, current_stream = implementation._launch_kernel, torch._C._cuda_getCurrentRawStream
+
+    def launch(grid: tuple[int, int, int], *arguments: Any) -> None:
+        launch_kernel(
+            function, grid[0], grid[1], grid[2], num_warps, shared, types, arguments + scratch, current_stream(index)
+        )
+
+    return launch
+
+
+def _load(implementation: Any, binary: KernelBinary, index: int, binary_path: pathlib.Path | None) -> int:
+    """The `CUfunction` handle. torch 2.11 returns (function, registers, spills), later ones the module first."""
+    temporary = ""
+    if binary_path is None:
+        handle, temporary = tempfile.mkstemp(suffix=".cubin")
+        with os.fdopen(handle, "wb") as file:
+            file.write(binary.code)
+    try:
+        with torch.cuda.device(index):
+            loaded = implementation._load_kernel(
+                str(binary_path or temporary), binary.name, binary.shared_bytes, index
+            )
+    finally:
+        if temporary:
+            os.unlink(temporary)
+    return int(loaded[-3])

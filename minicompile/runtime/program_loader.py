@@ -1,0 +1,139 @@
+"""A generated program's file becomes a module; its kernels are compiled side by side and bound to fast launchers.
+
+The file is complete by itself. Loading only replaces its `run_*` launchers, which would go through Triton's dispatcher,
+by precompiled ones. On a CPU they are left alone: the file runs its kernels under Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+
+from minicompile.ir.program import KernelSource, Program
+from minicompile.runtime.code_cache import CodeCache, write_atomically
+from minicompile.runtime.kernel_binary import binary_key, compile_kernel
+from minicompile.runtime.launcher import load_launch
+
+Call = Callable[[list[Any]], tuple[Any, ...]]
+
+
+def load_program(program: Program, cache: CodeCache | None) -> tuple[Call, pathlib.Path]:
+    """Import the program's file, compile its kernels, and return its `call` and where the file lies."""
+    path = _write_file(program, cache)
+    module = _import_file(program, path)
+    for name, constant in program.constants:
+        module.CONSTANTS[name] = constant.to(program.device)
+    if program.device.type == "cuda" and program.kernels:
+        _bind_kernels(program, module, cache)
+    return align_inputs(module.call, program.aligned_inputs), path
+
+
+def _write_file(program: Program, cache: CodeCache | None) -> pathlib.Path:
+    """The file on disk: in the cache if that can be used, otherwise in a temporary folder of this process."""
+    content = program.text.encode()
+    if cache is not None and cache.usable:
+        path = cache.directory / "programs" / program.key[:2] / program.key / f"{program.name}.py"
+        if _holds(path, content) or write_atomically(path, content):
+            return path
+    path = pathlib.Path(tempfile.mkdtemp(prefix="minicompile-")) / f"{program.name}.py"
+    path.write_bytes(content)
+    return path
+
+
+def _holds(path: pathlib.Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False
+
+
+def _import_file(program: Program, path: pathlib.Path) -> types.ModuleType:
+    name = f"minicompile_program_{program.key[:16]}_{program.name}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None or specification.loader is None:
+        raise ImportError(f"cannot import {path}")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # Triton and the profiler look functions up by their module's name.
+    specification.loader.exec_module(module)
+    return module
+
+
+def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache | None) -> None:
+    """Compile every kernel in threads (ptxas and LLVM run outside the interpreter lock) and rebind the launchers."""
+    with torch.cuda.device(program.device):
+        target = triton.runtime.driver.active.get_current_target()
+    if len(program.kernels) == 1:
+        _bind_kernel(program.kernels[0], module, target, program.device, cache)
+        return
+    workers = min(len(program.kernels), os.cpu_count() or 1, 16)
+    with concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="minicompile-kernels") as pool:
+        pending = [
+            pool.submit(_bind_kernel, kernel, module, target, program.device, cache) for kernel in program.kernels
+        ]
+        for future in pending:
+            future.result()
+
+
+def _bind_kernel(
+    kernel: KernelSource, module: types.ModuleType, target: Any, device: torch.device, cache: CodeCache | None
+) -> None:
+    binary = compile_kernel(kernel, getattr(module, kernel.name), target, cache)
+    launch = load_launch(binary, device, _binary_file(kernel, binary.code, target, cache))
+    if launch is not None:
+        setattr(module, f"run_{kernel.name}", launch)
+
+
+def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCache | None) -> pathlib.Path | None:
+    """A file with just the machine code, beside the cached kernel, for the driver to load."""
+    if cache is None or not cache.usable:
+        return None
+    path = cache.path("cubins", binary_key(kernel, target))
+    return path if _holds(path, code) or write_atomically(path, code) else None
+
+
+def align_inputs(call: Call, aligned_inputs: Sequence[int]) -> Call:
+    """`call`, with inputs at odd addresses moved to aligned memory first and, if written to, moved back afterwards."""
+    if not aligned_inputs:
+        return call
+    positions = tuple(aligned_inputs)
+
+    def aligned_call(inputs: list[Any]) -> tuple[Any, ...]:
+        for position in positions:
+            if inputs[position].data_ptr() & 15:
+                return _call_with_copies(call, inputs, positions)
+        return call(inputs)
+
+    return aligned_call
+
+
+def _call_with_copies(call: Call, inputs: list[Any], positions: Sequence[int]) -> tuple[Any, ...]:
+    moved = []
+    for position in positions:
+        original = inputs[position]
+        if original.data_ptr() & 15:
+            inputs[position] = _aligned_copy(original)
+            moved.append((original, inputs[position], inputs[position]._version))
+    outputs = call(inputs)
+    for original, copy, version in moved:
+        if copy._version != version:
+            original.copy_(copy)
+    return outputs
+
+
+def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, sizes and strides in fresh memory (expanded dimensions stay expanded)."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    storage = torch.empty(max(extent, 0) if tensor.numel() else 0, dtype=tensor.dtype, device=tensor.device)
+    copy = storage.as_strided(tensor.shape, tensor.stride())
+    storage.copy_(torch.as_strided(tensor, storage.shape, (1,), tensor.storage_offset()))
+    return copy
