@@ -1,0 +1,244 @@
+"""Launch a Triton kernel: on the GPU as usual, on CPU tensors through Triton's interpreter, in the same process.
+
+`launch(kernel, grid, *args, **meta)` takes an ordinary `@triton.jit` function. For CPU tensors the kernel's plain
+function is rewritten by `triton.runtime.interpreter.InterpretedFunction` and run program by program on NumPy. Nothing
+depends on the environment variable `TRITON_INTERPRET`, and after the launch Triton is as it was, so the same process
+can compile the same kernels to machine code.
+
+Works with Triton 3.6 to 3.9; every use of a private interface of Triton's interpreter is in this file:
+
+* `_patch_lang` puts NumPy versions of the builtins into `tl`, but only into the modules that a kernel's globals name and,
+  for nested calls, without taking them back. Here `tl` *and* `tl.core` are patched once per launch and restored.
+* `tl.sum`, `tl.max`, `tl.zeros`, `tl.cdiv`, ... and the user's own helpers are `@triton.jit` functions, whose `__call__`
+  raises outside a kernel, and whose method form (`x.sum(0)`) does not bind `x`. Both are patched on `JITFunction`.
+  `constexpr_function`s must return bare values, not `tl.constexpr`.
+* bfloat16 is kept as `uint16` bits. Triton casts to it by truncation, multiplies the *bits* in `tl.dot` and in arithmetic;
+  here casts round to nearest even, and dot products and elementwise operations go through float32.
+  Still wrong: `tl.sum` and `tl.cumsum` of bfloat16 (cast to float32 first, as every kernel should).
+* fp16, bf16 and int8 `tl.dot` go to BLAS in a wide type; `input_precision` is ignored (always fp32).
+* The checks "a power of two" and "at most 2**20 elements" are lifted: a tile may be as large as the problem, which is
+  what makes the interpreter as fast as NumPy. One program over everything; never a grid of thousands.
+* `triton.language.extra.libdevice` functions are empty stubs; the usual ones get NumPy bodies, as does `tl.erf`.
+* A masked load without `other=` gives zeros here and anything on the GPU: always pass `other`.
+* `num_warps`, `num_stages` and other launch options are dropped. Inline assembly and atomics on bf16 do not work.
+* The kernel's source must be readable by `inspect` (a real file, or an entry in `linecache`), with no function nested
+  in it, and no assignment with two targets (`a = b = 0`).
+
+This module must not know any kernel, and must not choose tiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import jit as triton_jit
+
+Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
+
+_LOCK = threading.RLock()
+
+
+def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
+    """Run `kernel` over `grid`; CPU tensors among the arguments select the interpreter."""
+    if runs_interpreted(*args, *meta.values()):
+        interpret(kernel, grid, *args, **meta)
+    else:
+        kernel[grid](*args, **meta)
+
+
+def runs_interpreted(*args: Any) -> bool:
+    """Whether a launch with these arguments goes through the interpreter: its first tensor is on the CPU."""
+    for arg in args:
+        tensor = getattr(arg, "base", arg)
+        if isinstance(tensor, torch.Tensor):
+            return tensor.device.type == "cpu"
+    return False
+
+
+def interpret(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
+    """Run `kernel` (a `@triton.jit` function or its plain Python function) on NumPy, one program after the other."""
+    plain = getattr(kernel, "fn", kernel)
+    parameters = _parameters(plain)
+    names = list(parameters)
+    values = dict(zip(names, args, strict=False)) | {name: value for name, value in meta.items() if name in parameters}
+    for name, (default, _) in parameters.items():
+        values.setdefault(name, default)
+    shape = tuple(grid(values)) if callable(grid) else tuple(grid)
+    with interpreting() as interpreter:
+        rewritten = interpreter.InterpretedFunction(plain).rewrite()
+        converted = {
+            name: value if parameters[name][1] else interpreter._implicit_cvt(value) for name, value in values.items()
+        }
+        builder = interpreter.interpreter_builder
+        builder.set_grid_dim(*(*shape, 1, 1)[:3])
+        for index in np.ndindex(*(*shape, 1, 1)[:3]):
+            builder.set_grid_idx(*index)
+            rewritten(**converted)
+
+
+@functools.cache
+def _parameters(plain: Callable[..., None]) -> dict[str, tuple[Any, bool]]:
+    """Name to (default, is it a constexpr) of each parameter of a kernel."""
+    jitted = triton_jit.JITFunction(plain)
+    return {p.name: (p.default if p.has_default else None, p.is_constexpr) for p in jitted.params}
+
+
+@contextlib.contextmanager
+def interpreting() -> Iterator[Any]:
+    """Make Triton's language run on NumPy inside the block; yields Triton's interpreter module.
+
+    Entering costs about a millisecond; `launch` enters by itself and may be nested in an outer block, which then pays
+    for all launches in it. One thread at a time, and no compilation for a GPU in the block.
+    """
+    # Imported here because importing it costs time and no GPU run needs it.
+    from triton.runtime import interpreter
+
+    with _LOCK, np.errstate(all="ignore"):
+        if getattr(interpreter.interpreter_builder, "minicompile_active", False):
+            yield interpreter
+            return
+        scope = interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        try:
+            _patch_calls(scope, interpreter)
+            _patch_numerics(scope, interpreter)
+            _patch_libdevice(scope, interpreter)
+            scope.set_attr(interpreter.interpreter_builder, "minicompile_active", True)
+            yield interpreter
+        finally:
+            scope.restore()
+
+
+def _patch_calls(scope: Any, interpreter: Any) -> None:
+    """Let a `@triton.jit` function be called, and be a method of a tensor; lift the limits on block shapes."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("_semantic", None)
+        kwargs.pop("_generator", None)
+        return interpreter.InterpretedFunction(self.fn).rewrite()(*args, **kwargs)
+
+    def bind(self: Any, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(call, self, instance)
+
+    def call_constexpr(self: Any, *args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        unwrap = tl.core._unwrap_if_constexpr
+        return self.fn(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
+
+    def arange(self: Any, start: int, end: int, *, ret_ty: Any = None) -> Any:
+        ret_ty = ret_ty or tl.block_type(tl.int32, [end - start])
+        return tl.tensor(interpreter.interpreter_builder.create_make_range(None, start, end), ret_ty)
+
+    scope.set_attr(triton_jit.JITFunction, "__call__", call)
+    scope.set_attr(triton_jit.JITFunction, "__get__", bind)
+    scope.set_attr(triton_jit.ConstexprFunction, "__call__", call_constexpr)
+    scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.item()))
+    scope.set_attr(tl.core, "validate_block_shape", lambda shape: math.prod(int(size) for size in shape))
+    scope.set_attr(interpreter.TritonSemantic, "arange", arange)
+
+
+def _widen(handle: Any) -> np.ndarray:
+    """A handle's values in a type that NumPy can compute with: bfloat16 bits become float32."""
+    if handle.dtype.scalar == tl.bfloat16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data
+
+
+def _to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """float32 to the bits of bfloat16, rounded to nearest even; NaN stays NaN."""
+    contiguous = np.ascontiguousarray(values, dtype=np.float32)
+    source = contiguous if contiguous.flags.writeable else contiguous.copy()
+    return torch.from_numpy(source).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
+
+
+def _patch_numerics(scope: Any, interpreter: Any) -> None:
+    """Round bfloat16 as hardware does, and send dot products to BLAS."""
+    builder, handle_type = interpreter.interpreter_builder, interpreter.TensorHandle
+    elementwise = {name: getattr(builder, name) for name in ("binary_op", "unary_op")}
+
+    def cast(source: Any, target: Any) -> Any:
+        if target.scalar == tl.bfloat16:
+            return handle_type(_to_bfloat16(_widen(source)), tl.bfloat16)
+        return handle_type(_widen(source).astype(interpreter._get_np_dtype(target)), target.scalar)
+
+    fp8_cast = builder.create_fp_to_fp
+
+    def fp_to_fp(source: Any, target: Any, rounding: Any) -> Any:
+        small = min(source.dtype.scalar.primitive_bitwidth, target.scalar.primitive_bitwidth) < 16
+        return fp8_cast(source, target, rounding) if small else cast(source, target)
+
+    def compute(name: str, first: Any, *rest: Any) -> Any:
+        if first.dtype.scalar != tl.bfloat16:
+            return elementwise[name](first, *rest)
+        wide = [handle_type(_widen(x), tl.float32) if isinstance(x, handle_type) else x for x in (first, *rest)]
+        result = elementwise[name](*wide)
+        return result if result.data.dtype != np.float32 else handle_type(_to_bfloat16(result.data), tl.bfloat16)
+
+    def dot(a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
+        wide = np.float64 if accumulator.data.dtype in (np.int32, np.float64) else np.float32
+        product = np.matmul(_widen(a).astype(wide, copy=False), _widen(b).astype(wide, copy=False))
+        exact = product.astype(np.int64) if accumulator.data.dtype == np.int32 else product
+        return handle_type(exact.astype(accumulator.data.dtype, copy=False) + accumulator.data, accumulator.dtype.scalar)
+
+    def erf(arg: Any) -> Any:
+        return handle_type(torch.erf(torch.from_numpy(arg.data.copy())).numpy(), arg.dtype.scalar)
+
+    scope.set_attr(builder, "cast_impl", cast)
+    scope.set_attr(builder, "create_fp_to_fp", fp_to_fp)
+    scope.set_attr(builder, "binary_op", functools.partial(compute, "binary_op"))
+    scope.set_attr(builder, "unary_op", functools.partial(compute, "unary_op"))
+    scope.set_attr(builder, "create_dot", dot)
+    scope.set_attr(builder, "create_erf", erf)
+
+
+def _by_torch(name: str) -> Callable[..., np.ndarray]:
+    function = getattr(torch.special, name, None) or getattr(torch, name)
+    return lambda *arrays: function(*(torch.from_numpy(np.array(array)) for array in arrays)).numpy()
+
+
+_LIBDEVICE: dict[str, Callable[..., np.ndarray]] = {
+    **{name: getattr(np, name) for name in (
+        "tanh", "sinh", "cosh", "tan", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "sqrt",
+        "cbrt", "floor", "ceil", "trunc", "rint", "hypot", "fmod", "copysign", "nextafter", "fmin", "fmax", "isnan")},
+    "abs": np.abs, "fabs": np.abs, "pow": np.power, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "atan2": np.arctan2, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "isinf": np.isinf,
+    "finitef": np.isfinite, "isfinited": np.isfinite, "signbit": np.signbit, "nearbyint": np.rint, "llrint": np.rint,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "div_rn": np.divide, "fdim": lambda x, y: np.maximum(x - y, 0),
+    "fma": lambda x, y, z: (x.astype(np.float64) * y + z).astype(x.dtype),
+    "round": lambda x: np.trunc(x + np.copysign(np.nextafter(np.asarray(0.5, x.dtype), x.dtype.type(0)), x)),
+    **{name: _by_torch(name) for name in ("erf", "erfc", "erfinv", "lgamma")},
+    "tgamma": lambda x: np.copysign(np.exp(_by_torch("lgamma")(x)), 1.0).astype(x.dtype),
+    "j0": _by_torch("bessel_j0"), "j1": _by_torch("bessel_j1"), "cyl_bessel_i0": _by_torch("i0"),
+}  # fmt: skip
+
+
+def _patch_libdevice(scope: Any, interpreter: Any) -> None:
+    """Give NumPy bodies to the libdevice functions that generated kernels use."""
+    # Imported here because only the interpreter needs the stubs' module.
+    from triton.language.extra import libdevice
+
+    def body(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
+        def run(*args: Any, **_: Any) -> Any:
+            tensors = [interpreter.interpreter_semantic.to_tensor(tl.core._unwrap_if_constexpr(arg)) for arg in args]
+            result = function(*(_widen(tensor.handle) for tensor in tensors))
+            dtype = tl.int1 if result.dtype == np.bool_ else tensors[0].dtype
+            if dtype == tl.bfloat16:
+                result = _to_bfloat16(result)
+            handle = interpreter.TensorHandle(result.astype(interpreter._get_np_dtype(dtype), copy=False), dtype)
+            return tl.tensor(handle, tl.block_type(dtype, list(result.shape)) if tensors[0].type.is_block() else dtype)
+
+        return run
+
+    for name, function in _LIBDEVICE.items():
+        if hasattr(libdevice, name):
+            scope.set_attr(libdevice, name, body(function))
+
+
+__all__ = ["interpret", "interpreting", "launch", "runs_interpreted"]
