@@ -27,15 +27,20 @@ from minicompile.runtime.launcher import load_launch
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
-def load_program(program: Program, cache: CodeCache | None) -> tuple[Call, pathlib.Path]:
-    """Import the program's file, compile its kernels, and return its `call` and where the file lies."""
+def load_program(
+    program: Program, cache: CodeCache | None, overwritten_inputs: Sequence[int] = ()
+) -> tuple[Call, pathlib.Path]:
+    """Import the program's file, compile its kernels, and return its `call` and where the file lies.
+
+    `overwritten_inputs` are the positions of inputs whose memory the program changes.
+    """
     path = _write_file(program, cache)
     module = _import_file(program, path)
     for name, constant in program.constants:
         module.CONSTANTS[name] = constant.to(program.device)
     if program.device.type == "cuda" and program.kernels:
         _bind_kernels(program, module, cache)
-    return align_inputs(module.call, program.aligned_inputs), path
+    return align_inputs(module.call, program.aligned_inputs, frozenset(overwritten_inputs)), path
 
 
 def _write_file(program: Program, cache: CodeCache | None) -> pathlib.Path:
@@ -101,7 +106,7 @@ def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCach
     return path if _holds(path, code) or write_atomically(path, code) else None
 
 
-def align_inputs(call: Call, aligned_inputs: Sequence[int]) -> Call:
+def align_inputs(call: Call, aligned_inputs: Sequence[int], overwritten: frozenset[int] = frozenset()) -> Call:
     """`call`, with inputs at odd addresses moved to aligned memory first and, if written to, moved back afterwards."""
     if not aligned_inputs:
         return call
@@ -110,23 +115,25 @@ def align_inputs(call: Call, aligned_inputs: Sequence[int]) -> Call:
     def aligned_call(inputs: list[Any]) -> tuple[Any, ...]:
         for position in positions:
             if inputs[position].data_ptr() & 15:
-                return _call_with_copies(call, inputs, positions)
+                return _call_with_copies(call, inputs, positions, overwritten)
         return call(inputs)
 
     return aligned_call
 
 
-def _call_with_copies(call: Call, inputs: list[Any], positions: Sequence[int]) -> tuple[Any, ...]:
-    moved = []
+def _call_with_copies(
+    call: Call, inputs: list[Any], positions: Sequence[int], overwritten: frozenset[int]
+) -> tuple[Any, ...]:
+    moved_back = []
     for position in positions:
         original = inputs[position]
         if original.data_ptr() & 15:
-            inputs[position] = _aligned_copy(original)
-            moved.append((original, inputs[position], inputs[position]._version))
+            inputs[position] = copy = _aligned_copy(original)
+            if position in overwritten:
+                moved_back.append((original, copy))
     outputs = call(inputs)
-    for original, copy, version in moved:
-        if copy._version != version:
-            original.copy_(copy)
+    for original, copy in moved_back:
+        original.copy_(copy)
     return outputs
 
 

@@ -1,0 +1,157 @@
+"""The whole pipeline as one readable list: captured graph in, compiled graph out.
+
+Every stage is named, timed, verified when asked, and dumped when asked. A stage that fails leaves its half of the graph to
+eager execution of the ATen graph, with one warning that names the user's line; `suppress_errors=False` raises instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from minicompile.codegen.generate import generate_program
+from minicompile.config import Config
+from minicompile.errors import CompileFailed, Location
+from minicompile.graph.build import build_graph
+from minicompile.ir import printer, verify
+from minicompile.ir.graph import CapturedGraph, PartitionedGraph
+from minicompile.lowering.lower import lower_graph
+from minicompile.report.artifacts import ArtifactFolder
+from minicompile.runtime.autograd_function import bind
+from minicompile.runtime.code_cache import CodeCache
+from minicompile.runtime.compiled_graph import CompiledGraph, CompiledPart
+from minicompile.runtime.device import device_properties
+from minicompile.runtime.program_loader import load_program
+from minicompile.scheduling.schedule import schedule_graph
+
+
+class Compiler:
+    """Compiles captured graphs under one configuration and keeps what it compiled.
+
+    Attributes:
+        config: the settings.
+        graphs: every compiled graph, in order.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.graphs: list[CompiledGraph] = []
+        self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
+        self._lock = threading.RLock()
+
+    def backend(self, captured: CapturedGraph) -> CompiledGraph:
+        """Compile one graph: forward now, backward when it is first needed."""
+        with self._lock:
+            clock = StageClock(captured.location)
+            artifacts = ArtifactFolder.create(self.config.dump_directory, captured.name)
+            artifacts.write("captured_graph.py", lambda: printer.captured_text(captured))
+            artifacts.write("guards.txt", lambda: printer.guards_text(captured))
+            with clock.stage("graph"):
+                partitioned = build_graph(captured, self.config)
+                if self.config.verify:
+                    verify.verify_partitioned(partitioned)
+            artifacts.write("joint_graph.py", lambda: partitioned.joint_text)
+            artifacts.write("partition.py", lambda: printer.partitioned_text(partitioned))
+            compiled = CompiledGraph(captured, partitioned, clock.seconds)
+            forward = self._compile_part(compiled, "forward", artifacts)
+            compiled.bind(bind(partitioned, forward.call, lambda: self._backward_call(compiled, artifacts)))
+            self.graphs.append(compiled)
+            return compiled
+
+    def _backward_call(
+        self, compiled: CompiledGraph, artifacts: ArtifactFolder
+    ) -> Callable[[list[Any]], tuple[Any, ...]]:
+        with self._lock:
+            part = compiled.parts.get("backward") or self._compile_part(compiled, "backward", artifacts)
+            return part.call
+
+    def _compile_part(self, compiled: CompiledGraph, half: str, artifacts: ArtifactFolder) -> CompiledPart:
+        """Lower, schedule, generate and load one half; on failure the half runs its ATen graph."""
+        module = getattr(compiled.partitioned, half)
+        clock = StageClock(compiled.captured.location)
+        try:
+            part = self._run_stages(compiled.partitioned, module, half, clock, artifacts)
+        except CompileFailed as failure:
+            if not self.config.suppress_errors:
+                raise
+            warnings.warn(f"{failure}; this part runs eagerly", stacklevel=2)
+            part = CompiledPart(call=eager_call(module), fallback=str(failure), timings=clock.seconds)
+        compiled.parts[half] = part
+        return part
+
+    def _run_stages(
+        self,
+        partitioned: PartitionedGraph,
+        module: torch.fx.GraphModule,
+        half: str,
+        clock: StageClock,
+        artifacts: ArtifactFolder,
+    ) -> CompiledPart:
+        name = f"{partitioned.name}_{half}"
+        with clock.stage("lowering"):
+            lowered = lower_graph(module, self.config, name)
+            if self.config.verify:
+                verify.verify_lowered(lowered)
+        artifacts.write(f"{half}_loops.txt", lambda: printer.lowered_text(lowered))
+        device = device_properties(program_device(module))
+        with clock.stage("scheduling"):
+            schedule = schedule_graph(lowered, self.config, device)
+            if self.config.verify:
+                verify.verify_schedule(schedule)
+        artifacts.write(f"{half}_schedule.txt", lambda: printer.schedule_text(schedule))
+        with clock.stage("codegen"):
+            program = generate_program(schedule, self.config, device)
+        artifacts.write(f"{half}_program.py", lambda: program.text)
+        overwritten = [m.input_index for m in partitioned.binding.mutated_inputs if m.in_graph]
+        with clock.stage("kernels"):
+            call, path = load_program(program, self._cache, overwritten if half == "forward" else ())
+        return CompiledPart(call, lowered, schedule, program, path, timings=clock.seconds)
+
+
+class StageClock:
+    """Seconds by stage; an exception inside a stage becomes a `CompileFailed` with the stage's name."""
+
+    def __init__(self, location: Location | None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._location = location
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time the block as `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        except CompileFailed:
+            raise
+        except Exception as failure:
+            raise CompileFailed(name, failure, self._location) from failure
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def program_device(module: torch.fx.GraphModule) -> torch.device:
+    """The device that a graph's kernels run on: the accelerator if any tensor lives there."""
+    found = torch.device("cpu")
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.device
+    return found
+
+
+def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """Run an ATen graph operator by operator; the list of inputs is emptied as a generated program does."""
+
+    def call(inputs: list[Any]) -> tuple[Any, ...]:
+        arguments = tuple(inputs)
+        inputs.clear()
+        with torch.no_grad():
+            return tuple(module(*arguments))
+
+    return call

@@ -1,0 +1,113 @@
+"""The callable that stands for one captured graph, with the records of how it came to be.
+
+This module holds results; it takes no decision and knows no stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from minicompile.ir.graph import CapturedGraph, PartitionedGraph
+from minicompile.ir.loops import LoweredGraph
+from minicompile.ir.program import Program
+from minicompile.ir.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPart:
+    """The forward or the backward half of a graph: each stage's product, and the flat callable.
+
+    `fallback` says why the half runs its ATen graph eagerly instead; the products after the failed stage are `None`.
+    """
+
+    call: Callable[[list[Any]], tuple[Any, ...]]
+    lowered: LoweredGraph | None = None
+    schedule: Schedule | None = None
+    program: Program | None = None
+    path: pathlib.Path | None = None
+    fallback: str = ""
+    timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class CompiledGraph:
+    """One compiled graph: call it with the captured graph's inputs; it returns the user's flat outputs.
+
+    Attributes:
+        captured, partitioned: the programs of the first two stages.
+        parts: the forward half, and the backward half once it was needed.
+        timings: seconds by stage, summed over the halves.
+    """
+
+    def __init__(self, captured: CapturedGraph, partitioned: PartitionedGraph, timings: Mapping[str, float]) -> None:
+        self.captured = captured
+        self.partitioned = partitioned
+        self.parts: dict[str, CompiledPart] = {}
+        self._own_timings = dict(timings)
+        self._run: Callable[..., Any] | None = None
+
+    def bind(self, run: Callable[..., Any]) -> None:
+        """Set what a call runs."""
+        self._run = run
+        self.__dict__["__call__"] = run
+
+    def __call__(self, *inputs: Any) -> Any:
+        assert self._run is not None
+        return self._run(*inputs)
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """The bare function behind a call."""
+        assert self._run is not None
+        return self._run
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The generated programs so far, forward first."""
+        return tuple(part.program for part in self.parts.values() if part.program is not None)
+
+    @property
+    def sources(self) -> list[tuple[str, str]]:
+        """(file name, text) of every generated file so far."""
+        return [(f"{program.name}.py", program.text) for program in self.programs]
+
+    @property
+    def paths(self) -> tuple[pathlib.Path, ...]:
+        """Where the generated files lie."""
+        return tuple(part.path for part in self.parts.values() if part.path is not None)
+
+    @property
+    def kernels(self) -> int:
+        """Generated kernels launched by one call of every half compiled so far."""
+        return sum(len(program.launches) for program in self.programs)
+
+    @property
+    def extern_calls(self) -> int:
+        """Calls of kernels that are not generated, per call of every half compiled so far."""
+        return sum(len(program.extern_calls) for program in self.programs)
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Why halves run their ATen graph eagerly."""
+        return tuple(part.fallback for part in self.parts.values() if part.fallback)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that the generated kernels read and write in one call, at the sizes seen at compile time."""
+        by_name = {kernel.name: kernel for program in self.programs for kernel in program.kernels}
+        return sum(
+            by_name[name].bytes_read + by_name[name].bytes_written
+            for program in self.programs
+            for name in program.launches
+        )
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds by stage."""
+        total = dict(self._own_timings)
+        for part in self.parts.values():
+            for stage, seconds in part.timings.items():
+                total[stage] = total.get(stage, 0.0) + seconds
+        return total
