@@ -51,7 +51,6 @@ class CompiledGraph:
     def bind(self, run: Callable[..., Any]) -> None:
         """Set what a call runs."""
         self._run = run
-        self.__dict__["__call__"] = run
 
     def __call__(self, *inputs: Any) -> Any:
         assert self._run is not None

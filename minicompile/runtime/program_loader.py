@@ -7,6 +7,7 @@ by precompiled ones. On a CPU they are left alone: the file runs its kernels und
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import importlib.util
 import os
 import pathlib
@@ -20,6 +21,7 @@ import torch
 import triton
 
 from minicompile.ir.program import KernelSource, Program
+from minicompile.kernels import interpret
 from minicompile.runtime.code_cache import CodeCache, write_atomically
 from minicompile.runtime.kernel_binary import binary_key, compile_kernel
 from minicompile.runtime.launcher import load_launch
@@ -40,6 +42,8 @@ def load_program(
         module.CONSTANTS[name] = constant.to(program.device)
     if program.device.type == "cuda" and program.kernels:
         _bind_kernels(program, module, cache)
+    elif program.device.type == "cpu":
+        _bind_interpreter(program, module)
     return align_inputs(module.call, program.aligned_inputs, frozenset(overwritten_inputs)), path
 
 
@@ -87,6 +91,13 @@ def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache |
         ]
         for future in pending:
             future.result()
+
+
+def _bind_interpreter(program: Program, module: types.ModuleType) -> None:
+    """Run the kernels on CPU tensors through our own use of Triton's interpreter, which knows more dtypes and sizes."""
+    for kernel in program.kernels:
+        launch = functools.partial(interpret.launch, getattr(module, kernel.name))
+        setattr(module, f"run_{kernel.name}", functools.partial(launch, **dict(kernel.constants)))
 
 
 def _bind_kernel(
