@@ -1,0 +1,162 @@
+"""One attention call, described once: what the forward, backward and decode launches all derive from their arguments.
+
+This module must not import Triton and must not launch anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from minicompile.kernels.configs import AttentionConfig
+
+MAX_HEAD_DIM = 256
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionProblem:
+    """Sizes, band, mask and numerics of one call; tensors are (batch, heads, length, head dim)."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    d: int
+    dv: int
+    lower: int | None
+    upper: int | None
+    mask_kind: str
+    scale: float
+    dropout: float
+    nan_rows: bool
+    precision: str
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def masked_everywhere(self) -> bool:
+        """Whether no block is free of per-element masking: a mask tensor, or a band with a lower edge."""
+        return self.mask_kind != "none" or self.lower is not None
+
+    @property
+    def threshold(self) -> int:
+        """Random 31-bit numbers below this are dropped."""
+        return min(int(self.dropout * 2**31), 2**31 - 1)
+
+    @property
+    def keep_scale(self) -> float:
+        """What the surviving weights are multiplied by."""
+        return 1.0 / (1.0 - self.dropout) if self.dropout < 1.0 else 0.0
+
+    def constants(self, config: AttentionConfig) -> dict[str, Any]:
+        """The compile-time arguments that all attention kernels share."""
+        return {
+            "GROUP": self.group,
+            "D": self.d,
+            "DV": self.dv,
+            "BLOCK_D": padded_head_dim(self.d),
+            "BLOCK_DV": padded_head_dim(self.dv),
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "MASK": self.mask_kind,
+            "HAS_LOWER": self.lower is not None,
+            "HAS_UPPER": self.upper is not None,
+            "DROPOUT": self.dropout > 0.0,
+            "NAN_ROWS": self.nan_rows,
+            "PRECISION": self.precision,
+            "num_warps": config.warps,
+            "num_stages": config.stages,
+        }
+
+
+def padded_head_dim(d: int) -> int:
+    """The head dimension as the kernels tile it: a power of two, at least 16."""
+    return max(16, 1 << (d - 1).bit_length())
+
+
+def describe(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, lower: int | None, upper: int | None,
+    scale: float | None, dropout: float, nan_rows: bool, precision: str | None,
+) -> AttentionProblem:  # fmt: skip
+    """The problem that these arguments state; raises ValueError for what the kernels do not take."""
+    reason = unsupported(q, k, v, mask, dropout)
+    if reason:
+        raise ValueError(f"flash attention: {reason}")
+    kind = "none" if mask is None else "bool" if mask.dtype == torch.bool else "bias"
+    return AttentionProblem(
+        q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], lower, upper, kind,
+        1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale), dropout, nan_rows,
+        precision or dot_precision(q),
+    )  # fmt: skip
+
+
+def unsupported(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, dropout: float = 0.0
+) -> str | None:
+    """Why the kernels cannot take these arguments, or None if they can."""
+    if any(t.dim() != 4 for t in (q, k, v)):
+        return f"queries, keys and values must have 4 dimensions, not {q.dim()}, {k.dim()} and {v.dim()}"
+    if q.dtype not in SUPPORTED_DTYPES or not q.dtype == k.dtype == v.dtype:
+        return f"queries, keys and values must share one dtype of bf16, fp16, fp32, not {q.dtype}, {k.dtype}, {v.dtype}"
+    if not q.device == k.device == v.device or q.device.type not in ("cuda", "cpu"):
+        return f"queries, keys and values must be on one GPU (or the CPU), not {q.device}, {k.device}, {v.device}"
+    if not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        return f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} do not go together"
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        return f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads"
+    if not 1 <= q.shape[3] <= MAX_HEAD_DIM or not 1 <= v.shape[3] <= MAX_HEAD_DIM:
+        return f"head dims {q.shape[3]} and {v.shape[3]} are not in 1..{MAX_HEAD_DIM}"
+    if not 0.0 <= dropout <= 1.0:
+        return f"dropout {dropout} is not a probability"
+    if mask is not None:
+        full = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        if mask.dim() > 4 or any(have not in (1, want) for have, want in zip(mask.shape[::-1], full[::-1])):
+            return f"a mask of shape {tuple(mask.shape)} does not broadcast to {full}"
+        if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+            return f"a mask must be boolean or floating, not {mask.dtype}"
+        if mask.device != q.device:
+            return f"the mask is on {mask.device}, the queries on {q.device}"
+    return None
+
+
+def dot_precision(q: torch.Tensor) -> str:
+    """How fp32 products are formed: exact on the CPU, tf32 if the user allows it, else three tf32 products."""
+    if q.dtype != torch.float32 or q.device.type == "cpu":
+        return "ieee"
+    return "tf32" if tf32_allowed() else "tf32x3"
+
+
+def tf32_allowed() -> bool:
+    """The user's setting for fp32 matrix products on CUDA, under its name since torch 2.9 or the older one."""
+    matmul = torch.backends.cuda.matmul
+    return getattr(matmul, "fp32_precision", None) == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+
+
+def adjacent_columns(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if its last dimension has stride 1 (any other strides are fine), else a copy."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def expand_mask(mask: torch.Tensor | None, problem: AttentionProblem) -> tuple[torch.Tensor | None, tuple[int, ...]]:
+    """The mask as the kernels read it (bytes for booleans) and its four strides, 0 where it is broadcast."""
+    if mask is None:
+        return None, (0, 0, 0, 0)
+    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
+    expanded = mask.expand(shape)
+    return (expanded.view(torch.uint8) if mask.dtype == torch.bool else expanded), expanded.stride()
+
+
+def empty_output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Room for the result, laid out in memory as the queries are: (batch, heads, length) or (batch, length, heads)."""
+    batch, heads, queries, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return q.new_empty((batch, queries, heads, v.shape[3])).transpose(1, 2)
+    return q.new_empty((batch, heads, queries, v.shape[3]))

@@ -1,0 +1,78 @@
+"""Tile configurations of the hand-written kernels, as data: each with the reason for it and the date it was last decided.
+
+A table is read from the top; the first row that fits is the default, so adding a measured row means inserting it above.
+`candidates` gives what `max-autotune` and the benchmark script should time. This module must not import Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Tile of an attention kernel: BLOCK_M queries by BLOCK_N keys."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n} w{self.warps} s{self.stages}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionRow:
+    """One decision: for which pass, numerics and padded head dim it holds, the choice, why, and since when."""
+
+    phase: str
+    numerics: str
+    head_dim: int
+    config: AttentionConfig
+    reason: str
+    date: str
+
+
+def _row(phase: str, numerics: str, head_dim: int, tile: tuple[int, int, int, int], reason: str) -> AttentionRow:
+    return AttentionRow(phase, numerics, head_dim, AttentionConfig(*tile), reason, "2026-11-21")
+
+
+ATTENTION_TABLE: tuple[AttentionRow, ...] = (
+    _row("forward", "half", 64, (128, 128, 4, 3), "wide key blocks; placeholder until timed"),
+    _row("forward", "half", 128, (128, 64, 8, 3), "two loads ahead in 160 KB; placeholder until timed"),
+    _row("forward", "half", 256, (64, 64, 4, 2), "placeholder"),
+    _row("forward", "fp32", 64, (64, 32, 4, 2), "placeholder"),
+    _row("forward", "fp32", 128, (64, 32, 4, 2), "placeholder"),
+    _row("forward", "fp32", 256, (64, 16, 4, 1), "placeholder"),
+    _row("query gradient", "half", 64, (128, 64, 8, 3), "placeholder"),
+    _row("query gradient", "half", 128, (128, 64, 8, 2), "placeholder"),
+    _row("query gradient", "half", 256, (64, 32, 4, 1), "placeholder"),
+    _row("query gradient", "fp32", 64, (64, 32, 4, 1), "placeholder"),
+    _row("query gradient", "fp32", 128, (64, 32, 8, 1), "placeholder"),
+    _row("query gradient", "fp32", 256, (64, 16, 8, 1), "placeholder"),
+    _row("key gradient", "half", 64, (64, 128, 8, 2), "placeholder"),
+    _row("key gradient", "half", 128, (64, 128, 8, 2), "placeholder"),
+    _row("key gradient", "half", 256, (32, 64, 8, 1), "placeholder"),
+    _row("key gradient", "fp32", 64, (32, 64, 4, 1), "placeholder"),
+    _row("key gradient", "fp32", 128, (32, 64, 8, 1), "placeholder"),
+    _row("key gradient", "fp32", 256, (16, 64, 8, 1), "placeholder"),
+)
+
+
+def numerics_class(itemsize: int, precision: str) -> str:
+    """Which rows hold for a dtype of this size and this way of forming products."""
+    return "half" if itemsize == 2 else "fp32"
+
+
+def attention_config(phase: str, numerics: str, head_dim: int) -> AttentionConfig:
+    """The default tile of a pass for a padded head dim (the larger of the keys' and the values')."""
+    for row in ATTENTION_TABLE:
+        if row.phase == phase and row.numerics == numerics and head_dim <= row.head_dim:
+            return row.config
+    raise KeyError(f"no attention configuration for {phase}, {numerics}, head dim {head_dim}")
+
+
+def interpreted_attention_config(queries: int, keys: int) -> AttentionConfig:
+    """Tiles for the interpreter, where a program costs milliseconds and a tile nothing."""
+    return AttentionConfig(max(16, min(queries, 1024)), max(16, min(keys, 1024)), 1, 1)

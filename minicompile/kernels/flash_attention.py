@@ -1,0 +1,288 @@
+"""FlashAttention for users and for compiled graphs: argument checks, choice of tiles, launches, autograd.
+
+`flash_attention` is the differentiable function. `attention_forward` and `attention_backward` do the same work without
+autograd: they are what a compiled graph calls. All take tensors of any strides, shaped (batch, heads, length, head dim).
+
+A row that sees no key gives zeros (as `F.scaled_dot_product_attention` gives on every backend of PyTorch 2.5 and
+later: checked on CPU for the math and the flash backend, boolean and -inf masks), log-sum-exp -inf, and no gradient.
+`nan_rows=True` gives NaN instead, as `torch.softmax` of a row of -inf does.
+
+On CPU tensors the same kernels run under Triton's interpreter. This module must not contain kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from minicompile.kernels.attention_problem import (
+    AttentionProblem,
+    adjacent_columns,
+    describe,
+    empty_output,
+    expand_mask,
+    padded_head_dim,
+)
+from minicompile.kernels.configs import (
+    AttentionConfig,
+    attention_config,
+    interpreted_attention_config,
+    numerics_class,
+)
+from minicompile.kernels.flash_attention_backward import (
+    flash_attention_delta_kernel,
+    flash_attention_key_gradient_kernel,
+    flash_attention_query_gradient_kernel,
+)
+from minicompile.kernels.flash_attention_forward import dropout_mask_kernel, flash_attention_forward_kernel
+from minicompile.kernels.interpret import launch
+
+LOG2E = 1.4426950408889634
+DELTA_ROWS = 64
+
+
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *, causal: bool = False,
+    window: tuple[int | None, int | None] | None = None, scale: float | None = None, dropout: float = 0.0,
+    seed: torch.Tensor | None = None, return_lse: bool = False, nan_rows: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """softmax(q kᵀ · scale + mask) v, differentiable in q, k, v, a floating mask, and through the log-sum-exp.
+
+    Args:
+        q: (batch, heads, queries, d); also (batch, queries, d) and (queries, d).
+        k, v: (batch, key heads, keys, d or dv); key heads divide heads.
+        mask: boolean (True is visible) or added to the scaled scores; broadcasts to (batch, heads, queries, keys).
+        causal: query i sees keys up to i (PyTorch's top-left alignment).
+        window: (left, right): query i sees keys i - left .. i + right; None or a negative number is no limit.
+        scale: 1 / sqrt(d) if not given.
+        dropout: probability of dropping a weight.
+        seed: int64 tensor of two, (seed, offset), of the dropout; drawn from torch's generator if not given.
+        return_lse: also return the log-sum-exp of the scores, fp32, (batch, heads, queries).
+        nan_rows: NaN rather than zeros for a query that sees no key.
+    """
+    lower, upper = band_of(causal, window)
+    missing = 4 - q.dim()
+    if missing == 2:
+        q, k, v = (t[None, None] for t in (q, k, v))
+    elif missing == 1:
+        q, k, v = (t.unsqueeze(1) for t in (q, k, v))
+        mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+    if dropout > 0.0 and seed is None:
+        seed = draw_seed(q.device)
+    out, lse = _FlashAttention.apply(q, k, v, mask, seed, lower, upper, scale, dropout, nan_rows)
+    if missing == 2:
+        out, lse = out[0, 0], lse[0, 0]
+    elif missing == 1:
+        out, lse = out.squeeze(1), lse.squeeze(1)
+    return (out, lse) if return_lse else out
+
+
+def band_of(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """The band (lower, upper): query i sees keys i - lower .. i + upper; None is no limit."""
+    left, right = (None if edge is None or edge < 0 else edge for edge in (window or (None, None)))
+    return left, 0 if causal else right
+
+
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """A fresh (seed, offset) for dropout from torch's generator, without a host synchronisation."""
+    return torch.randint(0, 2**31 - 1, (2,), device=device, dtype=torch.int64)
+
+
+def attention_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
+    upper: int | None = None, scale: float | None = None, dropout: float = 0.0, seed: torch.Tensor | None = None,
+    nan_rows: bool = False, precision: str | None = None, config: AttentionConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Output and natural log-sum-exp (fp32); no autograd. The band is `lower`, `upper`: causal is `upper=0`."""
+    problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
+    q, k, v = map(adjacent_columns, (q, k, v))
+    out = empty_output(q, v)
+    lse = q.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
+    if out.numel() == 0 or problem.keys == 0:
+        empty = float("nan") if nan_rows else 0.0
+        return out.fill_(empty), lse.fill_(float("nan") if nan_rows else float("-inf"))
+    config = config or _choose("forward", problem, q)
+    entries, mask_strides = expand_mask(mask, problem)
+    launch(
+        flash_attention_forward_kernel, (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
+        q, k, v, out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *out.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0,
+        problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
+        **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0),
+        FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
+    )  # fmt: skip
+    return out, lse
+
+
+def attention_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    mask: torch.Tensor | None = None, lower: int | None = None, upper: int | None = None, scale: float | None = None,
+    dropout: float = 0.0, seed: torch.Tensor | None = None, nan_rows: bool = False, precision: str | None = None,
+    dlse: torch.Tensor | None = None, mask_gradient: bool = False,
+    configs: tuple[AttentionConfig | None, AttentionConfig | None] = (None, None),
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """dQ, dK, dV and, if asked, the gradient of an additive mask; no autograd, the same bits on every run."""
+    problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
+    q, k, v, out, dout = map(adjacent_columns, (q, k, v, out, dout))
+    if q.numel() == 0 or k.numel() == 0:
+        dmask = torch.zeros_like(mask) if mask is not None and mask_gradient else None
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), dmask
+    delta = _delta(problem, out, dout, dlse)
+    entries, mask_strides = expand_mask(mask, problem)
+    shared = (_or(entries, q), _or(seed, q), mask_strides)
+    dq, dmask = _query_gradient(problem, q, k, v, dout, lse, delta, shared, mask if mask_gradient else None, configs[0])
+    dk, dv = _key_gradient(problem, q, k, v, dout, lse, delta, shared, configs[1])
+    return dq, dk, dv, dmask
+
+
+def _delta(
+    problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
+) -> torch.Tensor:
+    delta = out.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
+    rows = problem.queries if out.device.type == "cpu" else DELTA_ROWS
+    launch(
+        flash_attention_delta_kernel, (triton.cdiv(problem.queries, rows) * problem.batch * problem.heads,),
+        out, dout, delta if dlse is None else dlse.float().contiguous(), delta, *out.stride()[:3], *dout.stride()[:3],
+        problem.heads, problem.queries, DV=problem.dv, BLOCK_DV=padded_head_dim(problem.dv), BLOCK_M=rows,
+        HAS_DLSE=dlse is not None, num_warps=4,
+    )  # fmt: skip
+    return delta
+
+
+def _query_gradient(
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
+    delta: torch.Tensor, shared: tuple[Any, ...], bias: torch.Tensor | None, config: AttentionConfig | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    entries, seed, mask_strides = shared
+    config = config or _choose("query gradient", problem, q)
+    dq = torch.empty_like(q)
+    dbias = None
+    if bias is not None:
+        full = (problem.batch, problem.heads, problem.queries, problem.keys)
+        whole = bias.dtype if bias.shape == full else torch.float32
+        dbias = torch.zeros(full, dtype=whole, device=q.device)
+    launch(
+        flash_attention_query_gradient_kernel,
+        (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
+        q, k, v, dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys,
+        problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
+        problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0),
+        HAS_DBIAS=bias is not None,
+    )  # fmt: skip
+    if bias is None or dbias is None:
+        return dq, None
+    return dq, dbias.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def _key_gradient(
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
+    delta: torch.Tensor, shared: tuple[Any, ...], config: AttentionConfig | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    entries, seed, mask_strides = shared
+    config = config or _choose("key gradient", problem, q)
+    blocks = triton.cdiv(problem.keys, config.block_n)
+    heads_each = problem.group if problem.group == 1 or _fills_gpu(blocks * problem.batch * problem.kv_heads, q) else 1
+    if heads_each == problem.group:
+        dk, dv = torch.empty_like(k), torch.empty_like(v)
+    else:
+        parts = (problem.batch, problem.heads, problem.keys)
+        dk, dv = (q.new_empty((*parts, width), dtype=torch.float32) for width in (problem.d, problem.dv))
+    launch(
+        flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
+        q, k, v, dout, lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads, problem.queries,
+        problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
+        problem.threshold, **problem.constants(config), **_loops(problem, False), HEADS_EACH=heads_each,
+        CHECK_ROWS=problem.queries % config.block_m != 0,
+    )  # fmt: skip
+    if heads_each == problem.group:
+        return dk, dv
+    dk, dv = (part.unflatten(1, (problem.kv_heads, problem.group)).sum(2) for part in (dk, dv))
+    return dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _choose(phase: str, problem: AttentionProblem, q: torch.Tensor) -> AttentionConfig:
+    if q.device.type == "cpu":
+        return interpreted_attention_config(problem.queries, problem.keys)
+    widest = padded_head_dim(max(problem.d, problem.dv))
+    return attention_config(phase, numerics_class(q.element_size(), problem.precision), widest)
+
+
+def _loops(problem: AttentionProblem, ragged: bool) -> dict[str, bool]:
+    """Which loops a kernel needs: over blocks free of masking, and over masked ones."""
+    everywhere = problem.masked_everywhere
+    return {"FULL_LOOP": not everywhere, "MASKED_LOOP": everywhere or problem.upper is not None or ragged}
+
+
+def _fills_gpu(programs: int, q: torch.Tensor) -> bool:
+    if q.device.type == "cpu":
+        return True
+    return programs >= torch.cuda.get_device_properties(q.device).multi_processor_count
+
+
+def _or(tensor: torch.Tensor | None, instead: torch.Tensor) -> torch.Tensor:
+    return instead if tensor is None else tensor
+
+
+class _FlashAttention(torch.autograd.Function):
+    """Ties the two functions above to autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, q, k, v, mask, seed, lower, upper, scale, dropout, nan_rows):  # type: ignore[no-untyped-def]
+        out, lse = attention_forward(q, k, v, mask, lower, upper, scale, dropout, seed, nan_rows)
+        ctx.save_for_backward(q, k, v, out, lse, mask, seed)
+        ctx.options = (lower, upper, scale, dropout)
+        ctx.nan_rows = nan_rows
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout, dlse):  # type: ignore[no-untyped-def]
+        q, k, v, out, lse, mask, seed = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        dq, dk, dv, dmask = attention_backward(
+            dout, q, k, v, out, lse, mask, *ctx.options, seed, ctx.nan_rows,
+            dlse=dlse, mask_gradient=ctx.needs_input_grad[3],
+        )  # fmt: skip
+        return dq, dk, dv, dmask, None, None, None, None, None, None
+
+
+def dropout_mask(
+    seed: torch.Tensor, dropout: float, batch: int, heads: int, queries: int, keys: int
+) -> torch.Tensor:
+    """The dropout mask that the kernels apply for this seed: True is kept."""
+    out = torch.empty((batch, heads, queries, keys), dtype=torch.uint8, device=seed.device)
+    block_m, block_n = (queries, keys) if seed.device.type == "cpu" else (64, 64)
+    grid = (batch * heads, triton.cdiv(queries, block_m), triton.cdiv(keys, block_n))
+    threshold = min(int(dropout * 2**31), 2**31 - 1)
+    launch(dropout_mask_kernel, grid, seed, out, queries, keys, threshold, BLOCK_M=block_m, BLOCK_N=block_n)
+    return out.bool()
+
+
+def attention_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
+    upper: int | None = None, scale: float | None = None, keep: torch.Tensor | None = None, dropout: float = 0.0,
+    nan_rows: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The same values written out with the scores in memory, in the dtype of the arguments: output, log-sum-exp."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    distance = torch.arange(k.shape[2], device=q.device) - torch.arange(q.shape[2], device=q.device)[:, None]
+    visible = torch.ones_like(scores, dtype=torch.bool)
+    visible &= distance <= upper if upper is not None else True
+    visible &= distance >= -lower if lower is not None else True
+    if mask is not None and mask.dtype == torch.bool:
+        visible &= mask
+    elif mask is not None:
+        scores = scores + mask
+    scores = scores.masked_fill(~visible, float("-inf"))
+    lse = torch.logsumexp(scores, -1)
+    empty = (lse == float("-inf")).unsqueeze(-1)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, float("nan") if nan_rows else 0.0)
+    if keep is not None:
+        weights = weights * keep / (1.0 - dropout)
+    return weights @ v, lse.masked_fill(empty.squeeze(-1), float("nan")) if nan_rows else lse

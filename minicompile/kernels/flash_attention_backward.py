@@ -1,0 +1,252 @@
+"""FlashAttention-2, backward: two passes over the scores, no atomics, the same result on every run.
+
+Algorithm (Dao, "FlashAttention-2", 2023, section 3.1.2, split in two). With P = exp(S - lse) recomputed block by block,
+
+    delta_i = Σ_d dO_id O_id  (- the gradient of lse)            one program per block of rows
+    dP = dO Vᵀ,  dS = P ∘ (dP - delta),  dQ = scale · dS K        one program per block of queries, walking over keys
+    dV = Pᵀ dO,  dK = scale · dSᵀ Q                               one program per block of keys, walking over queries
+
+The second walk works on transposed blocks (keys x queries), so that P and dS are the left operand of their products as
+they come out of the registers. Computing S and dP twice costs 7 products instead of 5, and buys a fixed order of additions.
+With grouped heads, one program adds up the query heads of its key head; when that leaves too few programs, each query
+head writes its own part and the parts are added afterwards. The gradient of an additive bias is dS itself, written in
+full and then summed over the broadcast dimensions.
+
+Band, mask, dropout and empty rows are as in `flash_attention_forward.py`, whose helpers are used here. This module must
+not choose tiles (`configs.py`) nor know about autograd.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minicompile.kernels.flash_attention_forward import (
+    LOG2E,
+    apply_mask,
+    dropout_keeps,
+    load_rows,
+    visible_pairs,
+)
+
+
+@triton.jit
+def flash_attention_delta_kernel(
+    out_ptr, dout_ptr, dlse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
+    heads, queries, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr,
+):  # fmt: skip
+    """Row sums of dO ∘ O, less the gradient of the log-sum-exp."""
+    blocks = tl.cdiv(queries, BLOCK_M)
+    head = tl.program_id(0) // blocks
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    rows = tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_DV)
+    out = load_rows(out_ptr + b * stride_ob + h * stride_oh, rows, queries, stride_om, columns, DV, BLOCK_DV, True)
+    dout = load_rows(dout_ptr + b * stride_gb + h * stride_gh, rows, queries, stride_gm, columns, DV, BLOCK_DV, True)
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    offsets = head.to(tl.int64) * queries + rows
+    if HAS_DLSE:
+        delta -= tl.load(dlse_ptr + offsets, mask=rows < queries, other=0.0)
+    tl.store(delta_ptr + offsets, delta, mask=rows < queries)
+
+
+@triton.jit
+def load_statistics(lse_base, delta_base, rows, queries, CHECK: tl.constexpr):
+    """The log-sum-exp of some rows in units of log 2 (+inf for rows that saw no key) and their delta."""
+    if CHECK:
+        lse = tl.load(lse_base + rows, mask=rows < queries, other=0.0)
+        delta = tl.load(delta_base + rows, mask=rows < queries, other=0.0)
+    else:
+        lse = tl.load(lse_base + rows)
+        delta = tl.load(delta_base + rows)
+    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), delta
+
+
+@triton.jit
+def query_gradient_blocks(
+    dq, q, dout, lse, delta, k_base, v_base, mask_base, dbias_base, seed_ptr, head, rows, start, stop,
+    queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dQ (without the scale) after the keys from `start` to `stop`."""
+    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    for n in tl.range(start, stop, BLOCK_N):
+        cols = n + tl.arange(0, BLOCK_N)
+        k = load_rows(k_base, cols, keys, stride_kn, columns, D, BLOCK_D, MASKED)
+        v = load_rows(v_base, cols, keys, stride_vn, value_columns, DV, BLOCK_DV, MASKED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
+        dweights = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            keeps = dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold)
+            dweights = tl.where(keeps, dweights * keep_scale, 0.0)
+        if MASKED:
+            visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
+            scores, visible = apply_mask(
+                scores, visible, mask_base, stride_mm, stride_mn, rows[:, None], cols[None, :], queries, keys, MASK
+            )
+            dscores = tl.where(visible, tl.exp2(scores - lse[:, None]) * (dweights - delta[:, None]), 0.0)
+        else:
+            dscores = tl.exp2(scores - lse[:, None]) * (dweights - delta[:, None])
+        if HAS_DBIAS:
+            offsets = rows.to(tl.int64)[:, None] * keys + cols[None, :]
+            in_range = (rows[:, None] < queries) & (cols[None, :] < keys)
+            tl.store(dbias_base + offsets, dscores.to(dbias_base.dtype.element_ty), mask=in_range)
+        dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def flash_attention_query_gradient_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, dbias_ptr, mask_ptr, seed_ptr,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_gb, stride_gh, stride_gm, stride_db, stride_dh, stride_dm, stride_mb, stride_mh, stride_mm, stride_mn,
+    heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: dQ of BLOCK_M queries of one head."""
+    blocks = tl.cdiv(queries, BLOCK_M)
+    head = tl.program_id(0) // blocks
+    first = tl.program_id(0) % blocks
+    if HAS_UPPER:
+        first = blocks - 1 - first
+    first = first * BLOCK_M
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    rows = first + tl.arange(0, BLOCK_M)
+    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, queries, stride_qm, columns, D, BLOCK_D, True)
+    dout_base = dout_ptr + b * stride_gb + h * stride_gh
+    dout = load_rows(dout_base, rows, queries, stride_gm, value_columns, DV, BLOCK_DV, True)
+    statistics = head.to(tl.int64) * queries
+    lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, rows, queries, True)
+    k_base = k_ptr + b * stride_kb + h // GROUP * stride_kh
+    v_base = v_ptr + b * stride_vb + h // GROUP * stride_vh
+    mask_base = mask_ptr + b * stride_mb + h * stride_mh
+    dbias_base = dbias_ptr + statistics * keys
+    start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
+    if HAS_UPPER:
+        stop = tl.maximum(tl.minimum(keys, first + BLOCK_M + upper), 0)
+        full_stop = tl.maximum(tl.minimum(keys, first + upper + 1), 0) // BLOCK_N * BLOCK_N
+    if HAS_LOWER:
+        start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if FULL_LOOP:
+        dq = query_gradient_blocks(
+            dq, q, dout, lse, delta, k_base, v_base, mask_base, dbias_base, seed_ptr, head, rows, start, full_stop,
+            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, HAS_DBIAS, PRECISION)  # fmt: skip
+        start = full_stop
+    if MASKED_LOOP:
+        dq = query_gradient_blocks(
+            dq, q, dout, lse, delta, k_base, v_base, mask_base, dbias_base, seed_ptr, head, rows, start, stop,
+            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT, HAS_DBIAS, PRECISION)  # fmt: skip
+    pointers = dq_ptr + b * stride_db + h * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :]
+    in_range = (rows[:, None] < queries) & (columns[None, :] < D)
+    tl.store(pointers, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)
+
+
+@triton.jit
+def key_gradient_blocks(
+    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, mask_base, seed_ptr, head, cols, start, stop,
+    queries, keys, stride_qm, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
+    MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
+    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dK (without the scale) and dV after the queries from `start` to `stop`; blocks are keys x queries."""
+    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    for m in tl.range(start, stop, BLOCK_M):
+        rows = m + tl.arange(0, BLOCK_M)
+        q = load_rows(q_base, rows, queries, stride_qm, columns, D, BLOCK_D, CHECK_ROWS)
+        dout = load_rows(dout_base, rows, queries, stride_gm, value_columns, DV, BLOCK_DV, CHECK_ROWS)
+        lse, delta = load_statistics(lse_base, delta_base, rows, queries, CHECK_ROWS)
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * qk_scale
+        if MASKED:
+            visible = visible_pairs(rows[None, :], cols[:, None], keys, lower, upper, HAS_LOWER, HAS_UPPER)
+            scores, visible = apply_mask(
+                scores, visible, mask_base, stride_mm, stride_mn, rows[None, :], cols[:, None], queries, keys, MASK
+            )
+            weights = tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)
+        else:
+            weights = tl.exp2(scores - lse[None, :])
+        dropped = weights
+        if NAN_ROWS:
+            dropped = tl.where((lse != lse)[None, :], float("nan"), dropped)
+        dweights = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        if DROPOUT:
+            keeps = dropout_keeps(seed_ptr, head, rows[None, :], cols[:, None], threshold)
+            dropped = tl.where(keeps, dropped * keep_scale, 0.0)
+            dweights = tl.where(keeps, dweights * keep_scale, 0.0)
+        dv = tl.dot(dropped.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        dscores = weights * (dweights - delta[None, :])
+        if MASKED:
+            dscores = tl.where(visible, dscores, 0.0)
+        dk = tl.dot(dscores.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def flash_attention_key_gradient_kernel(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, mask_ptr, seed_ptr,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_gb, stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    stride_mb, stride_mh, stride_mm, stride_mn,
+    heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold,
+    GROUP: tl.constexpr, HEADS_EACH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
+    CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: dK and dV of BLOCK_N keys, added over HEADS_EACH query heads."""
+    blocks = tl.cdiv(keys, BLOCK_N)
+    slots = heads // HEADS_EACH
+    slot = tl.program_id(0) // blocks
+    first = tl.program_id(0) % blocks * BLOCK_N
+    b, out_head = (slot // slots).to(tl.int64), (slot % slots).to(tl.int64)
+    cols = first + tl.arange(0, BLOCK_N)
+    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    kv_head = out_head * HEADS_EACH // GROUP
+    k = load_rows(k_ptr + b * stride_kb + kv_head * stride_kh, cols, keys, stride_kn, columns, D, BLOCK_D, True)
+    v = load_rows(v_ptr + b * stride_vb + kv_head * stride_vh, cols, keys, stride_vn, value_columns, DV, BLOCK_DV, True)
+    start, full_start, stop = 0, 0, queries
+    if HAS_UPPER:
+        start = tl.maximum(first - upper, 0) // BLOCK_M * BLOCK_M
+        full_start = (tl.maximum(first + BLOCK_N - 1 - upper, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    if HAS_LOWER:
+        stop = tl.minimum(queries, tl.maximum(first + BLOCK_N + lower, 0))
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for member in tl.range(0, HEADS_EACH):
+        h = out_head * HEADS_EACH + member
+        q_base = q_ptr + b * stride_qb + h * stride_qh
+        dout_base = dout_ptr + b * stride_gb + h * stride_gh
+        head = (b * heads + h).to(tl.int32)
+        statistics = head.to(tl.int64) * queries
+        lse_base, delta_base = lse_ptr + statistics, delta_ptr + statistics
+        mask_base = mask_ptr + b * stride_mb + h * stride_mh
+        masked_stop = stop
+        if FULL_LOOP:
+            dk, dv = key_gradient_blocks(
+                dk, dv, k, v, q_base, dout_base, lse_base, delta_base, mask_base, seed_ptr, head, cols, full_start,
+                queries, queries, keys, stride_qm, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale,
+                threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS,
+                CHECK_ROWS, PRECISION)  # fmt: skip
+            masked_stop = tl.minimum(full_start, queries)
+        if MASKED_LOOP:
+            dk, dv = key_gradient_blocks(
+                dk, dv, k, v, q_base, dout_base, lse_base, delta_base, mask_base, seed_ptr, head, cols, start,
+                masked_stop, queries, keys, stride_qm, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale,
+                keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT,
+                NAN_ROWS, CHECK_ROWS, PRECISION)  # fmt: skip
+    rows64 = cols.to(tl.int64)[:, None]
+    dk_pointers = dk_ptr + b * stride_dkb + out_head * stride_dkh + rows64 * stride_dkn + columns[None, :]
+    dv_pointers = dv_ptr + b * stride_dvb + out_head * stride_dvh + rows64 * stride_dvn + value_columns[None, :]
+    dk_range = (cols[:, None] < keys) & (columns[None, :] < D)
+    dv_range = (cols[:, None] < keys) & (value_columns[None, :] < DV)
+    tl.store(dk_pointers, (dk * scale).to(dk_ptr.dtype.element_ty), mask=dk_range)
+    tl.store(dv_pointers, dv.to(dv_ptr.dtype.element_ty), mask=dv_range)

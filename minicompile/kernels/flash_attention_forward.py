@@ -1,0 +1,185 @@
+"""FlashAttention-2, forward: softmax(Q Kᵀ · scale + bias) V without the scores in memory.
+
+Algorithm (Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023). One program
+owns BLOCK_M queries of one head and walks over the keys, BLOCK_N at a time, keeping for each query the running maximum m
+of the scores, the running sum l of exp(score - m), and the running weighted sum of values. When a block raises m by δ, both
+sums are rescaled by exp(-δ). At the end the values are divided by l, and the log-sum-exp m + log(l) is kept for backward.
+
+What this kernel adds to the paper:
+
+* Exponentials are powers of two, with scale · log2(e) folded into the one multiply-add that subtracts the maximum.
+* A *band*: query i sees key j only if i - lower <= j <= i + upper. Causal is upper = 0 (PyTorch's top-left alignment);
+  a sliding window sets both. Blocks outside the band are skipped, blocks inside it are computed without a mask.
+* A boolean mask, or an additive bias, of any strides, 0 for a broadcast dimension.
+* A query that sees no key gives zeros, and -inf as its log-sum-exp, as `F.scaled_dot_product_attention` does (its
+  "safe softmax"). With NAN_ROWS it gives NaN, as a softmax written out by hand does.
+* Dropout by Philox, whose counter is (key, query, head): the same numbers whatever the tiles, forward and backward.
+* The heaviest blocks of a causal head start first.
+
+This module must not choose tiles (`configs.py`) nor know about autograd (`flash_attention.py`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from minicompile.kernels.interpret import launch
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def load_rows(base, rows, count, stride, columns, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr):
+    """Rows of a matrix whose columns are adjacent; zeros beyond `count` rows (if CHECK) and beyond WIDTH columns."""
+    pointers = base + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    if CHECK:
+        if WIDTH == BLOCK_WIDTH:
+            return tl.load(pointers, mask=rows[:, None] < count, other=0.0)
+        return tl.load(pointers, mask=(rows[:, None] < count) & (columns[None, :] < WIDTH), other=0.0)
+    if WIDTH == BLOCK_WIDTH:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=columns[None, :] < WIDTH, other=0.0)
+
+
+@triton.jit
+def visible_pairs(rows, cols, keys, lower, upper, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr):
+    """Which (query, key) pairs are in the band and within the keys; `rows` and `cols` broadcast in either order."""
+    visible = (cols < keys) & (rows >= 0)
+    if HAS_UPPER:
+        visible = visible & (cols <= rows + upper)
+    if HAS_LOWER:
+        visible = visible & (cols >= rows - lower)
+    return visible
+
+
+@triton.jit
+def apply_mask(scores, visible, mask_base, stride_m, stride_n, rows, cols, queries, keys, MASK: tl.constexpr):
+    """Scores with the additive bias (in units of log 2), and visibility with the boolean mask."""
+    if MASK != "none":
+        offsets = rows.to(tl.int64) * stride_m + cols.to(tl.int64) * stride_n
+        entries = tl.load(mask_base + offsets, mask=(rows < queries) & (cols < keys), other=0)
+        if MASK == "bool":
+            visible = visible & (entries != 0)
+        else:
+            scores = scores + entries.to(tl.float32) * LOG2E
+    return scores, visible
+
+
+@triton.jit
+def dropout_keeps(seed_ptr, head, rows, cols, threshold):
+    """Which weights survive dropout: Philox of (key, query, head), without its last bit, at least `threshold`."""
+    key = (rows * 0 + cols).to(tl.uint32)
+    query = (rows + cols * 0).to(tl.uint32)
+    stream = query * 0 + head.to(tl.uint32)
+    offset = query * 0 + tl.load(seed_ptr + 1).to(tl.uint32)
+    random, _, _, _ = tl.philox(tl.load(seed_ptr), key, query, stream, offset)
+    return (random >> 1).to(tl.int32) >= threshold
+
+
+@triton.jit
+def forward_blocks(
+    acc, total, maximum, q, k_base, v_base, mask_base, seed_ptr, head, rows, start, stop,
+    queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
+    FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The running sums after the keys from `start` to `stop`."""
+    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    for n in tl.range(start, stop, BLOCK_N):
+        cols = n + tl.arange(0, BLOCK_N)
+        k = load_rows(k_base, cols, keys, stride_kn, columns, D, BLOCK_D, MASKED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        multiplier = qk_scale
+        if not FUSED_SCALE:
+            scores = scores * qk_scale
+            multiplier = 1.0
+        if MASKED:
+            visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
+            scores, visible = apply_mask(
+                scores, visible, mask_base, stride_mm, stride_mn, rows[:, None], cols[None, :], queries, keys, MASK
+            )
+            scores = tl.where(visible, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * multiplier)
+        finite = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weights = tl.exp2(scores * multiplier - finite[:, None])
+        rescale = tl.exp2(maximum - finite)
+        total = total * rescale + tl.sum(weights, 1)
+        if DROPOUT:
+            weights = tl.where(dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold), weights, 0.0)
+        v = load_rows(v_base, cols, keys, stride_vn, value_columns, DV, BLOCK_DV, MASKED)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+        maximum = new_maximum
+    return acc, total, maximum
+
+
+@triton.jit
+def flash_attention_forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr, seed_ptr,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_om, stride_mb, stride_mh, stride_mm, stride_mn,
+    heads, queries, keys, lower, upper, qk_scale, keep_scale, threshold,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, FUSED_SCALE: tl.constexpr,
+    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M queries of one head."""
+    blocks = tl.cdiv(queries, BLOCK_M)
+    head = tl.program_id(0) // blocks
+    first = tl.program_id(0) % blocks
+    if HAS_UPPER:
+        first = blocks - 1 - first
+    first = first * BLOCK_M
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    rows = first + tl.arange(0, BLOCK_M)
+    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, queries, stride_qm, columns, D, BLOCK_D, True)
+    k_base = k_ptr + b * stride_kb + h // GROUP * stride_kh
+    v_base = v_ptr + b * stride_vb + h // GROUP * stride_vh
+    mask_base = mask_ptr + b * stride_mb + h * stride_mh
+    start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
+    if HAS_UPPER:
+        stop = tl.maximum(tl.minimum(keys, first + BLOCK_M + upper), 0)
+        full_stop = tl.maximum(tl.minimum(keys, first + upper + 1), 0) // BLOCK_N * BLOCK_N
+    if HAS_LOWER:
+        start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if FULL_LOOP:
+        acc, total, maximum = forward_blocks(
+            acc, total, maximum, q, k_base, v_base, mask_base, seed_ptr, head, rows, start, full_stop,
+            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT, PRECISION)  # fmt: skip
+        start = full_stop
+    if MASKED_LOOP:
+        acc, total, maximum = forward_blocks(
+            acc, total, maximum, q, k_base, v_base, mask_base, seed_ptr, head, rows, start, stop,
+            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT, PRECISION)  # fmt: skip
+    lse = maximum * LN2 + tl.log(total)
+    empty = total == 0.0
+    if NAN_ROWS:
+        inverse = keep_scale / total
+        lse = tl.where(empty, float("nan"), lse)
+    else:
+        inverse = tl.where(empty, 0.0, keep_scale / total)
+        lse = tl.where(empty, float("-inf"), lse)
+    tl.store(lse_ptr + head.to(tl.int64) * queries + rows, lse, mask=rows < queries)
+    pointers = out_ptr + b * stride_ob + h * stride_oh + rows.to(tl.int64)[:, None] * stride_om + value_columns[None, :]
+    in_range = (rows[:, None] < queries) & (value_columns[None, :] < DV)
+    tl.store(pointers, (acc * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=in_range)
+
+
+@triton.jit
+def dropout_mask_kernel(seed_ptr, out_ptr, queries, keys, threshold, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The dropout mask that the attention kernels apply, in memory: for tests and for reading."""
+    head = tl.program_id(0)
+    rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    cols = (tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    keeps = dropout_keeps(seed_ptr, head, rows, cols, threshold)
+    offsets = head.to(tl.int64) * queries * keys + rows.to(tl.int64) * keys + cols
+    tl.store(out_ptr + offsets, keeps.to(tl.uint8), mask=(rows < queries) & (cols < keys))

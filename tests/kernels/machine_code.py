@@ -1,0 +1,115 @@
+"""Compile what a kernel's wrapper would launch for an H100/H200 without having one, and read ptxas's report.
+
+`recorded_launches(module, call)` runs a wrapper with `launch` replaced, so that nothing executes; `machine_code(...)`
+specialises the arguments as Triton's launcher would (divisibility by 16, ones as constants) and compiles for sm_90.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SHARED_MEMORY_LIMIT = 232_448
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+DTYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "i8",
+    torch.uint8: "u8", torch.bool: "i1", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineCode:
+    """What ptxas made of one launch."""
+
+    kernel: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    serialized: bool
+    wgmma: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One recorded call of `launch`."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    meta: dict[str, Any]
+
+
+def recorded_launches(module: types.ModuleType, call: Callable[[], object]) -> list[Launch]:
+    """The launches that `call` makes through `module.launch`; none of them runs."""
+    seen: list[Launch] = []
+    with mock.patch.object(module, "launch", lambda kernel, grid, *args, **meta: seen.append(Launch(kernel, args, meta))):
+        call()
+    return seen
+
+
+def machine_code(launch: Launch) -> MachineCode:
+    """Compile one launch for sm_90 and read registers, spills, shared memory and serialisation."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    values = dict(zip((p.name for p in launch.kernel.params), launch.args)) | launch.meta
+    for index, parameter in enumerate(launch.kernel.params):
+        value = values[parameter.name]
+        kind, divisible = _specialise(value, parameter.is_constexpr)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[parameter.name] = value
+        elif divisible:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    options = {name: launch.meta[name] for name in LAUNCH_OPTIONS if name in launch.meta}
+    began = time.perf_counter()
+    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    seconds = time.perf_counter() - began
+    ptx = binary.asm["ptx"]
+    report = _ptxas(ptx)
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+    name = launch.kernel.fn.__name__
+    serialized = re.search(r"C75\d\d|serializ", report) is not None
+    shared, products = binary.metadata.shared, ptx.count("wgmma.mma_async")
+    return MachineCode(name, max(registers), max(spills), shared, serialized, products, seconds)
+
+
+def _specialise(value: Any, is_constexpr: bool) -> tuple[str, bool]:
+    """The type that Triton's launcher gives an argument, and whether it is known to divide by 16."""
+    if isinstance(value, torch.Tensor):
+        return "*" + DTYPES[value.dtype], value.data_ptr() % 16 == 0
+    if hasattr(value, "block_shape"):
+        shape = ", ".join(map(str, value.block_shape))
+        return f"tensordesc<{DTYPES[value.base.dtype]}[{shape}]>", False
+    if is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        return "constexpr", False
+    if isinstance(value, int):
+        return ("i32" if -(2**31) <= value < 2**31 else "i64"), value % 16 == 0
+    return "fp32", False
+
+
+def _ptxas(ptx: str) -> str:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    architecture = re.search(r"\.target (sm_\w+)", ptx)
+    assert architecture is not None
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [str(program), "-v", f"--gpu-name={architecture[1]}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return done.stdout + done.stderr
