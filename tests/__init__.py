@@ -1,0 +1,1 @@
+"""Tests of minicompile; the tree mirrors the package."""
