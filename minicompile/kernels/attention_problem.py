@@ -72,6 +72,7 @@ class AttentionProblem:
             "DROPOUT": self.dropout > 0.0,
             "NAN_ROWS": self.nan_rows,
             "PRECISION": self.precision,
+            "TMA": config.tma,
             "num_warps": config.warps,
             "num_stages": config.stages,
         }
@@ -141,8 +142,9 @@ def tf32_allowed() -> bool:
 
 
 def adjacent_columns(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its last dimension has stride 1 (any other strides are fine), else a copy."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    """The tensor itself if its last dimension has stride 1 and a tile's offsets fit 32 bits, else a copy."""
+    fits = (tensor.stride(-1) == 1 or tensor.shape[-1] == 1) and tensor.stride(-2) < 2**22
+    return tensor if fits else tensor.contiguous()
 
 
 def expand_mask(mask: torch.Tensor | None, problem: AttentionProblem) -> tuple[torch.Tensor | None, tuple[int, ...]]:

@@ -17,9 +17,10 @@ class AttentionConfig:
     block_n: int
     warps: int
     stages: int
+    tma: bool = False
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n} w{self.warps} s{self.stages}"
+        return f"{self.block_m}x{self.block_n} w{self.warps} s{self.stages}{' tma' if self.tma else ''}"
 
 
 @dataclasses.dataclass(frozen=True)

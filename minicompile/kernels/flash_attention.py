@@ -12,10 +12,12 @@ On CPU tensors the same kernels run under Triton's interpreter. This module must
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minicompile.kernels.attention_problem import (
     AttentionProblem,
@@ -103,11 +105,11 @@ def attention_forward(
     if out.numel() == 0 or problem.keys == 0:
         empty = float("nan") if nan_rows else 0.0
         return out.fill_(empty), lse.fill_(float("nan") if nan_rows else float("-inf"))
-    config = config or _choose("forward", problem, q)
+    config = _usable(config or _choose("forward", problem, q), k, v)
     entries, mask_strides = expand_mask(mask, problem)
     launch(
         flash_attention_forward_kernel, (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, k, v, out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        q, *_walked(k, v, config, config.block_n), out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *out.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0,
         problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
         **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0),
@@ -156,7 +158,7 @@ def _query_gradient(
     delta: torch.Tensor, shared: tuple[Any, ...], bias: torch.Tensor | None, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     entries, seed, mask_strides = shared
-    config = config or _choose("query gradient", problem, q)
+    config = _usable(config or _choose("query gradient", problem, q), k, v)
     dq = torch.empty_like(q)
     dbias = None
     if bias is not None:
@@ -166,7 +168,7 @@ def _query_gradient(
     launch(
         flash_attention_query_gradient_kernel,
         (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, k, v, dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        q, *_walked(k, v, config, config.block_n), dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys,
         problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
         problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0),
@@ -182,7 +184,7 @@ def _key_gradient(
     delta: torch.Tensor, shared: tuple[Any, ...], config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     entries, seed, mask_strides = shared
-    config = config or _choose("key gradient", problem, q)
+    config = _usable(config or _choose("key gradient", problem, q), q, dout)
     blocks = triton.cdiv(problem.keys, config.block_n)
     heads_each = problem.group if problem.group == 1 or _fills_gpu(blocks * problem.batch * problem.kv_heads, q) else 1
     if heads_each == problem.group:
@@ -190,9 +192,10 @@ def _key_gradient(
     else:
         parts = (problem.batch, problem.heads, problem.keys)
         dk, dv = (q.new_empty((*parts, width), dtype=torch.float32) for width in (problem.d, problem.dv))
+    walked = _walked(q, dout, config, config.block_m)
     launch(
         flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
-        q, k, v, dout, lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads, problem.queries,
         problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
         problem.threshold, **problem.constants(config), **_loops(problem, False), HEADS_EACH=heads_each,
@@ -209,6 +212,25 @@ def _choose(phase: str, problem: AttentionProblem, q: torch.Tensor) -> Attention
         return interpreted_attention_config(problem.queries, problem.keys)
     widest = padded_head_dim(max(problem.d, problem.dv))
     return attention_config(phase, numerics_class(q.element_size(), problem.precision), widest)
+
+
+def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
+    """The configuration, without TMA if a tensor that it would read is not aligned for descriptors."""
+    aligned = all(
+        t.data_ptr() % 16 == 0 and all(step * t.element_size() % 16 == 0 and step > 0 for step in t.stride()[:-1])
+        for t in walked
+    )
+    return config if aligned or not config.tma else dataclasses.replace(config, tma=False)
+
+
+def _walked(first: torch.Tensor, second: torch.Tensor, config: AttentionConfig, rows: int) -> tuple[Any, Any]:
+    """The two tensors that a kernel's loop reads block by block: as they are, or as TMA descriptors."""
+    if not config.tma:
+        return first, second
+    describe_one = lambda t: TensorDescriptor(  # noqa: E731
+        t, list(t.shape), list(t.stride()), [1, 1, rows, padded_head_dim(t.shape[3])]
+    )
+    return describe_one(first), describe_one(second)
 
 
 def _loops(problem: AttentionProblem, ragged: bool) -> dict[str, bool]:

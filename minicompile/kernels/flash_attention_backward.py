@@ -39,10 +39,12 @@ def flash_attention_delta_kernel(
     blocks = tl.cdiv(queries, BLOCK_M)
     head = tl.program_id(0) // blocks
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    rows = tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.arange(0, BLOCK_DV)
-    out = load_rows(out_ptr + b * stride_ob + h * stride_oh, rows, queries, stride_om, columns, DV, BLOCK_DV, True)
-    dout = load_rows(dout_ptr + b * stride_gb + h * stride_gh, rows, queries, stride_gm, columns, DV, BLOCK_DV, True)
+    first = tl.program_id(0) % blocks * BLOCK_M
+    rows = first + tl.arange(0, BLOCK_M)
+    out = load_rows(
+        out_ptr, b, h, first, queries, stride_ob, stride_oh, stride_om, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
+    dout = load_rows(
+        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     offsets = head.to(tl.int64) * queries + rows
     if HAS_DLSE:
@@ -51,8 +53,9 @@ def flash_attention_delta_kernel(
 
 
 @triton.jit
-def load_statistics(lse_base, delta_base, rows, queries, CHECK: tl.constexpr):
-    """The log-sum-exp of some rows in units of log 2 (+inf for rows that saw no key) and their delta."""
+def load_statistics(lse_base, delta_base, first, queries, ROWS: tl.constexpr, CHECK: tl.constexpr):
+    """The log-sum-exp of ROWS rows in units of log 2 (+inf for rows that saw no key) and their delta."""
+    rows = first + tl.arange(0, ROWS)
     if CHECK:
         lse = tl.load(lse_base + rows, mask=rows < queries, other=0.0)
         delta = tl.load(delta_base + rows, mask=rows < queries, other=0.0)
@@ -64,18 +67,19 @@ def load_statistics(lse_base, delta_base, rows, queries, CHECK: tl.constexpr):
 
 @triton.jit
 def query_gradient_blocks(
-    dq, q, dout, lse, delta, k_base, v_base, mask_base, dbias_base, seed_ptr, head, rows, start, stop,
-    queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+    dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
+    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, PRECISION: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dQ (without the scale) after the keys from `start` to `stop`."""
-    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = load_rows(k_base, cols, keys, stride_kn, columns, D, BLOCK_D, MASKED)
-        v = load_rows(v_base, cols, keys, stride_vn, value_columns, DV, BLOCK_DV, MASKED)
+        k = load_rows(
+            k_ptr, b, kv_head, n, keys, stride_kb, stride_kh, stride_kn, BLOCK_N, D, BLOCK_D, MASKED, TMA)  # fmt: skip
+        v = load_rows(
+            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED, TMA)  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
         dweights = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
@@ -106,7 +110,7 @@ def flash_attention_query_gradient_kernel(
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
     HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, DROPOUT: tl.constexpr,
-    HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_M queries of one head."""
     blocks = tl.cdiv(queries, BLOCK_M)
@@ -117,14 +121,13 @@ def flash_attention_query_gradient_kernel(
     first = first * BLOCK_M
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     rows = first + tl.arange(0, BLOCK_M)
-    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, queries, stride_qm, columns, D, BLOCK_D, True)
-    dout_base = dout_ptr + b * stride_gb + h * stride_gh
-    dout = load_rows(dout_base, rows, queries, stride_gm, value_columns, DV, BLOCK_DV, True)
+    columns = tl.arange(0, BLOCK_D)
+    q = load_rows(q_ptr, b, h, first, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, True, False)
+    dout = load_rows(
+        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
     statistics = head.to(tl.int64) * queries
-    lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, rows, queries, True)
-    k_base = k_ptr + b * stride_kb + h // GROUP * stride_kh
-    v_base = v_ptr + b * stride_vb + h // GROUP * stride_vh
+    lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, first, queries, BLOCK_M, True)
+    kv_head = h // GROUP
     mask_base = mask_ptr + b * stride_mb + h * stride_mh
     dbias_base = dbias_ptr + statistics * keys
     start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
@@ -136,15 +139,17 @@ def flash_attention_query_gradient_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if FULL_LOOP:
         dq = query_gradient_blocks(
-            dq, q, dout, lse, delta, k_base, v_base, mask_base, dbias_base, seed_ptr, head, rows, start, full_stop,
-            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, HAS_DBIAS, PRECISION)  # fmt: skip
+            dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, full_stop,
+            queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
+            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False,
+            DROPOUT, HAS_DBIAS, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         dq = query_gradient_blocks(
-            dq, q, dout, lse, delta, k_base, v_base, mask_base, dbias_base, seed_ptr, head, rows, start, stop,
-            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT, HAS_DBIAS, PRECISION)  # fmt: skip
+            dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
+            queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
+            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True,
+            DROPOUT, HAS_DBIAS, PRECISION, TMA)  # fmt: skip
     pointers = dq_ptr + b * stride_db + h * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :]
     in_range = (rows[:, None] < queries) & (columns[None, :] < D)
     tl.store(pointers, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)
@@ -152,19 +157,20 @@ def flash_attention_query_gradient_kernel(
 
 @triton.jit
 def key_gradient_blocks(
-    dk, dv, k, v, q_base, dout_base, lse_base, delta_base, mask_base, seed_ptr, head, cols, start, stop,
-    queries, keys, stride_qm, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, mask_base, seed_ptr, head, b, h, cols, start, stop,
+    queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dK (without the scale) and dV after the queries from `start` to `stop`; blocks are keys x queries."""
-    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     for m in tl.range(start, stop, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
-        q = load_rows(q_base, rows, queries, stride_qm, columns, D, BLOCK_D, CHECK_ROWS)
-        dout = load_rows(dout_base, rows, queries, stride_gm, value_columns, DV, BLOCK_DV, CHECK_ROWS)
-        lse, delta = load_statistics(lse_base, delta_base, rows, queries, CHECK_ROWS)
+        q = load_rows(
+            q_ptr, b, h, m, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA)  # fmt: skip
+        dout = load_rows(
+            dout_ptr, b, h, m, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, CHECK_ROWS, TMA)  # fmt: skip
+        lse, delta = load_statistics(lse_base, delta_base, m, queries, BLOCK_M, CHECK_ROWS)
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * qk_scale
         if MASKED:
             visible = visible_pairs(rows[None, :], cols[:, None], keys, lower, upper, HAS_LOWER, HAS_UPPER)
@@ -200,7 +206,7 @@ def flash_attention_key_gradient_kernel(
     GROUP: tl.constexpr, HEADS_EACH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
-    CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of BLOCK_N keys, added over HEADS_EACH query heads."""
     blocks = tl.cdiv(keys, BLOCK_N)
@@ -211,8 +217,8 @@ def flash_attention_key_gradient_kernel(
     cols = first + tl.arange(0, BLOCK_N)
     columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     kv_head = out_head * HEADS_EACH // GROUP
-    k = load_rows(k_ptr + b * stride_kb + kv_head * stride_kh, cols, keys, stride_kn, columns, D, BLOCK_D, True)
-    v = load_rows(v_ptr + b * stride_vb + kv_head * stride_vh, cols, keys, stride_vn, value_columns, DV, BLOCK_DV, True)
+    k = load_rows(k_ptr, b, kv_head, first, keys, stride_kb, stride_kh, stride_kn, BLOCK_N, D, BLOCK_D, True, False)
+    v = load_rows(v_ptr, b, kv_head, first, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, True, False)
     start, full_start, stop = 0, 0, queries
     if HAS_UPPER:
         start = tl.maximum(first - upper, 0) // BLOCK_M * BLOCK_M
@@ -223,8 +229,6 @@ def flash_attention_key_gradient_kernel(
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in tl.range(0, HEADS_EACH):
         h = out_head * HEADS_EACH + member
-        q_base = q_ptr + b * stride_qb + h * stride_qh
-        dout_base = dout_ptr + b * stride_gb + h * stride_gh
         head = (b * heads + h).to(tl.int32)
         statistics = head.to(tl.int64) * queries
         lse_base, delta_base = lse_ptr + statistics, delta_ptr + statistics
@@ -232,17 +236,17 @@ def flash_attention_key_gradient_kernel(
         masked_stop = stop
         if FULL_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_base, dout_base, lse_base, delta_base, mask_base, seed_ptr, head, cols, full_start,
-                queries, queries, keys, stride_qm, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale,
-                threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS,
-                CHECK_ROWS, PRECISION)  # fmt: skip
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, mask_base, seed_ptr, head, b, h, cols, full_start,
+                queries, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
+                stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
+                HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
             masked_stop = tl.minimum(full_start, queries)
         if MASKED_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_base, dout_base, lse_base, delta_base, mask_base, seed_ptr, head, cols, start,
-                masked_stop, queries, keys, stride_qm, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale,
-                keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT,
-                NAN_ROWS, CHECK_ROWS, PRECISION)  # fmt: skip
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, mask_base, seed_ptr, head, b, h, cols, start,
+                masked_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
+                stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
+                HAS_LOWER, HAS_UPPER, True, DROPOUT, NAN_ROWS, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
     rows64 = cols.to(tl.int64)[:, None]
     dk_pointers = dk_ptr + b * stride_dkb + out_head * stride_dkh + rows64 * stride_dkn + columns[None, :]
     dv_pointers = dv_ptr + b * stride_dvb + out_head * stride_dvh + rows64 * stride_dvn + value_columns[None, :]

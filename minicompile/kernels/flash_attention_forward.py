@@ -31,16 +31,28 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def load_rows(base, rows, count, stride, columns, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr):
-    """Rows of a matrix whose columns are adjacent; zeros beyond `count` rows (if CHECK) and beyond WIDTH columns."""
-    pointers = base + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+def load_rows(
+    source, b, h, first, count, stride_b, stride_h, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows from `first` of one head; zeros beyond `count` rows (if CHECK) and beyond WIDTH columns.
+
+    With TMA, `source` is a descriptor of the whole tensor, and the zeros are the hardware's. Else it is a pointer to
+    it, with adjacent columns; the tile's own offsets are 32-bit, and only the scalar base moves in 64 bits.
+    """
+    if TMA:
+        return source.load([b.to(tl.int32), h.to(tl.int32), first, 0]).reshape([ROWS, BLOCK_WIDTH])
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK_WIDTH)[None, :]
+    base = source + b * stride_b + h * stride_h + tl.cast(first, tl.int64) * stride
+    pointers = base + (rows * stride + columns)
     if CHECK:
         if WIDTH == BLOCK_WIDTH:
-            return tl.load(pointers, mask=rows[:, None] < count, other=0.0)
-        return tl.load(pointers, mask=(rows[:, None] < count) & (columns[None, :] < WIDTH), other=0.0)
+            return tl.load(pointers, mask=first + rows < count, other=0.0)
+        return tl.load(pointers, mask=(first + rows < count) & (columns < WIDTH), other=0.0)
     if WIDTH == BLOCK_WIDTH:
         return tl.load(pointers)
-    return tl.load(pointers, mask=columns[None, :] < WIDTH, other=0.0)
+    return tl.load(pointers, mask=columns < WIDTH, other=0.0)
 
 
 @triton.jit
@@ -80,17 +92,17 @@ def dropout_keeps(seed_ptr, head, rows, cols, threshold):
 
 @triton.jit
 def forward_blocks(
-    acc, total, maximum, q, k_base, v_base, mask_base, seed_ptr, head, rows, start, stop,
-    queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
+    acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop,
+    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """The running sums after the keys from `start` to `stop`."""
-    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = load_rows(k_base, cols, keys, stride_kn, columns, D, BLOCK_D, MASKED)
+        k = load_rows(
+            k_ptr, b, kv_head, n, keys, stride_kb, stride_kh, stride_kn, BLOCK_N, D, BLOCK_D, MASKED, TMA)  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         multiplier = qk_scale
         if not FUSED_SCALE:
@@ -109,7 +121,8 @@ def forward_blocks(
         total = total * rescale + tl.sum(weights, 1)
         if DROPOUT:
             weights = tl.where(dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold), weights, 0.0)
-        v = load_rows(v_base, cols, keys, stride_vn, value_columns, DV, BLOCK_DV, MASKED)
+        v = load_rows(
+            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED, TMA)  # fmt: skip
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         maximum = new_maximum
     return acc, total, maximum
@@ -124,7 +137,7 @@ def flash_attention_forward_kernel(
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
     HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, FUSED_SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head."""
     blocks = tl.cdiv(queries, BLOCK_M)
@@ -135,10 +148,9 @@ def flash_attention_forward_kernel(
     first = first * BLOCK_M
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     rows = first + tl.arange(0, BLOCK_M)
-    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    q = load_rows(q_ptr + b * stride_qb + h * stride_qh, rows, queries, stride_qm, columns, D, BLOCK_D, True)
-    k_base = k_ptr + b * stride_kb + h // GROUP * stride_kh
-    v_base = v_ptr + b * stride_vb + h // GROUP * stride_vh
+    value_columns = tl.arange(0, BLOCK_DV)
+    q = load_rows(q_ptr, b, h, first, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, True, False)
+    kv_head = h // GROUP
     mask_base = mask_ptr + b * stride_mb + h * stride_mh
     start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
     if HAS_UPPER:
@@ -151,15 +163,15 @@ def flash_attention_forward_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if FULL_LOOP:
         acc, total, maximum = forward_blocks(
-            acc, total, maximum, q, k_base, v_base, mask_base, seed_ptr, head, rows, start, full_stop,
-            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT, PRECISION)  # fmt: skip
+            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, full_stop, queries, keys,
+            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
+            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         acc, total, maximum = forward_blocks(
-            acc, total, maximum, q, k_base, v_base, mask_base, seed_ptr, head, rows, start, stop,
-            queries, keys, stride_kn, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT, PRECISION)  # fmt: skip
+            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries, keys,
+            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
+            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
     lse = maximum * LN2 + tl.log(total)
     empty = total == 0.0
     if NAN_ROWS:
