@@ -1,0 +1,273 @@
+"""The public interface: `compile`, `sources`, `disable`, `reset`, marks, and the records of what was compiled.
+
+Thin on purpose: capture decides when to compile, `compiler.py` compiles. This module must not know any stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from minicompile import config as configuration
+from minicompile.capture.entry import CompiledCallable
+from minicompile.compiled_module import CompiledModule, compile_module
+from minicompile.compiler import Compiler
+from minicompile.config import Config
+from minicompile.ir.graph import CapturedGraph
+from minicompile.report import logs
+from minicompile.report.sources import Sources
+from minicompile.runtime.compiled_graph import CompiledGraph
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """What has been compiled so far.
+
+    Attributes:
+        graphs: captured and compiled graphs.
+        graph_breaks: places where capture cut a function.
+        kernels: generated kernels that one call of every graph launches.
+        extern_calls: calls of kernels that are not generated (a vendor's matrix product, an ATen operator).
+        fallbacks: parts or whole frames left to eager.
+        bytes_moved: bytes that the generated kernels read and write in one call of every graph.
+    """
+
+    graphs: int = 0
+    graph_breaks: int = 0
+    kernels: int = 0
+    extern_calls: int = 0
+    fallbacks: int = 0
+    bytes_moved: int = 0
+
+
+class CompiledFunction(CompiledCallable):
+    """A compiled function: call it like the original, ask it for its records."""
+
+    def __init__(self, function: Callable[..., Any], config: Config) -> None:
+        self.config = config
+        self.__wrapped__ = function
+        self.restart()
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
+        _living.add(self)
+
+    def restart(self) -> None:
+        """Forget every compiled variant."""
+        self.compiler = Compiler(self.config)
+        super().__init__(python_function(self.__wrapped__), logged(self.compiler), self.config)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledFunction, (self.__wrapped__, self.config)
+
+    @property
+    def stats(self) -> Stats:
+        """Counts of what has been compiled so far."""
+        graphs = self.compiler.graphs
+        return Stats(
+            graphs=len(graphs),
+            graph_breaks=len(self.records.graph_breaks),
+            kernels=sum(graph.kernels for graph in graphs),
+            extern_calls=sum(graph.extern_calls for graph in graphs),
+            fallbacks=len(self.records.fallbacks) + sum(len(graph.fallbacks) for graph in graphs),
+            bytes_moved=sum(graph.bytes_moved for graph in graphs),
+        )
+
+    @property
+    def recompiles(self) -> list[Any]:
+        """One record per recompile: what changed, why that mattered, seconds."""
+        return list(self.records.recompiles)
+
+    @property
+    def graph_breaks(self) -> list[Any]:
+        """One record per graph break: the reason, the line, a rewrite where one is known."""
+        return list(self.records.graph_breaks)
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of compile time by stage, over all graphs."""
+        total: dict[str, float] = {}
+        for graph in self.compiler.graphs:
+            for stage, seconds in graph.timings.items():
+                total[stage] = total.get(stage, 0.0) + seconds
+        return total
+
+
+_living: weakref.WeakSet[CompiledFunction] = weakref.WeakSet()
+
+
+def compile(
+    fn_or_module: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compile a function, a bound method, a lambda or an `nn.Module`; nothing is compiled before the first call.
+
+    Arguments:
+        fn_or_module: what to compile; without it, a decorator with these settings is returned.
+        fullgraph: raise on a graph break instead of running the part in eager.
+        dynamic: `None` makes a dimension symbolic at its second size, `True` at once, `False` never.
+        mode: `default`, `reduce-overhead`, `max-autotune` or `max-autotune-no-cudagraphs`; excludes `options`.
+        options: settings of `minicompile.config.Config` by name.
+        disable: run everything eager.
+    """
+    config = settings(fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable)
+    return compiled(fn_or_module, config) if fn_or_module is not None else functools.partial(compiled, config=config)
+
+
+def settings(
+    *, fullgraph: bool, dynamic: bool | None, mode: str | None, options: dict[str, Any] | None, disable: bool
+) -> Config:
+    """The active configuration with the arguments of `compile` applied."""
+    if mode is not None and options:
+        raise RuntimeError("either mode or options can be given to minicompile.compile, not both")
+    given: dict[str, Any] = dict(options or {})
+    given |= {"fullgraph": True} if fullgraph else {}
+    given |= {"disable": True} if disable else {}
+    given |= {"dynamic": dynamic} if dynamic is not None else {}
+    given |= {"mode": mode} if mode is not None else {}
+    return configuration.current().replace(**given)
+
+
+def compiled(target: Any, config: Config) -> Any:
+    """The compiled form of a function or module under `config`."""
+    if isinstance(target, (CompiledFunction, CompiledModule)):
+        target = target.__wrapped__
+    if isinstance(target, type):
+        raise TypeError(f"minicompile.compile takes a function or an nn.Module object, not the class {target.__name__}")
+    if isinstance(target, torch.jit.ScriptModule):
+        warnings.warn("a scripted module has no Python to compile; it runs as it is", stacklevel=3)
+        return target
+    if isinstance(target, torch.nn.Module):
+        return compile_module(target, functools.partial(CompiledFunction, config=config))
+    if not callable(target):
+        raise TypeError(f"minicompile.compile takes a function or an nn.Module object, not {type(target).__name__}")
+    return CompiledFunction(target, config)
+
+
+def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python function or method that calls `target`, which may be a builtin, a partial or any callable object."""
+    inner = target.__func__ if isinstance(target, types.MethodType) else target
+    if isinstance(inner, types.FunctionType):
+        return target
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    return call
+
+
+def logged(compiler: Compiler) -> Callable[[CapturedGraph], CompiledGraph]:
+    """The compiler's backend, with the log lines that `MINICOMPILE_LOGS` asks for."""
+    topics = logs.enabled_topics()
+    if not topics:
+        return compiler.backend
+    if "help" in topics:
+        logs.emit("help", logs.help_text())
+
+    def backend(captured: CapturedGraph) -> CompiledGraph:
+        graph = compiler.backend(captured)
+        if "guards" in topics:
+            logs.emit("guards", logs.guards_text(captured))
+        if "graph_breaks" in topics and captured.graph_break is not None:
+            logs.emit("graph_breaks", logs.graph_break_text(captured.graph_break))
+        for half, part in graph.parts.items():
+            if "fusion" in topics and part.schedule is not None:
+                logs.emit("fusion", logs.fusion_text(f"{captured.name} {half}", part.schedule))
+            if "output_code" in topics and part.program is not None:
+                logs.emit("output_code", f"{part.path or part.program.name}\n{part.program.text}")
+        return graph
+
+    return backend
+
+
+def sources(compiled: Any) -> Sources:
+    """The generated Triton and host source of everything that `compiled` has compiled so far, by file name."""
+    return Sources.collect(file for graph in compiled_function(compiled).compiler.graphs for file in graph.sources)
+
+
+def source_paths(compiled: Any) -> list[str]:
+    """Where the generated files of `compiled` lie on disk."""
+    return [str(path) for graph in compiled_function(compiled).compiler.graphs for path in graph.paths]
+
+
+def compiled_function(compiled: Any) -> CompiledFunction:
+    """The compiled function behind a compiled function, method or module; anything else raises `TypeError`."""
+    if isinstance(compiled, CompiledModule):
+        return compiled._minicompile_forward
+    if isinstance(compiled, types.MethodType) and isinstance(compiled.__func__, CompiledFunction):
+        return compiled.__func__
+    if isinstance(compiled, CompiledFunction):
+        return compiled
+    raise TypeError(f"not something that minicompile.compile returned: {compiled!r}")
+
+
+def reset() -> None:
+    """Forget every compiled variant of every function in this process; files on disk stay."""
+    for function in list(_living):
+        function.restart()
+
+
+def disable(function: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    """Keep a function or module out of every graph; usable bare, as a decorator, and with a reason for the records.
+
+    `recursive` is accepted as in `torch.compiler.disable`; what a disabled function calls is never captured either way,
+    unless it was compiled on its own.
+    """
+    if function is None:
+        return functools.partial(disable, recursive=recursive, reason=reason)
+    if isinstance(function, torch.nn.Module):
+        function.forward = disable(function.forward, reason=reason)
+        return function
+    if isinstance(function, (CompiledFunction, CompiledModule)):
+        function = function.__wrapped__
+
+    @functools.wraps(function)
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    # The marks of torch.compiler.disable, so that each compiler honours the other's.
+    uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]
+    uncompiled._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+    return uncompiled
+
+
+def is_compiling() -> bool:
+    """Whether the calling code is being captured."""
+    return torch.compiler.is_compiling()
+
+
+def mark_dynamic(tensor: torch.Tensor, index: int | Sequence[int]) -> None:
+    """Make dimensions of an argument symbolic from its first call on."""
+    _mark(tensor, "_dynamo_dynamic_indices", index)
+
+
+def mark_static(tensor: torch.Tensor, index: int | Sequence[int] | None = None) -> None:
+    """Never make dimensions of an argument symbolic; without `index`, none of them."""
+    _mark(tensor, "_dynamo_static_indices", range(tensor.ndim) if index is None else index)
+
+
+def _mark(tensor: torch.Tensor, attribute: str, index: int | Sequence[int]) -> None:
+    """Add dimensions to the set that torch's own marks keep on a tensor, so that both are honoured."""
+    marked = set(getattr(tensor, attribute, ()))
+    for dimension in [index] if isinstance(index, int) else index:
+        if not -tensor.ndim <= dimension < tensor.ndim:
+            raise IndexError(f"dimension {dimension} of a tensor with {tensor.ndim} dimensions")
+        marked.add(dimension % tensor.ndim)
+    setattr(tensor, attribute, marked)

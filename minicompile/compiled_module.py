@@ -1,0 +1,99 @@
+"""A compiled `nn.Module` that can stand wherever the original stood.
+
+It is an instance of a subclass of the original's class and shares the original's `__dict__`: parameters, buffers,
+submodules, hooks, flags and every attribute are the same objects under the same names; only `forward` is compiled.
+This module must not compile anything itself: it is given the function that makes a compiled callable.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CompileForward = Callable[[Callable[..., Any]], Any]
+
+OLD_PREFIX = "_orig_mod."
+
+
+class ForwardedRecord:
+    """An attribute of the compiled forward, offered on the module unless the user's module has one of that name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: CompiledModule | None, owner: type) -> Any:
+        if module is None:
+            return self
+        try:
+            return getattr(module._minicompile_original, self.name)
+        except AttributeError:
+            return getattr(module._minicompile_forward, self.name)
+
+
+class CompiledModule(torch.nn.Module):
+    """What `minicompile.compile(module)` returns; `__wrapped__` is the module it was made from."""
+
+    __slots__ = ("_minicompile_compile", "_minicompile_forward", "_minicompile_original")
+
+    _minicompile_original: torch.nn.Module
+    _minicompile_forward: Any
+    _minicompile_compile: CompileForward
+
+    stats = ForwardedRecord()
+    recompiles = ForwardedRecord()
+    graph_breaks = ForwardedRecord()
+    timings = ForwardedRecord()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Do nothing: the original class must not see its compiled twin as a new subclass to register."""
+
+    @property
+    def __wrapped__(self) -> torch.nn.Module:
+        return self._minicompile_original
+
+    @property
+    def forward(self) -> Any:  # type: ignore[override]
+        """The compiled forward; assigning another function to it compiles that one."""
+        return self._minicompile_forward
+
+    @forward.setter
+    def forward(self, function: Callable[..., Any]) -> None:
+        self.__dict__["forward"] = function
+        object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(function))
+
+    @forward.deleter
+    def forward(self) -> None:
+        del self.__dict__["forward"]
+        original = self._minicompile_original.forward
+        object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(original))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        old = prefix + OLD_PREFIX
+        for key in [key for key in state_dict if key.startswith(old)]:
+            state_dict[prefix + key[len(old) :]] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return compile_module, (self._minicompile_original, self._minicompile_compile)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        return compile_module(copy.deepcopy(self._minicompile_original, memo), self._minicompile_compile)
+
+    def __copy__(self) -> CompiledModule:
+        return compile_module(copy.copy(self._minicompile_original), self._minicompile_compile)
+
+
+def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -> CompiledModule:
+    """The compiled twin of `original`; `compile_forward` must be picklable for the twin to be."""
+    cls = type(original)
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ()}
+    twin = type(cls)(cls.__name__, (CompiledModule, cls), names)
+    compiled = object.__new__(twin)
+    object.__setattr__(compiled, "__dict__", original.__dict__)
+    object.__setattr__(compiled, "_minicompile_original", original)
+    object.__setattr__(compiled, "_minicompile_compile", compile_forward)
+    object.__setattr__(compiled, "_minicompile_forward", compile_forward(original.forward))
+    return compiled

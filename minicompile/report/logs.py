@@ -1,0 +1,93 @@
+"""Log lines by topic, switched on with `MINICOMPILE_LOGS=topic,topic`.
+
+Lines go to the standard logger `minicompile.TOPIC`, or to standard error when the program has configured no logging.
+This module must not compute anything: it prints records that the stages left.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Iterable
+
+from minicompile.errors import InvalidOption
+from minicompile.ir.graph import CapturedGraph, GraphBreak
+from minicompile.ir.schedule import KernelGroup, Schedule
+
+VARIABLE = "MINICOMPILE_LOGS"
+
+TOPICS = {
+    "graph_breaks": "where capture cut a function, why, and a rewrite where one is known",
+    "recompiles": "which guard failed, and what the new variant was compiled for",
+    "guards": "every condition a compiled variant depends on",
+    "fusion": "which operations share a kernel, and each fusion refused with its reason",
+    "output_code": "the generated Triton and host code",
+    "help": "this list",
+}
+
+
+def enabled_topics() -> frozenset[str]:
+    """The topics named by the environment; a name that does not exist raises `InvalidOption`."""
+    names = [name.strip().lstrip("+") for name in os.environ.get(VARIABLE, "").split(",")]
+    for name in filter(None, names):
+        if name not in TOPICS:
+            raise InvalidOption(name, "", tuple(difflib.get_close_matches(name, TOPICS, 1, 0.0)), unknown=True)
+    return frozenset(filter(None, names))
+
+
+def help_text() -> str:
+    """The topics and what each one prints."""
+    width = max(map(len, TOPICS))
+    lines = [f"{VARIABLE} takes a comma-separated list of:"]
+    return "\n".join([*lines, *(f"  {name:<{width}}  {meaning}" for name, meaning in TOPICS.items())])
+
+
+def emit(topic: str, text: str) -> None:
+    """Write one entry of a topic."""
+    logger = logging.getLogger(f"minicompile.{topic}")
+    if logger.hasHandlers():
+        logger.info(text)
+    else:
+        print(f"[minicompile.{topic}] {text}", file=sys.stderr, flush=True)
+
+
+def graph_break_text(graph_break: GraphBreak) -> str:
+    """A graph break as the user reads it: what, where, and what to do."""
+    lines = [f"{graph_break.kind}: {graph_break.reason}"]
+    for location in graph_break.stack:
+        lines.append(f"    at {location}")
+        if location.text:
+            lines.append(f"        {location.text.strip()}")
+    if graph_break.hint:
+        lines.append(f"    what to do: {graph_break.hint}")
+    return "\n".join(lines)
+
+
+def guards_text(captured: CapturedGraph) -> str:
+    """Every guard of a captured graph, with the line that needed it."""
+    lines = [f"{captured.name}: {len(captured.guards)} guards"]
+    for guard in captured.guards:
+        needed = f"  (needed at {guard.location})" if guard.location else ""
+        lines.append(f"    {guard.expression}{needed}")
+    return "\n".join(lines)
+
+
+def fusion_text(name: str, schedule: Schedule) -> str:
+    """What shares a kernel, and what does not and why."""
+    lines = [f"{name}: {len(schedule.steps)} steps"]
+    for step in schedule.steps:
+        operators = list(dict.fromkeys(origin.operator for origin in step_origins(step)))
+        label = step.name if isinstance(step, KernelGroup) else f"extern {step.target}"
+        lines.append(f"    {label}: {', '.join(operators)}")
+    for refusal in schedule.refusals:
+        lines.append(f"    not fused ({refusal.verdict}): {refusal.producer} into {refusal.consumer}: {refusal.reason}")
+    return "\n".join(lines)
+
+
+def step_origins(step: object) -> Iterable:
+    """The FX nodes behind a step of a schedule."""
+    if isinstance(step, KernelGroup):
+        return (origin for loop in step.loops for origin in loop.origins)
+    return getattr(step, "origins", ())
