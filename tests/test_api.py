@@ -1,0 +1,395 @@
+"""The public interface behaves like `torch.compile`'s, and a compiled module like the module it was made from."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn as nn
+
+import minicompile
+from minicompile.errors import InvalidOption
+
+
+class Small(nn.Module):
+    """A module with a parameter, a buffer, a submodule and names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale and add."""
+        return self.linear(x).relu() * self.scale + (1.0 if self.training else 0.0)
+
+
+class WithStats(nn.Module):
+    """A module whose own attribute has the name of one of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stats = "mine"
+        self.timings = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.timings(x)
+
+
+def double_plus_one(x: torch.Tensor) -> torch.Tensor:
+    """Doc of the function."""
+    return x * 2 + 1
+
+
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+def test_a_function_keeps_its_value_name_and_doc() -> None:
+    compiled = minicompile.compile(double_plus_one)
+    torch.testing.assert_close(compiled(X), double_plus_one(X))
+    assert compiled.__wrapped__ is double_plus_one
+    assert (compiled.__name__, compiled.__doc__) == ("double_plus_one", "Doc of the function.")
+    assert str(inspect.signature(compiled)) == str(inspect.signature(double_plus_one))
+
+
+def test_bare_and_parametrised_decorators() -> None:
+    @minicompile.compile
+    def bare(x):
+        return x.sin()
+
+    @minicompile.compile(fullgraph=True, dynamic=False)
+    def parametrised(x):
+        return x.cos()
+
+    torch.testing.assert_close(bare(X), X.sin())
+    torch.testing.assert_close(parametrised(X), X.cos())
+    assert parametrised.config.fullgraph and parametrised.config.dynamic is False
+
+
+def test_methods_lambdas_builtins_partials_and_callable_objects() -> None:
+    class Owner:
+        def __init__(self, k):
+            self.k = k
+
+        def scaled(self, x):
+            return x * self.k
+
+        @minicompile.compile
+        def decorated(self, x):
+            return x + self.k
+
+        def __call__(self, x):
+            return x - self.k
+
+    import functools
+
+    owner = Owner(3.0)
+    torch.testing.assert_close(minicompile.compile(owner.scaled)(X), X * 3)
+    torch.testing.assert_close(owner.decorated(X), X + 3)
+    assert owner.decorated.stats.graphs == 1
+    torch.testing.assert_close(minicompile.compile(lambda x: x.exp())(X), X.exp())
+    torch.testing.assert_close(minicompile.compile(torch.tanh)(X), X.tanh())
+    torch.testing.assert_close(minicompile.compile(functools.partial(torch.mul, other=2))(X), X * 2)
+    torch.testing.assert_close(minicompile.compile(owner)(X), X - 3)
+
+
+def test_stats_sources_and_timings_tell_what_was_compiled() -> None:
+    compiled = minicompile.compile(double_plus_one)
+    assert compiled.stats.graphs == 0 and len(minicompile.sources(compiled)) == 0
+    compiled(X)
+    assert compiled.stats.graphs == 1
+    assert (compiled.stats.graph_breaks, compiled.stats.fallbacks) == (0, 0)
+    assert compiled.stats.kernels == 1 and compiled.stats.extern_calls == 0
+    assert compiled.recompiles == []
+    assert sum(compiled.timings.values()) > 0
+    listing = str(minicompile.sources(compiled))
+    assert "@triton.jit" in listing
+    with pytest.raises(AttributeError):
+        compiled.stats.graphs = 5
+
+
+def test_a_recompile_is_recorded_with_its_reason() -> None:
+    compiled = minicompile.compile(lambda x, flag: x + 1 if flag else x - 1)
+    compiled(X, True)
+    torch.testing.assert_close(compiled(X, False), X - 1)
+    assert len(compiled.recompiles) == 1
+    assert "flag" in str(compiled.recompiles[0])
+
+
+def test_a_graph_break_is_recorded_with_its_line() -> None:
+    def breaks(x):
+        y = x + 1
+        print("between")
+        return y * 2
+
+    compiled = minicompile.compile(breaks)
+    torch.testing.assert_close(compiled(X), (X + 1) * 2)
+    assert compiled.stats.graph_breaks == 1
+    assert "test_api.py" in str(compiled.graph_breaks[0])
+
+
+def test_fullgraph_raises_with_the_line() -> None:
+    def breaks(x):
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    with pytest.raises(minicompile.errors.MinicompileError, match=r"test_api\.py"):
+        minicompile.compile(breaks, fullgraph=True)(X)
+
+
+def test_mode_and_options_exclude_each_other() -> None:
+    with pytest.raises(RuntimeError, match="mode or options"):
+        minicompile.compile(double_plus_one, mode="default", options={"cache": False})
+
+
+def test_unknown_options_and_modes_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(InvalidOption, match="'fallback_random'"):
+        minicompile.compile(double_plus_one, options={"falback_random": True})
+    with pytest.raises(InvalidOption, match="max-autotune"):
+        minicompile.compile(double_plus_one, mode="fastest")
+    with pytest.raises(InvalidOption, match="'dynamic'"), minicompile.config.patch(dinamic=True):
+        pass
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="class Small"):
+        minicompile.compile(Small)
+    with pytest.raises(TypeError, match="not int"):
+        minicompile.compile(3)
+    with pytest.raises(TypeError, match="not something"):
+        minicompile.sources(double_plus_one)
+
+
+def test_disable_as_argument_decorator_and_setting() -> None:
+    off = minicompile.compile(double_plus_one, disable=True)
+    torch.testing.assert_close(off(X), double_plus_one(X))
+    assert off.stats.graphs == 0
+
+    @minicompile.disable(reason="counts in Python")
+    def counted(x):
+        seen.append(minicompile.is_compiling())
+        return x + 1
+
+    seen: list[bool] = []
+    compiled = minicompile.compile(lambda x: counted(x * 2) * 3)
+    torch.testing.assert_close(compiled(X), (X * 2 + 1) * 3)
+    assert seen == [False]
+
+    with minicompile.config.patch(disable=True):
+        off = minicompile.compile(double_plus_one)
+    off(X)
+    assert off.stats.graphs == 0
+
+
+def test_generators_and_coroutines_run_as_they_are() -> None:
+    def generator(x):
+        yield x + 1
+        yield x + 2
+
+    async def coroutine(x):
+        return x + 1
+
+    torch.testing.assert_close(list(minicompile.compile(generator)(X)), [X + 1, X + 2])
+    with pytest.raises(StopIteration) as stopped:
+        minicompile.compile(coroutine)(X).send(None)
+    torch.testing.assert_close(stopped.value.value, X + 1)
+
+
+def test_is_compiling_is_true_only_while_capturing() -> None:
+    compiled = minicompile.compile(lambda x: x + 1 if minicompile.is_compiling() else x - 1)
+    assert not minicompile.is_compiling()
+    torch.testing.assert_close(compiled(X), X + 1)
+
+
+def test_reset_forgets_what_was_compiled() -> None:
+    compiled = minicompile.compile(double_plus_one)
+    compiled(X)
+    minicompile.reset()
+    assert compiled.stats.graphs == 0
+    torch.testing.assert_close(compiled(X), double_plus_one(X))
+    assert compiled.stats.graphs == 1
+
+
+def test_compiling_twice_compiles_the_original() -> None:
+    again = minicompile.compile(minicompile.compile(double_plus_one))
+    assert again.__wrapped__ is double_plus_one
+    module = Small()
+    assert minicompile.compile(minicompile.compile(module)).__wrapped__ is module
+
+
+def test_marks_check_their_dimension() -> None:
+    x = torch.zeros(2, 3)
+    minicompile.mark_dynamic(x, -1)
+    minicompile.mark_static(x)
+    with pytest.raises(IndexError, match="dimension 2"):
+        minicompile.mark_dynamic(x, 2)
+
+
+def test_concurrent_calls_agree() -> None:
+    compiled = minicompile.compile(lambda x: (x * 2).relu().sum(-1))
+    inputs = [torch.full((3, 5), float(i)) for i in range(4)]
+    results: dict[int, torch.Tensor] = {}
+    threads = [threading.Thread(target=lambda i=i: results.update({i: compiled(inputs[i])})) for i in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(torch.equal(results[i], (inputs[i] * 2).relu().sum(-1)) for i in range(4))
+
+
+def test_a_module_is_the_same_module_to_everyone() -> None:
+    module = Small()
+    compiled = minicompile.compile(module)
+    assert isinstance(compiled, Small) and isinstance(compiled, minicompile.CompiledModule)
+    assert compiled.__wrapped__ is module
+    assert list(compiled.state_dict()) == list(module.state_dict())
+    assert all(a is b for a, b in zip(compiled.parameters(), module.parameters(), strict=True))
+    assert repr(compiled) == repr(module)
+    torch.testing.assert_close(compiled(X), module(X))
+    assert compiled.stats.graphs == 1
+
+
+def test_attributes_pass_through_both_ways() -> None:
+    module = Small()
+    compiled = minicompile.compile(module)
+    torch.testing.assert_close(compiled(X), module(X))
+    compiled.scale = 5.0
+    assert module.scale == 5.0
+    torch.testing.assert_close(compiled(X), module(X))
+    compiled.linear = nn.Linear(4, 3)
+    assert module.linear.out_features == 3
+    torch.testing.assert_close(compiled(X), module(X))
+    del compiled.scale
+    with pytest.raises(AttributeError):
+        module.scale
+
+
+def test_names_of_the_users_module_come_before_ours() -> None:
+    compiled = minicompile.compile(WithStats())
+    assert compiled.stats == "mine" and isinstance(compiled.timings, nn.Linear)
+    assert compiled.recompiles == []
+
+
+def test_train_and_eval_switch_the_original() -> None:
+    module = Small()
+    compiled = minicompile.compile(module)
+    trained = compiled(X)
+    assert compiled.eval() is compiled and not module.training
+    torch.testing.assert_close(compiled(X), trained - 1)
+    assert compiled.train().training and module.linear.training
+
+
+def test_to_changes_the_original() -> None:
+    module = Small()
+    compiled = minicompile.compile(module)
+    compiled(X)
+    assert compiled.to(torch.float64) is compiled
+    assert module.linear.weight.dtype == torch.float64
+    torch.testing.assert_close(compiled(X.double()), module(X.double()))
+
+
+def test_deepcopy_and_pickle_keep_a_working_compiled_module() -> None:
+    compiled = minicompile.compile(Small(), dynamic=False)
+    expected = compiled(X)
+    for twin in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled)), copy.copy(compiled)):
+        assert isinstance(twin, Small) and isinstance(twin, minicompile.CompiledModule)
+        assert twin.forward.config.dynamic is False
+        torch.testing.assert_close(twin(X), expected)
+    twin = copy.deepcopy(compiled)
+    with torch.no_grad():
+        twin.linear.weight.zero_()
+    torch.testing.assert_close(compiled(X), expected)
+
+
+def test_torch_save_round_trip() -> None:
+    compiled = minicompile.compile(Small())
+    buffer = io.BytesIO()
+    torch.save(compiled, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    torch.testing.assert_close(loaded(X), compiled(X))
+
+
+def test_state_dicts_of_torch_compile_load() -> None:
+    source, target = Small(), Small()
+    prefixed = {f"_orig_mod.{key}": value for key, value in source.state_dict().items()}
+    assert minicompile.compile(target).load_state_dict(prefixed).missing_keys == []
+    torch.testing.assert_close(target(X), source(X))
+
+    parent = nn.Sequential(minicompile.compile(Small()))
+    parent.load_state_dict({f"0._orig_mod.{key}": value for key, value in source.state_dict().items()})
+    torch.testing.assert_close(parent(X), source(X))
+    assert list(parent.state_dict()) == [f"0.{key}" for key in source.state_dict()]
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        minicompile.compile(target).load_state_dict({**source.state_dict(), "more": torch.zeros(1)})
+
+
+def test_hooks_run() -> None:
+    module = Small()
+    compiled = minicompile.compile(module)
+    seen: list[str] = []
+    handles = [
+        compiled.register_forward_pre_hook(lambda m, args: seen.append("before")),
+        module.register_forward_hook(lambda m, args, out: out + 10),
+    ]
+    torch.testing.assert_close(compiled(X), module(X))
+    assert seen == ["before", "before"]
+    [handle.remove() for handle in handles]
+    torch.testing.assert_close(compiled(X), module(X))
+    assert seen == ["before", "before"]
+
+
+def test_a_patched_forward_is_the_one_that_runs() -> None:
+    module = Small()
+    compiled = minicompile.compile(module)
+    compiled(X)
+    compiled.forward = lambda x: x * 7
+    torch.testing.assert_close(compiled(X), X * 7)
+    torch.testing.assert_close(module(X), X * 7)
+
+
+def test_other_methods_call_the_compiled_forward() -> None:
+    class Twice(Small):
+        def twice(self, x):
+            return self(self(x))
+
+    module = Twice()
+    compiled = minicompile.compile(module)
+    torch.testing.assert_close(compiled.twice(X), module.twice(X))
+    assert compiled.stats.graphs >= 1
+
+
+def test_training_a_compiled_module_trains_the_original() -> None:
+    torch.manual_seed(0)
+    module = Small()
+    reference = copy.deepcopy(module)
+    compiled = minicompile.compile(module)
+    for model in (compiled, reference):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(X).square().mean().backward()
+            optimizer.step()
+    for got, expected in zip(module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_an_unwritable_cache_costs_no_correctness(tmp_path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    compiled = minicompile.compile(double_plus_one, options={"cache_directory": blocked / "cache"})
+    torch.testing.assert_close(compiled(X), double_plus_one(X))
+
+
+def test_wrong_shapes_raise_what_eager_raises() -> None:
+    compiled = minicompile.compile(lambda a, b: a @ b)
+    with pytest.raises(RuntimeError) as eager:
+        X @ X
+    with pytest.raises(RuntimeError) as ours:
+        compiled(X, X)
+    assert type(ours.value) is type(eager.value)
