@@ -53,16 +53,20 @@ def flash_attention_delta_kernel(
 
 
 @triton.jit
-def load_statistics(lse_base, delta_base, first, queries, ROWS: tl.constexpr, CHECK: tl.constexpr):
-    """The log-sum-exp of ROWS rows in units of log 2 (+inf for rows that saw no key) and their delta."""
+def load_per_row(base, first, queries, ROWS: tl.constexpr, CHECK: tl.constexpr):
+    """One fp32 number for each of ROWS rows from `first`; zeros beyond `queries`."""
     rows = first + tl.arange(0, ROWS)
     if CHECK:
-        lse = tl.load(lse_base + rows, mask=rows < queries, other=0.0)
-        delta = tl.load(delta_base + rows, mask=rows < queries, other=0.0)
+        values = tl.load(base + rows, mask=rows < queries, other=0.0)
     else:
-        lse = tl.load(lse_base + rows)
-        delta = tl.load(delta_base + rows)
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), delta
+        values = tl.load(base + rows)
+    return values
+
+
+@triton.jit
+def base_two(lse):
+    """A log-sum-exp in units of log 2; +inf for rows that saw no key, so that their weights become 0."""
+    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
 @triton.jit
@@ -126,7 +130,8 @@ def flash_attention_query_gradient_kernel(
     dout = load_rows(
         dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
     statistics = head.to(tl.int64) * queries
-    lse, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, first, queries, BLOCK_M, True)
+    lse = base_two(load_per_row(lse_ptr + statistics, first, queries, BLOCK_M, True))
+    delta = load_per_row(delta_ptr + statistics, first, queries, BLOCK_M, True)
     kv_head = h // GROUP
     mask_base = mask_ptr + b * stride_mb + h * stride_mh
     dbias_base = dbias_ptr + statistics * keys
@@ -170,7 +175,7 @@ def key_gradient_blocks(
             q_ptr, b, h, m, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA)  # fmt: skip
         dout = load_rows(
             dout_ptr, b, h, m, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, CHECK_ROWS, TMA)  # fmt: skip
-        lse, delta = load_statistics(lse_base, delta_base, m, queries, BLOCK_M, CHECK_ROWS)
+        lse = base_two(load_per_row(lse_base, m, queries, BLOCK_M, CHECK_ROWS))
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * qk_scale
         if MASKED:
             visible = visible_pairs(rows[None, :], cols[:, None], keys, lower, upper, HAS_LOWER, HAS_UPPER)
@@ -183,14 +188,16 @@ def key_gradient_blocks(
         dropped = weights
         if NAN_ROWS:
             dropped = tl.where((lse != lse)[None, :], float("nan"), dropped)
-        dweights = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
         if DROPOUT:
             keeps = dropout_keeps(seed_ptr, head, rows[None, :], cols[:, None], threshold)
             dropped = tl.where(keeps, dropped * keep_scale, 0.0)
-            dweights = tl.where(keeps, dweights * keep_scale, 0.0)
         dv = tl.dot(dropped.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        dweights = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        if DROPOUT:
+            dweights = tl.where(keeps, dweights * keep_scale, 0.0)
+        delta = load_per_row(delta_base, m, queries, BLOCK_M, CHECK_ROWS)
         dscores = weights * (dweights - delta[None, :])
-        if MASKED:
+        if NAN_ROWS and MASKED:
             dscores = tl.where(visible, dscores, 0.0)
         dk = tl.dot(dscores.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv

@@ -41,18 +41,21 @@ def load_rows(
     it, with adjacent columns; the tile's own offsets are 32-bit, and only the scalar base moves in 64 bits.
     """
     if TMA:
-        return source.load([b.to(tl.int32), h.to(tl.int32), first, 0]).reshape([ROWS, BLOCK_WIDTH])
-    rows = tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, BLOCK_WIDTH)[None, :]
-    base = source + b * stride_b + h * stride_h + tl.cast(first, tl.int64) * stride
-    pointers = base + (rows * stride + columns)
-    if CHECK:
-        if WIDTH == BLOCK_WIDTH:
-            return tl.load(pointers, mask=first + rows < count, other=0.0)
-        return tl.load(pointers, mask=(first + rows < count) & (columns < WIDTH), other=0.0)
-    if WIDTH == BLOCK_WIDTH:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=columns < WIDTH, other=0.0)
+        tile = source.load([b.to(tl.int32), h.to(tl.int32), first, 0]).reshape([ROWS, BLOCK_WIDTH])
+    else:
+        rows = tl.arange(0, ROWS)[:, None]
+        columns = tl.arange(0, BLOCK_WIDTH)[None, :]
+        base = source + b * stride_b + h * stride_h + tl.cast(first, tl.int64) * stride
+        pointers = base + (rows * stride + columns)
+        if CHECK and WIDTH != BLOCK_WIDTH:
+            tile = tl.load(pointers, mask=(first + rows < count) & (columns < WIDTH), other=0.0)
+        elif CHECK:
+            tile = tl.load(pointers, mask=first + rows < count, other=0.0)
+        elif WIDTH != BLOCK_WIDTH:
+            tile = tl.load(pointers, mask=columns < WIDTH, other=0.0)
+        else:
+            tile = tl.load(pointers)
+    return tile
 
 
 @triton.jit
