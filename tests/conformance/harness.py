@@ -121,8 +121,8 @@ def observe(
     seed(index + 1)
     outcome, printed = Outcome(), io.StringIO()
     observer.begin()
-    observer.describe(made.args)
-    observer.begin()
+    observer.describe((made.args, made.kwargs, watched))
+    observer.begin(drain=True)
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(printed):
         warnings.simplefilter("always")
         try:

@@ -90,11 +90,13 @@ class Observer:
         self._alive: list[Any] = []
         self._described: set[int] = set()
         self._drained: dict[int, list[Any]] = {}
+        self._draining = False
         self.tensors: list[torch.Tensor] = []
 
-    def begin(self) -> None:
-        """Start a new record: everything is described again, numbers stay."""
+    def begin(self, drain: bool = False) -> None:
+        """Start a new record: everything is described again, numbers stay; `drain` says whether to use up iterators."""
         self._described = set()
+        self._draining = drain
         self.tensors = []
 
     def describe(self, value: Any) -> Any:
@@ -110,7 +112,7 @@ class Observer:
         if isinstance(value, NAMED):
             return SeenValue(type(value).__name__, getattr(value, "__qualname__", repr(value)))
         if isinstance(value, DRAINED):
-            return self._parts(value, enumerate(self._drain(value)), None)
+            return self._iterator(value)
         if isinstance(value, tuple):
             return self._parts(value, enumerate(value), None)
         if isinstance(value, (set, frozenset)):
@@ -134,11 +136,13 @@ class Observer:
     def _parts(self, value: Any, items: Any, number: int | None) -> SeenParts:
         return SeenParts(type(value).__qualname__, number, tuple((str(k), self.describe(v)) for k, v in items))
 
-    def _drain(self, iterator: Any) -> list[Any]:
+    def _iterator(self, iterator: Any) -> Any:
         if id(iterator) not in self._drained:
+            if not self._draining:
+                return SeenValue(type(iterator).__name__, "not looked into")
             self._alive.append(iterator)
             self._drained[id(iterator)] = list(iterator)
-        return self._drained[id(iterator)]
+        return self._parts(iterator, enumerate(self._drained[id(iterator)]), None)
 
     def _tensor(self, tensor: torch.Tensor, number: int) -> SeenTensor:
         self.tensors.append(tensor)
