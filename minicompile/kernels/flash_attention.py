@@ -39,6 +39,7 @@ from minicompile.kernels.flash_attention_backward import (
     flash_attention_query_gradient_kernel,
 )
 from minicompile.kernels.flash_attention_forward import dropout_mask_kernel, flash_attention_forward_kernel
+from minicompile.kernels.flash_decode import flash_decode, suits_decode
 from minicompile.kernels.interpret import launch
 
 LOG2E = 1.4426950408889634
@@ -99,6 +100,8 @@ def attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Output and natural log-sum-exp (fp32); no autograd. The band is `lower`, `upper`: causal is `upper=0`."""
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
+    if config is None and suits_decode(problem) and q.device.type == "cuda":
+        return flash_decode(q, k, v, mask, lower, upper, scale, nan_rows, precision)
     q, k, v = map(adjacent_columns, (q, k, v))
     out = empty_output(q, v)
     lse = q.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
