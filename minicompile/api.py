@@ -207,6 +207,11 @@ def source_paths(compiled: Any) -> list[str]:
     return [str(path) for graph in compiled_function(compiled).compiler.graphs for path in graph.paths]
 
 
+def stats(compiled: Any) -> Stats:
+    """The counts of what `compiled` has compiled so far, also where a module has a `stats` of its own."""
+    return compiled_function(compiled).stats
+
+
 def compiled_function(compiled: Any) -> CompiledFunction:
     """The compiled function behind a compiled function, method or module; anything else raises `TypeError`."""
     if isinstance(compiled, CompiledModule):

@@ -8,6 +8,7 @@ This module must not compile anything itself: it is given the function that make
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,7 @@ def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -
     """The compiled twin of `original`; `compile_forward` must be picklable for the twin to be."""
     cls = type(original)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ()}
-    twin = type(cls)(cls.__name__, (CompiledModule, cls), names)
+    twin = types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
     compiled = object.__new__(twin)
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_minicompile_original", original)

@@ -36,8 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "compiled_module": STAGE,
     "api": STAGE | {"capture", "compiler", "compiled_module", "report", "runtime"},
     "cli": {"config", "errors", "demo", "bench", ROOT},
-    "demo": {"config", "errors", ROOT},
-    "bench": {"config", "errors", "demo", ROOT},
+    "demo": {"config", "errors", "bench", ROOT},
+    "bench": {"config", "errors", ROOT},
     "__main__": {"cli"},
     "__init__": {"api", "compiled_module", "config", "errors", "report"},
 }
@@ -106,9 +106,7 @@ def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[Import]:
                 is_package = module.path.name == "__init__.py"
                 package = package[: len(package) - node.level + (1 if is_package else 0)]
                 base = ".".join([*package, base]) if base else ".".join(package)
-            names = [
-                f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules else base for alias in node.names
-            ]
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules else base for alias in node.names]
         for name in dict.fromkeys(names):
             if name == ROOT or name.startswith(ROOT + "."):
                 yield Import(name, node, node in guarded)

@@ -1,0 +1,1 @@
+"""Measurements side by side: eager, `torch.compile` and minicompile. Uses only the public interface."""

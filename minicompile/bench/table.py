@@ -1,0 +1,56 @@
+"""The benchmark's table: one line per case and figure, one column per compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+SHOWN = (
+    "ms",
+    "TB/s",
+    "fwd_ms",
+    "bwd_ms",
+    "infer_ms",
+    "train_ms",
+    "host_us",
+    "peak_gb",
+    "error",
+    "first_s",
+    "first_step_s",
+)
+LOWER_IS_BETTER = {"ms", "fwd_ms", "bwd_ms", "infer_ms", "train_ms", "host_us", "peak_gb"}
+
+
+def print_header(section: str, compilers: Sequence[str]) -> None:
+    """The section's name and the columns."""
+    print(f"\n== {section}")
+    if section == "compile":
+        compilers = [f"{name} {state}" for name in compilers if name != "eager" for state in ("cold", "warm")]
+    if section != "roofs":
+        print(f"{'':<44}" + "".join(f"{name:>18}" for name in compilers) + "   ours against torch", flush=True)
+
+
+def print_case(job: str, result: dict[str, Any], compilers: Sequence[str]) -> None:
+    """Every figure of one case."""
+    if job == "roofs":
+        for name, value in result["roofs"].items():
+            print(f"{name:<44}{value:>18.4g}" if isinstance(value, float) else f"{name}: {value}")
+        return
+    if job.startswith("compile/"):
+        compilers = [f"{name} {state}" for name in compilers if name != "eager" for state in ("cold", "warm")]
+    for figure in SHOWN:
+        values = [result[name].get(figure) for name in compilers]
+        if any(value is not None for value in values):
+            cells = "".join(f"{'-' if value is None else f'{value:.4g}':>18}" for value in values)
+            print(f"{job + ' ' + figure:<44}{cells}{comparison(figure, result)}", flush=True)
+    for name in compilers:
+        if "failure" in result[name]:
+            print(f"{job}: {name} failed: {result[name]['failure']}", flush=True)
+
+
+def comparison(figure: str, result: dict[str, Any]) -> str:
+    """How many times faster (or smaller) we are than `torch.compile`."""
+    theirs, ours = (result.get(name, {}).get(figure) for name in ("torch", "minicompile"))
+    if figure not in LOWER_IS_BETTER or not theirs or not ours:
+        return ""
+    return f"   {theirs / ours:.2f}x"
