@@ -77,3 +77,65 @@ def attention_config(phase: str, numerics: str, head_dim: int) -> AttentionConfi
 def interpreted_attention_config(queries: int, keys: int) -> AttentionConfig:
     """Tiles for the interpreter, where a program costs milliseconds and a tile nothing."""
     return AttentionConfig(max(16, min(queries, 1024)), max(16, min(keys, 1024)), 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulConfig:
+    """Tile of a matrix product; `swapped` computes the transposed product, for few rows."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    group_m: int = 8
+    split_k: int = 1
+    tma: bool = False
+    halves: bool = False
+    swapped: bool = False
+
+    def __str__(self) -> str:
+        flags = [name for name in ("tma", "halves", "swapped") if getattr(self, name)]
+        split = [f"split {self.split_k}"] if self.split_k > 1 else []
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k} w{self.warps} s{self.stages}"
+        return " ".join([tile, *split, *flags])
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulRow:
+    """One tile that the model may choose: for which numerics, its share of the matrix rate, why, and since when."""
+
+    numerics: str
+    config: MatmulConfig
+    efficiency: float
+    reason: str
+    date: str
+
+
+def _tile(numerics: str, config: MatmulConfig, efficiency: float, reason: str) -> MatmulRow:
+    return MatmulRow(numerics, config, efficiency, reason, "2026-11-21")
+
+
+MATMUL_TABLE: tuple[MatmulRow, ...] = (
+    _tile("half", MatmulConfig(128, 256, 64, 8, 3, tma=True, halves=True), 0.90, "large: fewest operand bytes a FLOP"),
+    _tile("half", MatmulConfig(256, 128, 64, 8, 3, tma=True, halves=True), 0.88, "large and tall"),
+    _tile("half", MatmulConfig(128, 128, 64, 8, 4, tma=True), 0.78, "middling: half the tile, less quantization"),
+    _tile("half", MatmulConfig(128, 64, 64, 4, 4, tma=True), 0.60, "small: more tiles than processors"),
+    _tile("half", MatmulConfig(64, 64, 128, 4, 4), 0.45, "small or unaligned, by pointers"),
+    _tile("half", MatmulConfig(128, 128, 64, 8, 3), 0.65, "unaligned for TMA, by pointers"),
+    _tile("half", MatmulConfig(128, 16, 128, 4, 4, swapped=True), 0.12, "up to 16 rows: weights as left operand"),
+    _tile("half", MatmulConfig(128, 32, 128, 4, 4, swapped=True), 0.22, "up to 32 rows: weights as left operand"),
+    _tile("half", MatmulConfig(64, 16, 256, 4, 3, swapped=True), 0.10, "up to 16 rows, few columns"),
+    _tile("tf32", MatmulConfig(128, 128, 32, 8, 4), 0.60, "one tile for all tf32 products"),
+    _tile("tf32", MatmulConfig(64, 64, 32, 4, 4), 0.40, "small tf32 products"),
+    _tile("fp32", MatmulConfig(64, 64, 16, 4, 3), 0.60, "plain FMA; wide tiles spill"),
+    _tile("fp32", MatmulConfig(32, 64, 16, 4, 3), 0.45, "plain FMA, small"),
+    _tile("split", MatmulConfig(128, 64, 32, 8, 3), 0.60, "fp32 from tf32x3 or bf16x6"),
+    _tile("int8", MatmulConfig(128, 128, 128, 8, 3), 0.60, "int8 by pointers"),
+    _tile("int8", MatmulConfig(64, 64, 128, 4, 3), 0.40, "small int8"),
+)
+
+
+def matmul_rows(numerics: str) -> tuple[MatmulRow, ...]:
+    """The tiles that the model may choose among."""
+    return tuple(row for row in MATMUL_TABLE if row.numerics == numerics)

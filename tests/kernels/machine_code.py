@@ -89,8 +89,10 @@ def machine_code(launch: Launch) -> MachineCode:
     return MachineCode(name, max(registers), max(spills), shared, serialized, products, seconds)
 
 
-def _specialise(value: Any, is_constexpr: bool) -> tuple[str, bool]:
+def _specialise(value: Any, is_constexpr: bool) -> tuple[Any, bool]:
     """The type that Triton's launcher gives an argument, and whether it is known to divide by 16."""
+    if isinstance(value, tuple):
+        return tuple(_specialise(item, False)[0] for item in value), False
     if isinstance(value, torch.Tensor):
         return "*" + DTYPES[value.dtype], value.data_ptr() % 16 == 0
     if hasattr(value, "block_shape"):

@@ -1,0 +1,155 @@
+"""Which tile, and whether this package's matmul or the vendor's, from arithmetic alone; each choice says why.
+
+Time of a tiling = waves · (K steps · max(matrix time, operand time) + fill + store), never less than the bytes at the
+memory's rate. Waves count whole rounds of programs over the processors (wave quantization), tiles count whole tiles (tile
+quantization), both rounded up: that is where the vendor's library and we differ on odd sizes. The vendor is modelled as
+the same arithmetic over its own tiles at its measured efficiency, with a penalty for operands that are not aligned to 16 bytes.
+
+Figures are of one H200 (cuBLAS 742 TFLOP/s at 4,096 cubed, 150 at 4,095; 4.27 TB/s). This module must not import Triton
+nor touch a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from minicompile.kernels.configs import MatmulConfig, MatmulRow, matmul_rows
+
+PROCESSORS = 132
+BYTES_PER_SECOND = 4.27e12
+L2_BYTES_PER_PROCESSOR = 70e9
+LAUNCH_SECONDS = 3e-6
+MATRIX_RATE = {"half": 790e12, "tf32": 395e12, "fp32": 60e12, "split": 130e12, "int8": 1580e12}
+VENDOR_TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 64))
+VENDOR_EFFICIENCY = {"half": 0.95, "tf32": 0.96, "fp32": 0.84, "split": 0.84, "int8": 0.8}
+VENDOR_SPLITS = (1, 2, 4, 8)
+UNALIGNED_PENALTY = 4.5
+SKINNY_VENDOR_BANDWIDTH = 0.70
+MARGIN = 1.10
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulProblem:
+    """Sizes and numerics of one product. `aligned`: both operands have 16-byte strides and addresses."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    itemsize: int
+    is_fp32: bool
+    precision: str
+    aligned: bool
+    epilogue_bytes_saved: int = 0
+
+    @property
+    def numerics(self) -> str:
+        """Which rows of the table hold."""
+        if self.is_fp32:
+            return {"ieee": "fp32", "tf32": "tf32"}.get(self.precision, "split")
+        return "int8" if self.itemsize == 1 else "half"
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that any implementation moves."""
+        return self.batch * self.itemsize * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Who computes a product: "triton" with a tile, or "vendor"; the estimates in seconds and the reason in words."""
+
+    who: str
+    config: MatmulConfig
+    triton_seconds: float
+    vendor_seconds: float
+    reason: str
+
+
+def choose(problem: MatmulProblem) -> Choice:
+    """This package or the vendor's library, for one product and what follows it."""
+    config, ours = _best_row(problem)
+    vendor = vendor_seconds(problem) + problem.epilogue_bytes_saved / BYTES_PER_SECOND
+    estimates = f"estimated {ours * 1e6:.1f} us with {config} against {vendor * 1e6:.1f} us"
+    if vendor < ours * MARGIN:
+        return Choice("vendor", config, ours, vendor, f"the vendor's library is expected to be as fast: {estimates}")
+    causes = []
+    if not problem.aligned:
+        causes.append("operands are not aligned to 16 bytes")
+    if min(problem.m, problem.n) <= 64:
+        causes.append("few rows or columns, bound by the bytes of the other operand")
+    if problem.epilogue_bytes_saved:
+        causes.append(f"the epilogue saves {problem.epilogue_bytes_saved / 1e6:.1f} MB of traffic")
+    return Choice("triton", config, ours, vendor, f"{'; '.join(causes) or 'better tile quantization'}: {estimates}")
+
+
+def choose_config(problem: MatmulProblem) -> MatmulConfig:
+    """The tile that is expected to be fastest."""
+    return _best_row(problem)[0]
+
+
+def rank_configs(problem: MatmulProblem, count: int = 4) -> list[tuple[MatmulConfig, float]]:
+    """The best few tiles with their estimated seconds, for measuring."""
+    options: list[tuple[MatmulConfig, float]] = []
+    for row in matmul_rows(problem.numerics):
+        if row.config.tma and not problem.aligned:
+            continue
+        narrow = row.config.block_n
+        if row.config.swapped and problem.m > narrow:
+            continue
+        for split in _splits(problem, row.config):
+            config = dataclasses.replace(row.config, split_k=split, tma=row.config.tma and split == 1)
+            options.append((config, _seconds(problem, row, config)))
+    return sorted(options, key=lambda option: option[1])[:count]
+
+
+def _best_row(problem: MatmulProblem) -> tuple[MatmulConfig, float]:
+    return rank_configs(problem, 1)[0]
+
+
+def _splits(problem: MatmulProblem, config: MatmulConfig) -> list[int]:
+    """Splits of K worth trying: those that do not exceed one wave, with at least four steps each."""
+    m, n = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
+    tiles = math.ceil(m / config.block_m) * math.ceil(n / config.block_n) * problem.batch
+    steps = max(1, problem.k // (4 * config.block_k))
+    return [1] + [s for s in (2, 3, 4, 6, 8, 12, 16) if s <= steps and tiles * s <= 2 * PROCESSORS]
+
+
+def _seconds(problem: MatmulProblem, row: MatmulRow, config: MatmulConfig) -> float:
+    m, n = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
+    tile = (config.block_m, config.block_n)
+    matrix = _tiling_seconds(problem, m, n, tile, config.split_k, row.efficiency)
+    parts = 2 * 4 * config.split_k * m * n * problem.batch if config.split_k > 1 else 0
+    penalty = 1.0 if problem.aligned else 1.3
+    memory = (problem.least_bytes + parts) / (0.88 * BYTES_PER_SECOND)
+    return LAUNCH_SECONDS * (1 + (config.split_k > 1)) + max(matrix * penalty, memory)
+
+
+def _tiling_seconds(
+    problem: MatmulProblem, m: int, n: int, tile: tuple[int, int], split: int, efficiency: float
+) -> float:
+    """Whole waves of whole tiles at this share of the matrix rate; the efficiency is that of a full tile."""
+    programs = math.ceil(m / tile[0]) * math.ceil(n / tile[1]) * problem.batch * split
+    waves = math.ceil(programs / PROCESSORS)
+    inner = max(1, math.ceil(problem.k / split))
+    rate = MATRIX_RATE[problem.numerics] / PROCESSORS * efficiency
+    matrix = 2.0 * tile[0] * tile[1] * inner / rate
+    # A tile is never faster than its operands come from the L2 cache when all processors read.
+    operands = (tile[0] + tile[1]) * inner * problem.itemsize / L2_BYTES_PER_PROCESSOR
+    return waves * (max(matrix, operands) + 1.0e-6)
+
+
+def vendor_seconds(problem: MatmulProblem) -> float:
+    """The vendor's library by the same arithmetic, the best of its tiles and splits."""
+    efficiency = VENDOR_EFFICIENCY[problem.numerics]
+    matrix = min(
+        _tiling_seconds(problem, problem.m, problem.n, tile, split, efficiency * (0.6 if tile == (64, 64) else 1.0))
+        for tile in VENDOR_TILES
+        for split in VENDOR_SPLITS
+    )
+    if not problem.aligned and problem.numerics == "half":
+        matrix *= UNALIGNED_PENALTY
+    skinny = min(problem.m, problem.n) <= 64
+    bandwidth = BYTES_PER_SECOND * (SKINNY_VENDOR_BANDWIDTH if skinny else 0.88)
+    return LAUNCH_SECONDS + max(matrix, problem.least_bytes / bandwidth)
