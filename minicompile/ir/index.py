@@ -326,6 +326,19 @@ def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
     return tuple(remaining)
 
 
+def _above_low_part(index: Index, divisor: int) -> tuple[int, Index, Index]:
+    """`(unit, high, low)` with `index == unit * high + low`, `0 <= low < unit` and `unit` a factor of `divisor`.
+
+    A division then sees only `high`: `(8 * i + j) // 32` is `i // 4` where `j < 8`. `unit` is 0 if there is none.
+    """
+    units = {math.gcd(divisor, c) for m, c in index.terms if m}
+    for unit in sorted(units, reverse=True):
+        low = Index(tuple((m, c) for m, c in index.terms if c % unit))
+        if unit > 1 and low.terms and is_below(low, as_index(unit)):
+            return unit, Index(tuple((m, c // unit) for m, c in index.terms if c % unit == 0)), low
+    return 0, ZERO, ZERO
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def floor_divide(index: Index, divisor: Index) -> Index:
     """`index // divisor` for a positive divisor, simplified by the ranges of the atoms."""
@@ -342,6 +355,9 @@ def floor_divide(index: Index, divisor: Index) -> Index:
         if common > 1:
             rest = Index(tuple((m, c // common) for m, c in rest.terms))
             divisor = as_index(number // common)
+        unit, high, _ = _above_low_part(rest, number // common)
+        if unit:
+            return quotient + floor_divide(high, as_index(number // common // unit))
     if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
         inner = rest.terms[0][0][0]
         if isinstance(inner, FloorDiv):
@@ -365,6 +381,9 @@ def remainder(index: Index, divisor: Index) -> Index:
         if common > 1:
             reduced = Index(tuple((m, c // common) for m, c in rest.terms))
             return remainder(reduced, as_index(number // common)) * common
+        unit, high, low = _above_low_part(rest, number)
+        if unit:
+            return remainder(high, as_index(number // unit)) * unit + low
     if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
         inner = rest.terms[0][0][0]
         if isinstance(inner, Mod) and not _split_divisible(inner.divisor, divisor)[1].terms:

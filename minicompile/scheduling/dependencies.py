@@ -1,0 +1,98 @@
+"""Who writes and reads what, and what must come before what, as bit sets over the operations of a graph.
+
+Three things order two operations: one reads what the other writes; one overwrites storage that the other still reads;
+both have side effects. This module must not decide anything: it only states facts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from minicompile.errors import VerificationFailed
+from minicompile.ir.loops import ExternKernel, Loop, Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class Dependences:
+    """Dependences of a list of operations; an operation is known by its position.
+
+    Attributes:
+        writer: buffer to the operation that computes it.
+        readers: buffer to the operations that read it, in order.
+        overwriters: buffer to the operation that takes over its storage.
+        predecessors: for each operation, the bit set of those that must come directly before it.
+    """
+
+    writer: dict[str, int]
+    readers: dict[str, list[int]]
+    overwriters: dict[str, int]
+    predecessors: list[int]
+
+    def ancestors(self) -> list[int]:
+        """For each operation, the bit set of all operations that must come before it."""
+        found: list[int] = []
+        for direct in self.predecessors:
+            mask = direct
+            for position in bits(direct):
+                mask |= found[position]
+            found.append(mask)
+        return found
+
+    def descendants(self) -> list[int]:
+        """For each operation, the bit set of all operations that must come after it."""
+        found = [0] * len(self.predecessors)
+        for position in range(len(self.predecessors) - 1, -1, -1):
+            mask = found[position] | 1 << position
+            for before in bits(self.predecessors[position]):
+                found[before] |= mask
+        return found
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Positions of the set bits, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def overwritten(operation: Operation) -> tuple[str, ...]:
+    """The buffers whose storage the operation changes."""
+    if isinstance(operation, ExternKernel):
+        return operation.overwrites
+    return () if operation.overwrites is None else (operation.overwrites,)
+
+
+def find_dependences(operations: Sequence[Operation]) -> Dependences:
+    """The dependences of `operations`, which must be in an order that respects them."""
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    overwriters: dict[str, int] = {}
+    predecessors: list[int] = []
+    last_impure: int | None = None
+    for position, operation in enumerate(operations):
+        before = 0
+        for name in operation.reads:
+            if name in overwriters:
+                raise VerificationFailed(f"{operation.writes} reads {name} after its storage was overwritten")
+            if name in writer:
+                before |= 1 << writer[name]
+            readers.setdefault(name, []).append(position)
+        for name in overwritten(operation):
+            overwriters[name] = position
+            for reader in readers[name]:
+                before |= 1 << reader
+        if isinstance(operation, ExternKernel) and not operation.pure:
+            if last_impure is not None:
+                before |= 1 << last_impure
+            last_impure = position
+        for name in operation.writes:
+            writer[name] = position
+        predecessors.append(before & ~(1 << position))
+    return Dependences(writer, readers, overwriters, predecessors)
+
+
+def is_scatter(loop: Loop) -> bool:
+    """Whether the loop stores at places it learns at run time, or only at some points of its space."""
+    return loop.accumulate or loop.condition is not None or "[" in str(loop.store)
