@@ -62,25 +62,30 @@ def activate(values, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def finish_tile(
-    values, c_ptr, addend_ptr, extra, batch, rows, cols, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
-    stride_ab, stride_am, stride_an, HAS_ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr,
-    SWAPPED: tl.constexpr,
+    values, c_ptr, addend_ptr, extra, batch, first_row, first_col, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
+    stride_db, stride_dm, stride_dn, ROWS: tl.constexpr, COLS: tl.constexpr, HAS_ADDEND: tl.constexpr,
+    ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr, TMA_STORE: tl.constexpr,
 ):  # fmt: skip
-    """Epilogue and store of one tile, with `rows` and `cols` as column and row vectors."""
+    """Epilogue and store of one tile; with TMA_STORE, `c_ptr` is a descriptor of (batch, M, N)."""
+    rows = (first_row + tl.arange(0, ROWS))[:, None]
+    cols = (first_col + tl.arange(0, COLS))[None, :]
     in_range = (rows < M) & (cols < N)
-    wide_rows, wide_cols = rows.to(tl.int64), cols.to(tl.int64)
+    wide_rows, wide_cols, wide_batch = rows.to(tl.int64), cols.to(tl.int64), tl.cast(batch, tl.int64)
     if values.dtype == tl.float32:
         values = values * alpha
         if HAS_ADDEND:
-            offsets = batch * stride_ab + wide_rows * stride_am + wide_cols * stride_an
+            offsets = wide_batch * stride_db + wide_rows * stride_dm + wide_cols * stride_dn
             values += beta * tl.load(addend_ptr + offsets, mask=in_range, other=0.0).to(tl.float32)
         values = activate(values, ACTIVATION)
     if SWAPPED:
         values = EPILOGUE(values, batch, cols, rows, in_range, extra)
     else:
         values = EPILOGUE(values, batch, rows, cols, in_range, extra)
-    pointers = c_ptr + batch * stride_cb + wide_rows * stride_cm + wide_cols * stride_cn
-    tl.store(pointers, values.to(c_ptr.dtype.element_ty), mask=in_range)
+    if TMA_STORE:
+        c_ptr.store([tl.cast(batch, tl.int32), first_row, first_col], values.to(c_ptr.dtype).reshape([1, ROWS, COLS]))
+    else:
+        pointers = c_ptr + wide_batch * stride_cb + wide_rows * stride_cm + wide_cols * stride_cn
+        tl.store(pointers, values.to(c_ptr.dtype.element_ty), mask=in_range)
 
 
 @triton.jit
@@ -129,8 +134,9 @@ def matmul_kernel(
         b_pointers += BLOCK_K * stride_bk
     part = c_ptr + split.to(tl.int64) * stride_cs
     finish_tile(
-        accumulator, part, addend_ptr, extra, batch, rows, cols, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
-        stride_db, stride_dm, stride_dn, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED)  # fmt: skip
+        accumulator, part, addend_ptr, extra, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, alpha, beta, stride_cb,
+        stride_cm, stride_cn, stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE,
+        SWAPPED, False)  # fmt: skip
 
 
 @triton.jit
@@ -138,8 +144,9 @@ def matmul_persistent_kernel(
     a_desc, b_desc, c_ptr, addend_ptr, extra, batches, M, N, K, alpha, beta, stride_cb, stride_cm, stride_cn,
     stride_db, stride_dm, stride_dn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    A_BY_COLUMNS: tl.constexpr, B_BY_COLUMNS: tl.constexpr, HALVES: tl.constexpr, HAS_ADDEND: tl.constexpr,
-    ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    A_BY_COLUMNS: tl.constexpr, B_BY_COLUMNS: tl.constexpr, HALVES: tl.constexpr, TMA_STORE: tl.constexpr,
+    HAS_ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: every so many-th tile of C. Descriptors are (batch, M, K) and (batch, K, N), or transposed."""
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
@@ -157,22 +164,23 @@ def matmul_persistent_kernel(
             else:
                 b = b_desc.load([batch, k, tile_n * BLOCK_N]).reshape([BLOCK_K, BLOCK_N])
             accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
-        rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+        row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
         if HALVES:
             halves = tl.permute(tl.reshape(accumulator, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1])
             left, right = tl.split(halves)
-            cols = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N // 2))[None, :]
             finish_tile(
-                left, c_ptr, addend_ptr, extra, batch.to(tl.int64), rows, cols, M, N, alpha, beta, stride_cb, stride_cm,
-                stride_cn, stride_db, stride_dm, stride_dn, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED)  # fmt: skip
+                left, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
+                stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N // 2, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED,
+                TMA_STORE)  # fmt: skip
             finish_tile(
-                right, c_ptr, addend_ptr, extra, batch.to(tl.int64), rows, cols + BLOCK_N // 2, M, N, alpha, beta,
-                stride_cb, stride_cm, stride_cn, stride_db, stride_dm, stride_dn, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED)  # fmt: skip
+                right, c_ptr, addend_ptr, extra, batch, row, col + BLOCK_N // 2, M, N, alpha, beta, stride_cb,
+                stride_cm, stride_cn, stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N // 2, HAS_ADDEND, ACTIVATION,
+                EPILOGUE, SWAPPED, TMA_STORE)  # fmt: skip
         else:
-            cols = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
             finish_tile(
-                accumulator, c_ptr, addend_ptr, extra, batch.to(tl.int64), rows, cols, M, N, alpha, beta, stride_cb,
-                stride_cm, stride_cn, stride_db, stride_dm, stride_dn, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED)  # fmt: skip
+                accumulator, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, stride_cb, stride_cm,
+                stride_cn, stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED,
+                TMA_STORE)  # fmt: skip
 
 
 @triton.jit
@@ -186,16 +194,17 @@ def matmul_reduce_kernel(
     tiles = tl.cdiv(M, BLOCK_M) * across
     batch = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
-    rows = (tile // across * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    cols = (tile % across * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    row, col = tile // across * BLOCK_M, tile % across * BLOCK_N
+    rows = (row + tl.arange(0, BLOCK_M))[:, None]
+    cols = (col + tl.arange(0, BLOCK_N))[None, :]
     pointers = parts_ptr + batch * M * N + rows.to(tl.int64) * N + cols
     total = tl.zeros([BLOCK_M, BLOCK_N], parts_ptr.dtype.element_ty)
     for _ in tl.range(0, splits):
         total += tl.load(pointers, mask=(rows < M) & (cols < N), other=0)
         pointers += stride_ps
     finish_tile(
-        total, c_ptr, addend_ptr, extra, batch, rows, cols, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
-        stride_db, stride_dm, stride_dn, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED)  # fmt: skip
+        total, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
+        stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED, False)  # fmt: skip
 
 
 def matmul(
@@ -279,13 +288,16 @@ def _persistent(
     a_by_columns, b_by_columns = a.stride(2) != 1, b.stride(2) != 1
     a_desc = _descriptor(a, config.block_m, config.block_k, a_by_columns)
     b_desc = _descriptor(b, config.block_k, config.block_n, b_by_columns)
+    tma_store = _aligned(c) and c.stride(2) == 1 and c.dtype.itemsize == 2
+    target = _descriptor(c, config.block_m, config.block_n // (1 + config.halves), False) if tma_store else c
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n) * batch
     programs = tiles if a.device.type == "cpu" else torch.cuda.get_device_properties(a.device).multi_processor_count
     launch(
-        matmul_persistent_kernel, (min(tiles, programs),), a_desc, b_desc, c, addend, extra, batch, m, n, k, alpha, beta,
+        matmul_persistent_kernel, (min(tiles, programs),), a_desc, b_desc, target, addend, extra, batch, m, n, k, alpha,
+        beta,
         *c.stride(), *addend.stride(), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         GROUP_M=config.group_m, A_BY_COLUMNS=a_by_columns, B_BY_COLUMNS=b_by_columns, HALVES=config.halves,
-        PRECISION=precision, num_warps=config.warps, num_stages=config.stages, **slots,
+        TMA_STORE=tma_store, PRECISION=precision, num_warps=config.warps, num_stages=config.stages, **slots,
     )  # fmt: skip
 
 
