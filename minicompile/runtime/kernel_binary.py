@@ -78,7 +78,7 @@ def compile_kernel(kernel: KernelSource, function: Any, target: Any, cache: Code
     compiled = triton.compile(
         triton_source(kernel, function),
         target=target,
-        options={"num_warps": kernel.num_warps, "num_stages": kernel.num_stages},
+        options={"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True},
     )
     binary = KernelBinary(
         name=compiled.metadata.name,
