@@ -27,21 +27,21 @@ def print_header(section: str, compilers: Sequence[str]) -> None:
     if section == "compile":
         compilers = [f"{name} {state}" for name in compilers if name != "eager" for state in ("cold", "warm")]
     if section != "roofs":
-        print(f"{'':<44}" + "".join(f"{name:>18}" for name in compilers) + "   ours against torch", flush=True)
+        print(f"{'':<44}" + "".join(f"{name:>22}" for name in compilers) + "   ours against torch", flush=True)
 
 
 def print_case(job: str, result: dict[str, Any], compilers: Sequence[str]) -> None:
     """Every figure of one case."""
     if job == "roofs":
         for name, value in result["roofs"].items():
-            print(f"{name:<44}{value:>18.4g}" if isinstance(value, float) else f"{name}: {value}")
+            print(f"{name:<44}{value:>22.4g}" if isinstance(value, float) else f"{name}: {value}")
         return
     if job.startswith("compile/"):
         compilers = [f"{name} {state}" for name in compilers if name != "eager" for state in ("cold", "warm")]
     for figure in SHOWN:
         values = [result[name].get(figure) for name in compilers]
         if any(value is not None for value in values):
-            cells = "".join(f"{'-' if value is None else f'{value:.4g}':>18}" for value in values)
+            cells = "".join(f"{'-' if value is None else f'{value:.4g}':>22}" for value in values)
             print(f"{job + ' ' + figure:<44}{cells}{comparison(figure, result)}", flush=True)
     for name in compilers:
         if "failure" in result[name]:
