@@ -1,31 +1,49 @@
 """Hand-written Triton kernels, usable without the compiler: attention and matrix products.
 
-They know nothing of the compiler and import only torch, Triton and `minicompile.errors`. Importing this package is cheap: Triton is
-imported when a kernel is first asked for. `configs` and `registry` are plain data.
+They know nothing of the compiler and import only torch, Triton and `minicompile.errors`. Importing this package is cheap: Triton
+is imported when a kernel is first asked for; `configs`, `matmul_model` and `registry` never import it.
+
+`flash_attention` and `matmul` name both a function and the module that holds it. As attributes of this package they are
+always the function; the modules are reached by `from minicompile.kernels.matmul import ...`.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minicompile.kernels.flash_attention import attention_backward, attention_forward, flash_attention
+    from minicompile.kernels.flash_decode import flash_decode
+    from minicompile.kernels.matmul import matmul
 
 _HOMES = {
     "flash_attention": "flash_attention",
     "attention_forward": "flash_attention",
     "attention_backward": "flash_attention",
-    "attention_reference": "flash_attention",
     "flash_decode": "flash_decode",
     "matmul": "matmul",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # The kernel's module carries the name of its function: set the attribute so that the function wins over the module.
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+class _Package(types.ModuleType):
+    """A module whose functions are found on first use, and are not hidden by the submodules of the same name."""
 
 
-__all__ = sorted(_HOMES)
+def _lazy(name: str) -> property:
+    def get(package: Any) -> Any:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+    def ignore(package: Any, module: Any) -> None:
+        """The import system binds a submodule to its package here; the function stays."""
+
+    return property(get, ignore)
+
+
+for _name in _HOMES:
+    setattr(_Package, _name, _lazy(_name))
+sys.modules[__name__].__class__ = _Package
+
+__all__ = ["attention_backward", "attention_forward", "flash_attention", "flash_decode", "matmul"]

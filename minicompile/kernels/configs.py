@@ -25,52 +25,106 @@ class AttentionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionRow:
-    """One decision: for which pass, numerics and padded head dim it holds, the choice, why, and since when."""
+    """One decision: for which pass, numerics and padded head dim it holds, the choice, why, and since when.
+
+    `spill_bytes` is what the machine code for sm_90 may spill at most; the lint holds every row to it.
+    """
 
     phase: str
     numerics: str
     head_dim: int
     config: AttentionConfig
+    spill_bytes: int
     reason: str
     date: str
 
 
-def _row(phase: str, numerics: str, head_dim: int, tile: tuple[int, int, int, int], reason: str) -> AttentionRow:
-    return AttentionRow(phase, numerics, head_dim, AttentionConfig(*tile), reason, "2026-11-21")
+def _row(
+    phase: str, numerics: str, head_dim: int, tile: str, reason: str, spill_bytes: int = 0, date: str = "2026-11-21"
+) -> AttentionRow:
+    return AttentionRow(phase, numerics, head_dim, attention_tile(tile), spill_bytes, reason, date)
 
+
+def attention_tile(text: str) -> AttentionConfig:
+    """A configuration from its short form: "128x64 w8 s3 tma"."""
+    tile, warps, stages, *flags = text.split()
+    rows, columns = tile.split("x")
+    return AttentionConfig(int(rows), int(columns), int(warps[1:]), int(stages[1:]), "tma" in flags)
+
+
+_UNTIMED = "from registers and shared memory; not timed yet"
 
 ATTENTION_TABLE: tuple[AttentionRow, ...] = (
-    _row("forward", "half", 64, (128, 128, 4, 3), "wide key blocks; placeholder until timed"),
-    _row("forward", "half", 128, (128, 64, 8, 3), "two loads ahead in 160 KB; placeholder until timed"),
-    _row("forward", "half", 256, (64, 64, 4, 2), "placeholder"),
-    _row("forward", "fp32", 64, (64, 32, 4, 2), "placeholder"),
-    _row("forward", "fp32", 128, (64, 32, 4, 2), "placeholder"),
-    _row("forward", "fp32", 256, (64, 16, 4, 1), "placeholder"),
-    _row("query gradient", "half", 64, (128, 64, 8, 3), "placeholder"),
-    _row("query gradient", "half", 128, (128, 64, 8, 2), "placeholder"),
-    _row("query gradient", "half", 256, (64, 32, 4, 1), "placeholder"),
-    _row("query gradient", "fp32", 64, (64, 32, 4, 1), "placeholder"),
-    _row("query gradient", "fp32", 128, (64, 32, 8, 1), "placeholder"),
-    _row("query gradient", "fp32", 256, (64, 16, 8, 1), "placeholder"),
-    _row("key gradient", "half", 64, (64, 128, 8, 2), "placeholder"),
-    _row("key gradient", "half", 128, (64, 128, 8, 2), "placeholder"),
-    _row("key gradient", "half", 256, (32, 64, 8, 1), "placeholder"),
-    _row("key gradient", "fp32", 64, (32, 64, 4, 1), "placeholder"),
-    _row("key gradient", "fp32", 128, (32, 64, 8, 1), "placeholder"),
-    _row("key gradient", "fp32", 256, (16, 64, 8, 1), "placeholder"),
+    _row("forward", "half", 64, "128x128 w8 s3 tma", f"174 registers, 116 KB; {_UNTIMED}"),
+    _row("forward", "half", 128, "128x128 w8 s2 tma", f"200 registers, 165 KB; {_UNTIMED}"),
+    _row("forward", "half", 256, "128x64 w8 s2 tma", f"240 registers, 197 KB; {_UNTIMED}"),
+    _row("forward", "tf32", 64, "128x64 w8 s2", f"238 registers; {_UNTIMED}"),
+    _row("forward", "tf32", 128, "128x32 w8 s2", f"204 registers, 131 KB; {_UNTIMED}"),
+    _row("forward", "tf32", 256, "64x16 w8 s1", f"little shared memory; {_UNTIMED}", 640),
+    _row("forward", "split", 64, "128x32 w8 s2", f"183 registers; {_UNTIMED}"),
+    _row("forward", "split", 128, "128x32 w8 s1", f"164 KB; {_UNTIMED}", 64),
+    _row("forward", "split", 256, "64x16 w8 s1", f"fits shared memory; {_UNTIMED}", 640),
+    _row("query gradient", "half", 64, "128x64 w8 s3 tma", f"124 registers; {_UNTIMED}"),
+    _row("query gradient", "half", 128, "128x64 w8 s2 tma", f"177 registers; {_UNTIMED}"),
+    _row("query gradient", "half", 256, "64x32 w8 s2 tma", f"182 registers; {_UNTIMED}"),
+    _row("query gradient", "tf32", 64, "64x64 w4 s1", f"194 registers; {_UNTIMED}"),
+    _row("query gradient", "tf32", 128, "128x32 w8 s1", f"187 registers; {_UNTIMED}"),
+    _row("query gradient", "tf32", 256, "16x32 w8 s1", f"fits shared memory; {_UNTIMED}", 256),
+    _row("query gradient", "split", 64, "128x32 w8 s1", f"171 registers; {_UNTIMED}"),
+    _row("query gradient", "split", 128, "64x32 w8 s1", f"60 bytes of spills; {_UNTIMED}", 96),
+    _row("query gradient", "split", 256, "16x32 w8 s1", f"fits shared memory; {_UNTIMED}", 256),
+    _row("key gradient", "half", 64, "64x128 w8 s2 tma", f"186 registers; {_UNTIMED}"),
+    _row("key gradient", "half", 128, "64x128 w8 s2 tma", f"249 registers, causal spills 60 bytes; {_UNTIMED}", 96),
+    _row("key gradient", "half", 256, "64x32 w8 s1 tma", f"wider keys spill over 600 bytes; {_UNTIMED}"),
+    _row("key gradient", "tf32", 64, "32x128 w8 s1", f"160 registers; {_UNTIMED}"),
+    _row("key gradient", "tf32", 128, "32x128 w8 s1", f"no spills, 197 KB; {_UNTIMED}", 96),
+    _row("key gradient", "tf32", 256, "32x16 w8 s1", f"fits shared memory; {_UNTIMED}", 512),
+    _row("key gradient", "split", 64, "32x128 w8 s1", f"253 registers; {_UNTIMED}", 64),
+    _row("key gradient", "split", 128, "32x64 w8 s1", f"the fastest products, 480 bytes of spills; {_UNTIMED}", 640),
+    _row("key gradient", "split", 256, "32x16 w8 s1", f"fits shared memory; {_UNTIMED}", 512),
 )
+
+ATTENTION_CANDIDATES: dict[tuple[str, str, int], tuple[str, ...]] = {
+    ("forward", "half", 64): (
+        "128x128 w8 s3 tma", "128x64 w4 s3 tma", "64x64 w4 s3 tma", "64x128 w4 s3 tma", "128x64 w8 s3 tma",
+        "128x128 w8 s2", "128x64 w4 s3", "128x128 w4 s3"),
+    ("forward", "half", 128): (
+        "128x128 w8 s2 tma", "128x64 w8 s3 tma", "64x64 w4 s3 tma", "64x64 w4 s2 tma", "64x128 w4 s2 tma",
+        "128x128 w8 s2", "128x64 w8 s3", "64x64 w4 s3"),
+    ("forward", "half", 256): ("128x64 w8 s2 tma", "64x64 w4 s2 tma", "64x32 w4 s3 tma", "128x32 w8 s2 tma"),
+    ("query gradient", "half", 64): (
+        "128x64 w8 s3 tma", "64x64 w4 s3 tma", "128x128 w8 s2 tma", "64x128 w4 s2 tma", "128x64 w8 s3"),
+    ("query gradient", "half", 128): (
+        "128x64 w8 s2 tma", "128x64 w8 s3 tma", "64x64 w4 s2 tma", "128x64 w8 s2", "64x128 w8 s2 tma"),
+    ("key gradient", "half", 64): (
+        "64x128 w8 s2 tma", "64x64 w4 s2 tma", "64x64 w4 s3 tma", "64x128 w8 s2", "64x64 w4 s2"),
+    ("key gradient", "half", 128): (
+        "64x128 w8 s2 tma", "64x128 w8 s1 tma", "64x64 w4 s1 tma", "32x128 w8 s2 tma", "64x64 w8 s2 tma", "64x128 w8 s2"),
+    ("forward", "split", 64): ("128x32 w8 s2", "64x32 w4 s2", "128x64 w8 s2", "64x64 w4 s2"),
+    ("forward", "split", 128): ("128x32 w8 s1", "64x32 w4 s2", "64x32 w8 s2"),
+    ("query gradient", "split", 64): ("128x32 w8 s1", "64x32 w4 s1", "64x64 w4 s1"),
+    ("query gradient", "split", 128): ("64x32 w8 s1", "32x32 w8 s1"),
+    ("key gradient", "split", 64): ("32x128 w8 s1", "32x64 w4 s1", "32x64 w8 s1"),
+    ("key gradient", "split", 128): ("32x64 w8 s1", "32x32 w8 s1"),
+    ("forward", "tf32", 64): ("128x64 w8 s2", "64x64 w4 s2", "128x32 w8 s2", "64x32 w4 s2"),
+    ("forward", "tf32", 128): ("128x32 w8 s2", "128x64 w8 s2", "64x64 w4 s2", "64x32 w4 s2"),
+    ("query gradient", "tf32", 64): ("64x64 w4 s1", "128x32 w8 s1", "64x32 w4 s1"),
+    ("query gradient", "tf32", 128): ("128x32 w8 s1", "64x32 w8 s1"),
+    ("key gradient", "tf32", 64): ("32x128 w8 s1", "32x64 w4 s1", "64x64 w4 s1"),
+    ("key gradient", "tf32", 128): ("32x128 w8 s1", "32x64 w8 s1"),
+}  # fmt: skip
 
 
 def numerics_class(itemsize: int, precision: str) -> str:
     """Which rows hold for a dtype of this size and this way of forming products."""
-    return "half" if itemsize == 2 else "fp32"
+    return "half" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
 
 
-def attention_config(phase: str, numerics: str, head_dim: int) -> AttentionConfig:
-    """The default tile of a pass for a padded head dim (the larger of the keys' and the values')."""
+def attention_row(phase: str, numerics: str, head_dim: int) -> AttentionRow:
+    """The decision for a pass, numerics and padded head dim (the larger of the keys' and the values')."""
     for row in ATTENTION_TABLE:
         if row.phase == phase and row.numerics == numerics and head_dim <= row.head_dim:
-            return row.config
+            return row
     raise KeyError(f"no attention configuration for {phase}, {numerics}, head dim {head_dim}")
 
 

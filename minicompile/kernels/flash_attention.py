@@ -29,7 +29,7 @@ from minicompile.kernels.attention_problem import (
 )
 from minicompile.kernels.configs import (
     AttentionConfig,
-    attention_config,
+    attention_row,
     interpreted_attention_config,
     numerics_class,
 )
@@ -214,7 +214,7 @@ def _choose(phase: str, problem: AttentionProblem, q: torch.Tensor) -> Attention
     if q.device.type == "cpu":
         return interpreted_attention_config(problem.queries, problem.keys)
     widest = padded_head_dim(max(problem.d, problem.dv))
-    return attention_config(phase, numerics_class(q.element_size(), problem.precision), widest)
+    return attention_row(phase, numerics_class(q.element_size(), problem.precision), widest).config
 
 
 def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
