@@ -26,7 +26,7 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
 if [ "$(uname -s)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1 && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
     # A wheel that pip has at hand (its find-links setting), else PyTorch's own index, else whatever PyPI gives.
     pip install --no-index --no-deps "$torch" 2>/dev/null ||
-        pip install --no-deps --index-url https://download.pytorch.org/whl/cpu "$torch" ||
+        pip install --retries 1 --no-deps --index-url https://download.pytorch.org/whl/cpu "$torch" ||
         echo "PyTorch's CPU index cannot be reached: installing the build on PyPI" >&2
 fi
 pip install -e ".${extra:+[$extra]}"
