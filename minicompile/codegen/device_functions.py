@@ -1,0 +1,162 @@
+'''Small `@triton.jit` functions that generated files define when a kernel calls them.
+
+Each is printed into the file as it stands here. This module must not import Triton.
+'''
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_SOURCES = '''
+@triton.jit
+def larger(a, b):
+    """The larger of two; NaN if either is NaN."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smaller(a, b):
+    """The smaller of two; NaN if either is NaN."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest_integer(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def smallest_integer(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def add_logarithms(a, b):
+    """log(exp(a) + exp(b)) without overflow."""
+    high = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    low = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(low == high, high + 0.6931471805599453, high + libdevice.log1p(libdevice.exp(low - high)))
+
+
+@triton.jit
+def first_largest(value_a, place_a, value_b, place_b):
+    """The larger value with its place; NaN is largest, the first place wins ties."""
+    a_is_nan, b_is_nan = value_a != value_a, value_b != value_b
+    better = (value_a > value_b) | (a_is_nan & (value_b == value_b))
+    same = (value_a == value_b) | (a_is_nan & b_is_nan)
+    keep = better | (same & (place_a < place_b))
+    return tl.where(keep, value_a, value_b), tl.where(keep, place_a, place_b)
+
+
+@triton.jit
+def first_smallest(value_a, place_a, value_b, place_b):
+    """The smaller value with its place; NaN is smallest, the first place wins ties."""
+    a_is_nan, b_is_nan = value_a != value_a, value_b != value_b
+    better = (value_a < value_b) | (a_is_nan & (value_b == value_b))
+    same = (value_a == value_b) | (a_is_nan & b_is_nan)
+    keep = better | (same & (place_a < place_b))
+    return tl.where(keep, value_a, value_b), tl.where(keep, place_a, place_b)
+
+
+@triton.jit
+def float_remainder(a, b):
+    """a modulo b with the sign of b, as torch.remainder."""
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def integer_remainder(a, b):
+    """a modulo b with the sign of b, as torch.remainder."""
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def float_floor_divide(a, b):
+    """a / b rounded to minus infinity, as torch.floor_divide."""
+    rest = libdevice.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
+    rounded = tl.floor(quotient)
+    rounded = tl.where(quotient - rounded > 0.5, rounded + 1, rounded)
+    rounded = tl.where(quotient == 0, libdevice.copysign(quotient, a / b), rounded)
+    return tl.where(b == 0, a / b, rounded)
+
+
+@triton.jit
+def integer_floor_divide(a, b):
+    """a / b rounded to minus infinity."""
+    quotient = a // b
+    rest = a - quotient * b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
+
+
+@triton.jit
+def integer_power(base, exponent):
+    """base to an integer exponent, wrapping around; negative exponents as torch.pow."""
+    result = base * 0 + 1
+    factor = base
+    left = exponent
+    for _ in tl.static_range(64):
+        result = tl.where((left & 1) == 1, result * factor, result)
+        factor = factor * factor
+        left = left >> 1
+    inverse = tl.where(base == 1, base, tl.where(base == -1, 1 - 2 * (exponent & 1), 0)).to(base.dtype)
+    return tl.where(exponent < 0, inverse, result)
+
+
+@triton.jit
+def unsigned_power(base, exponent):
+    """base to an unsigned integer exponent, wrapping around."""
+    result = base * 0 + 1
+    factor = base
+    left = exponent
+    for _ in tl.static_range(64):
+        result = tl.where((left & 1) == 1, result * factor, result)
+        factor = factor * factor
+        left = left >> 1
+    return result
+
+
+@triton.jit
+def random_uniform(seed, counter):
+    """A number in [0, 1) from the first word of Philox-4x32-10."""
+    word, _, _, _ = tl.randint4x(seed, counter)
+    return (word.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def random_normal(seed, counter):
+    """A standard normal number: Box-Muller on the first two words of Philox-4x32-10."""
+    first, second, _, _ = tl.randint4x(seed, counter)
+    radius = ((first.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08
+    angle = (second.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return tl.sqrt(-2.0 * libdevice.log(radius)) * libdevice.cos(6.283185307179586 * angle)
+
+
+@triton.jit
+def random_bits(seed, counter):
+    """The first word of Philox-4x32-10 as a non-negative int64."""
+    word, _, _, _ = tl.randint4x(seed, counter)
+    return word.to(tl.uint32, bitcast=True).to(tl.int64)
+'''
+
+
+def _split() -> dict[str, str]:
+    parts = ["@triton.jit\n" + part.strip() for part in _SOURCES.split("@triton.jit\n")[1:]]
+    return {part.split("def ", 1)[1].split("(", 1)[0]: part for part in parts}
+
+
+DEVICE_FUNCTIONS: dict[str, str] = _split()
+
+
+def sources(names: Iterable[str]) -> list[str]:
+    """The text of the named functions, in the order in which they are defined here."""
+    wanted = set(names)
+    return [text for name, text in DEVICE_FUNCTIONS.items() if name in wanted]

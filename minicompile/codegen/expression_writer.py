@@ -1,0 +1,463 @@
+"""Scalar expressions to lines of Triton: each value computed once, in the outermost scope that can, and named.
+
+This module must not know about passes, reductions or stores; those call it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from minicompile.codegen.device_functions import DEVICE_FUNCTIONS
+from minicompile.codegen.geometry import Geometry, mask_name, position_name
+from minicompile.codegen.index_text import index_text
+from minicompile.codegen.naming import Namer, result_word
+from minicompile.codegen.triton_ops import KEEPS_EXACTNESS, NEEDS_ROUNDED_OPERANDS, Operation, operation_text, rounded
+from minicompile.codegen.triton_text import (
+    AND,
+    CALL,
+    LOW_PRECISION,
+    Text,
+    call,
+    compute_dtype,
+    convert,
+    infix,
+    literal,
+    typed_literal,
+)
+from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, walk
+from minicompile.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Mod, Symbol, atoms
+from minicompile.ir.loops import Buffer
+
+LONGEST_INLINE = 60
+"""A sub-expression used once is written inside its user if both together stay readable."""
+
+Conditions = tuple[Expr, ...]
+"""The conditions of the `Masked` expressions around a value, outermost first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A printed value: its source, the axes it varies along, and whether it is a block or a single number.
+
+    `exact` says that a value of a 16-bit dtype is representable in it.
+    """
+
+    text: Text
+    axes: frozenset[Axis] = frozenset()
+    block: bool = False
+    exact: bool = True
+    is_literal: bool = False
+
+
+@dataclasses.dataclass
+class Scope:
+    """A sequence of statements under construction: the kernel's own, or a loop's body."""
+
+    axis: Axis | None = None
+    lines: list[str] = dataclasses.field(default_factory=list)
+    tail: list[str] = dataclasses.field(default_factory=list)
+    values: dict[object, Value] = dataclasses.field(default_factory=dict)
+    names: list[str] = dataclasses.field(default_factory=list)
+
+
+class ExpressionWriter:
+    """Prints expressions into scopes.
+
+    Attributes:
+        geometry: the kernel's iteration space.
+        outer: the kernel's statements.
+        inner: the current loop's body; the same as `outer` outside loops.
+        known: leaves served from registers: results of reductions and scans.
+        used, masked: axes whose position or mask is mentioned.
+        symbols: size symbols mentioned.
+        functions: device functions called.
+    """
+
+    def __init__(
+        self, geometry: Geometry, buffers: Mapping[str, Buffer], parameters: Mapping[str, str], round_each: bool
+    ) -> None:
+        self.geometry = geometry
+        self.outer = self.inner = Scope()
+        self.known: dict[Load, Value] = {}
+        self.known_axes: dict[Load, frozenset[Axis]] = {}
+        self.names: dict[Expr, str] = {}
+        self.used: set[Axis] = set()
+        self.masked: set[Axis] = set()
+        self.symbols: set[Symbol] = set()
+        self.functions: set[str] = set()
+        self.eviction: dict[Load, str] = {}
+        self.namer = Namer([*parameters.values(), "program"])
+        self._buffers = buffers
+        self._parameters = parameters
+        self._round_each = round_each
+        self._uses: collections.Counter[Expr] = collections.Counter()
+        self._index_uses: collections.Counter[Index | Atom] = collections.Counter()
+        self._axes: dict[Expr, frozenset[Axis]] = {}
+        self._reads: dict[Expr, bool] = {}
+
+    def count(self, roots: Iterable[Expr], stores: Iterable[Index]) -> None:
+        """Learn how often each expression and index is used, before printing anything."""
+        seen: set[Expr] = set()
+        for root in roots:
+            self._uses[root] += 1
+            for expression in walk(root):
+                if expression in seen:
+                    continue
+                seen.add(expression)
+                self._uses.update(children(expression))
+                if isinstance(expression, Load) and expression not in self.known_axes:
+                    self._count_index(expression.index)
+        for index in stores:
+            self._count_index(index)
+
+    def _count_index(self, index: Index) -> None:
+        self._index_uses[index] += 1
+        if self._index_uses[index] == 1:
+            self._index_uses.update(atom for atom in atoms(index) if isinstance(atom, (FloorDiv, Mod)))
+
+    def axes_of(self, expression: Expr) -> frozenset[Axis]:
+        """The axes along which a value varies."""
+        if expression not in self._axes:
+            for current in walk(expression):
+                if current not in self._axes:
+                    self._axes[current] = self._own_axes(current).union(*(self._axes[c] for c in children(current)))
+        return self._axes[expression]
+
+    def _own_axes(self, expression: Expr) -> frozenset[Axis]:
+        match expression:
+            case Load() if expression in self.known_axes:
+                return self.known_axes[expression]
+            case Load() | IndexValue():
+                return index_axes(expression.index)
+            case Random():
+                return index_axes(expression.counter)
+            case _:
+                return frozenset()
+
+    def _reads_memory(self, expression: Expr) -> bool:
+        if expression not in self._reads:
+            for current in walk(expression):
+                if current not in self._reads:
+                    own = isinstance(current, Load) and current not in self.known_axes
+                    self._reads[current] = own or any(self._reads[c] for c in children(current))
+        return self._reads[expression]
+
+    def scope_for(self, axes: Iterable[Axis]) -> Scope:
+        """The outermost scope in which a value that varies along `axes` can be computed."""
+        return self.inner if self.inner.axis in set(axes) else self.outer
+
+    def value(self, expression: Expr, conditions: Conditions = ()) -> Value:
+        """The printed value, after printing whatever it needs."""
+        stack: list[tuple[Expr, Conditions, bool]] = [(expression, conditions, False)]
+        while stack:
+            current, inside, ready = stack.pop()
+            key = self._key(current, inside)
+            if self._find(key, current) is not None:
+                continue
+            if ready:
+                self.scope_for(self.axes_of(current)).values[key] = self._print(current, key[1])
+                continue
+            stack.append((current, inside, True))
+            if isinstance(current, Masked):
+                stack.extend((child, where, False) for child, where in reversed(self._masked_parts(current, inside)))
+            elif current not in self.known:
+                stack.extend((child, inside, False) for child in reversed(children(current)))
+        found = self._find(self._key(expression, conditions), expression)
+        assert found is not None
+        return found
+
+    def _masked_parts(self, masked: Masked, conditions: Conditions) -> list[tuple[Expr, Conditions]]:
+        """What must be printed before a masked value, and under which conditions."""
+        inside = (*conditions, masked.condition)
+        before: list[tuple[Expr, Conditions]] = [(masked.condition, conditions)]
+        if self._is_masked_load(masked):
+            return [*before, *((child, inside) for child in children(masked.value))]
+        return [*before, (masked.value, inside), (masked.other, conditions)]
+
+    def _is_masked_load(self, masked: Masked) -> bool:
+        """Whether the value can be loaded with its default in one instruction."""
+        value = masked.value
+        return isinstance(value, Load) and value not in self.known and isinstance(masked.other, Constant)
+
+    def _key(self, expression: Expr, conditions: Conditions) -> tuple[Expr, Conditions]:
+        return (expression, conditions if conditions and self._reads_memory(expression) else ())
+
+    def _find(self, key: tuple[Expr, Conditions], expression: Expr) -> Value | None:
+        if key in self.outer.values:
+            return self.outer.values[key]
+        return self.inner.values.get(key)
+
+    def _get(self, expression: Expr, conditions: Conditions) -> Value:
+        found = self._find(self._key(expression, conditions), expression)
+        assert found is not None
+        return found
+
+    def _hoisted(self, expression: Expr, conditions: Conditions, home: Scope) -> Value:
+        """A printed value for a user in `home`; one that a loop does not change is computed before it."""
+        value = self._get(expression, conditions)
+        scope = self.scope_for(value.axes)
+        if scope is home or value.is_literal:
+            return value
+        value = self.bind(self.names.get(expression) or _word(expression), value)
+        scope.values[self._key(expression, conditions)] = value
+        return value
+
+    def _print(self, expression: Expr, conditions: Conditions) -> Value:
+        match expression:
+            case Load() if expression in self.known:
+                return self.known[expression]
+            case Load():
+                return self.load(expression, conditions)
+            case Constant():
+                held = compute_dtype(expression.dtype)
+                return Value(literal(expression.value, held), exact=False, is_literal=True)
+            case IndexValue():
+                return self._index_value(expression, conditions)
+            case Masked():
+                return self._masked(expression, conditions)
+            case Random():
+                return self._random(expression, conditions)
+            case Apply():
+                return self._apply(expression, conditions)
+        raise TypeError(f"no text for {expression}")
+
+    def _apply(self, expression: Apply, conditions: Conditions) -> Value:
+        home = self.scope_for(self.axes_of(expression))
+        arguments = [self._hoisted(argument, conditions, home) for argument in expression.arguments]
+        sources = tuple(argument.dtype for argument in expression.arguments)
+        texts = self._operands(expression, arguments)
+        text = operation_text(Operation(expression.operation, tuple(texts), sources, expression.dtype))
+        self._note_function(text)
+        exact = expression.operation in ("cast", "bitcast")
+        exact |= expression.operation in KEEPS_EXACTNESS and all(value.exact for value in arguments)
+        if self._round_each and expression.dtype in LOW_PRECISION and not exact:
+            text, exact = rounded(text, expression.dtype), True
+        value = self._combined(text, arguments, exact)
+        return self._bind_if_needed(expression, value)
+
+    def _operands(self, expression: Apply, arguments: list[Value]) -> list[Text]:
+        """Operands as the operation needs them: literals typed where Triton would guess, jumps on stored values."""
+        all_literal = all(value.is_literal for value in arguments)
+        texts: list[Text] = []
+        for position, (argument, value) in enumerate(zip(expression.arguments, arguments, strict=True)):
+            text = value.text
+            dtype = compute_dtype(argument.dtype)
+            if isinstance(argument, Constant):
+                loose = dtype in (torch.float32, torch.int32, torch.bool) or expression.operation in _ARITHMETIC
+                if all_literal or not loose or (expression.operation == "where" and position == 0):
+                    text = typed_literal(argument.value, dtype)
+                if expression.operation in ("left_shift", "right_shift") and position == 1:
+                    text = value.text
+            elif (
+                argument.dtype in LOW_PRECISION
+                and not value.exact
+                and (expression.operation in NEEDS_ROUNDED_OPERANDS or _is_discrete_cast(expression))
+            ):
+                text = rounded(text, argument.dtype)
+            texts.append(text)
+        return texts
+
+    def _combined(self, text: Text, parts: Iterable[Value], exact: bool = True) -> Value:
+        parts = list(parts)
+        axes = frozenset().union(*(part.axes for part in parts))
+        return Value(text, axes, any(part.block for part in parts), exact)
+
+    def _bind_if_needed(self, expression: Expr, value: Value) -> Value:
+        """Give the value a variable unless it is short and used once, by an expression of the same scope."""
+        if expression not in self.names and self._uses[expression] <= 1 and len(value.text.text) <= LONGEST_INLINE:
+            return value
+        return self.bind(self.names.get(expression) or _word(expression), value)
+
+    def bind(self, wish: str, value: Value) -> Value:
+        """Assign the value to a variable in the outermost scope that can hold it."""
+        if value.text.text.isidentifier():
+            return value
+        name = self.namer.fresh(wish)
+        scope = self.scope_for(value.axes)
+        scope.names.append(name)
+        scope.lines.append(f"{name} = {value.text}")
+        return dataclasses.replace(value, text=Text(name))
+
+    def _note_function(self, text: Text) -> None:
+        self.functions |= {name for name in DEVICE_FUNCTIONS if f"{name}(" in text.text}
+
+    def call_function(self, name: str) -> str:
+        """Note that a device function is used; returns its name."""
+        self.functions.add(name)
+        return name
+
+    def load(self, load: Load, conditions: Conditions) -> Value:
+        """A load from memory, into a variable named after the buffer."""
+        return self._load(load, conditions, None)
+
+    def _load(self, load: Load, conditions: Conditions, other: Constant | None) -> Value:
+        pointer = self._parameters[load.buffer]
+        offset = self.offset(load.index, conditions)
+        mask = self.mask(offset.axes, conditions)
+        address, block = self._address(pointer, offset, mask)
+        options = self._load_options(load, mask, other)
+        text = call("tl.load", address, *options)
+        if compute_dtype(load.dtype) != load.dtype:
+            text = convert(text, compute_dtype(load.dtype))
+        axes = offset.axes | (mask.axes if mask else frozenset())
+        name = self.names.get(load) or pointer.removesuffix("_ptr")
+        return self.bind(name, Value(text, axes, block))
+
+    def _load_options(self, load: Load, mask: Value | None, other: Constant | None) -> list[str]:
+        options: list[str] = []
+        if mask is not None:
+            options.append(f"mask={mask.text}")
+            reduction = self.geometry.reduction
+            if other is not None:
+                options.append(f"other={literal(other.value, compute_dtype(other.dtype))}")
+            elif reduction is not None and reduction in mask.axes and self.geometry.is_masked(reduction):
+                options.append(f"other={literal(0, compute_dtype(load.dtype))}")
+        if load in self.eviction:
+            options.append(f'eviction_policy="{self.eviction[load]}"')
+        return options
+
+    def _address(self, pointer: str, offset: Value, mask: Value | None) -> tuple[str, bool]:
+        """Pointer plus offset, as wide as the mask is."""
+        address = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text, 30).text
+        if mask is None or not mask.block or (offset.block and mask.axes <= offset.axes):
+            return address, offset.block
+        return f"tl.broadcast_to({address}, {self.geometry.shape(offset.axes | mask.axes)})", True
+
+    def mask(self, axes: Iterable[Axis], conditions: Conditions = ()) -> Value | None:
+        """The mask of an access that varies along `axes`, under the given conditions; `None` if there is none."""
+        masked = self.geometry.masks(axes)
+        self.masked.update(masked)
+        parts = [Value(Text(mask_name(axis)), frozenset({axis}), True) for axis in masked]
+        for position, condition in enumerate(conditions):
+            parts.append(self._get_or_print(condition, conditions[:position]))
+        if not parts:
+            return None
+        text = parts[0].text
+        for part in parts[1:]:
+            text = infix(text, "&", part.text, AND)
+        return self._combined(text, parts)
+
+    def _get_or_print(self, expression: Expr, conditions: Conditions) -> Value:
+        found = self._find(self._key(expression, conditions), expression)
+        return found if found is not None else self.value(expression, conditions)
+
+    def offset(self, index: Index, conditions: Conditions = ()) -> Value:
+        """The text of an index; one that several accesses share becomes a variable."""
+        indirect = [a for a in atoms(index) if isinstance(a, Indirect)]
+        parts = [self._get_or_print(a.value, conditions) for a in indirect]
+        axes = index_axes(index).union(*(part.axes for part in parts))
+        live = set(self.geometry.live)
+        block = bool(axes & live) or any(part.block for part in parts)
+        key = ("index", index)
+        scope = self.scope_for(axes)
+        if key in scope.values:
+            return scope.values[key]
+        value = Value(index_text(index, lambda atom: self._atom(atom, conditions)), axes, block)
+        shared = self._index_uses[index] > 1 and not indirect and (len(index.terms) > 1 or value.text.level < 40)
+        if shared:
+            value = self.bind("offsets" if block else "offset", value)
+            scope.values[key] = value
+        return value
+
+    def _atom(self, atom: Atom, conditions: Conditions) -> Text | None:
+        match atom:
+            case Axis():
+                self.used.add(atom)
+                return Text(position_name(atom))
+            case Symbol():
+                self.symbols.add(atom)
+                return Text(atom.name)
+            case Indirect():
+                value = self._get_or_print(atom.value, conditions)
+                if atom.value.dtype == torch.int64 and not self.geometry.wide and atom.size.constant is not None:
+                    return convert(value.text, torch.int32)
+                return value.text
+            case FloorDiv() | Mod():
+                return self._shared_division(atom, conditions)
+
+    def _shared_division(self, atom: FloorDiv | Mod, conditions: Conditions) -> Text | None:
+        """A variable for a division that several indices share; `None` if it is to be spelled out."""
+        inner = Index((((atom,), 1),))
+        if self._index_uses[atom] <= 1 or any(isinstance(a, Indirect) for a in atoms(inner)):
+            return None
+        axes = index_axes(inner)
+        scope = self.scope_for(axes)
+        if atom not in scope.values:
+            text = index_text(inner, lambda a: None if a is atom else self._atom(a, conditions))
+            word = "div" if isinstance(atom, FloorDiv) else "mod"
+            numerator = "_".join(sorted(a.name for a in index_axes(atom.numerator))) or "size"
+            value = Value(text, axes, bool(axes & set(self.geometry.live)))
+            scope.values[atom] = self.bind(f"{numerator}_{word}_{atom.divisor}", value)
+        return scope.values[atom].text
+
+    def _index_value(self, expression: IndexValue, conditions: Conditions) -> Value:
+        if expression.index.constant is not None:
+            number = typed_literal(int(expression.index), compute_dtype(expression.dtype))
+            return Value(number, exact=False)
+        offset = self.offset(expression.index, conditions)
+        return self._bind_if_needed(
+            expression,
+            Value(call("tl.cast", offset.text, _dtype_text(expression.dtype)), offset.axes, offset.block, exact=False),
+        )
+
+    def _masked(self, expression: Masked, conditions: Conditions) -> Value:
+        inside = (*conditions, expression.condition)
+        home = self.scope_for(self.axes_of(expression))
+        if self._is_masked_load(expression):
+            assert isinstance(expression.value, Load) and isinstance(expression.other, Constant)
+            return self._load(expression.value, inside, expression.other)
+        other = self._hoisted(expression.other, conditions, home)
+        condition = self._hoisted(expression.condition, conditions, home)
+        value = self._hoisted(expression.value, inside, home)
+        other_text = other.text
+        if other.is_literal and compute_dtype(expression.dtype) not in (torch.float32, torch.int32, torch.bool):
+            assert isinstance(expression.other, Constant)
+            other_text = typed_literal(expression.other.value, compute_dtype(expression.dtype))
+        selected = call("tl.where", condition.text, value.text, other_text)
+        return self._bind_if_needed(expression, self._combined(selected, [condition, value, other], False))
+
+    def _random(self, expression: Random, conditions: Conditions) -> Value:
+        seed = self._get_or_print(expression.seed, conditions)
+        counter = self.offset(expression.counter, conditions)
+        function = self.call_function(f"random_{expression.kind}")
+        text = call(function, seed.text, call("tl.cast", counter.text, "tl.int64" if self.geometry.wide else "tl.int32"))
+        if expression.dtype == torch.float64:
+            text = convert(text, torch.float64)
+        return self.bind(self.names.get(expression, expression.kind), self._combined(text, [seed, counter], False))
+
+
+_ARITHMETIC = frozenset({"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or",
+                         "bitwise_xor", "truediv", "truncdiv"})  # fmt: skip
+"""Operations printed as operators, in which Triton gives a bare literal the dtype of the other operand."""
+
+
+def _is_discrete_cast(expression: Apply) -> bool:
+    return expression.operation == "cast" and not expression.dtype.is_floating_point
+
+
+def _dtype_text(dtype: torch.dtype) -> str:
+    return convert(Text(""), compute_dtype(dtype)).text.removeprefix(".to(").removesuffix(")")
+
+
+def _word(expression: Expr) -> str:
+    match expression:
+        case Apply():
+            return result_word(expression.operation)
+        case Masked():
+            return "selected"
+        case IndexValue():
+            return "position"
+        case _:
+            return "value"
+
+
+def index_axes(index: Index) -> frozenset[Axis]:
+    """The axes that occur in an index, divisions included."""
+    return frozenset(atom for atom in atoms(index) if isinstance(atom, Axis))
+
+
+__all__ = ["CALL", "ExpressionWriter", "Scope", "Value", "index_axes"]

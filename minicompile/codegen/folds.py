@@ -1,0 +1,190 @@
+"""Reductions and scans as Triton text: identities, accumulators, the fold of a block, the combination of two values.
+
+This module must not know in which pass a fold happens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from minicompile.codegen.expression_writer import ExpressionWriter, Value
+from minicompile.codegen.triton_ops import rounded
+from minicompile.codegen.triton_text import (
+    COMPARE,
+    LOW_PRECISION,
+    PRODUCT,
+    SUM,
+    TRITON_DTYPES,
+    Text,
+    call,
+    compute_dtype,
+    convert,
+    infix,
+    largest,
+    literal,
+    smallest,
+    typed_literal,
+)
+from minicompile.ir.expr import Apply, Expr, Load
+from minicompile.ir.index import Axis, as_index
+from minicompile.ir.loops import Loop, Scan
+
+_SMALL_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """What a reduction or scan does, without its loop.
+
+    Attributes:
+        kind: `sum`, `prod`, `max`, `min`, `any`, `argmax`, `argmin` or `logsumexp`.
+        dtype: the accumulator's.
+        reverse: a scan from the end.
+    """
+
+    kind: str
+    dtype: torch.dtype
+    reverse: bool = False
+
+    @property
+    def finds_place(self) -> bool:
+        """Whether the result is a position."""
+        return self.kind in ("argmax", "argmin")
+
+    @property
+    def identity(self) -> Text:
+        """What leaves every other value unchanged."""
+        values = {"sum": 0, "prod": 1, "any": 0, "max": smallest(self.dtype), "argmax": smallest(self.dtype),
+                  "min": largest(self.dtype), "argmin": largest(self.dtype), "logsumexp": smallest(self.dtype)}  # fmt: skip
+        return literal(values[self.kind], self.dtype)
+
+    @property
+    def function(self) -> str:
+        """The device function that combines two values; empty where Triton has one of its own."""
+        floating = self.dtype.is_floating_point
+        names = {"prod": "multiply", "logsumexp": "add_logarithms", "argmax": "first_largest",
+                 "argmin": "first_smallest"}  # fmt: skip
+        if floating:
+            names |= {"max": "larger", "min": "smaller"}
+        return names.get(self.kind, "")
+
+
+_SCANS = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "logcumsumexp": "logsumexp"}
+
+
+def fold_of(loop: Loop) -> Fold:
+    """The fold of a loop that has one."""
+    assert loop.fold is not None
+    held = compute_dtype(loop.value.dtype)
+    if isinstance(loop.fold, Scan):
+        kind: str = _SCANS[loop.fold.kind]
+        return Fold(kind, _accumulator(kind, held), loop.fold.reverse)
+    return Fold(loop.fold.kind, _accumulator(loop.fold.kind, held))
+
+
+def _accumulator(kind: str, held: torch.dtype) -> torch.dtype:
+    if held.is_floating_point and kind != "any":
+        return held
+    if kind in ("sum", "prod"):
+        return torch.int64
+    return torch.int32 if kind == "any" or held in _SMALL_INTEGERS else held
+
+
+class FoldWriter:
+    """Prints folds over the reduction axis of one kernel."""
+
+    def __init__(self, writer: ExpressionWriter) -> None:
+        self._writer = writer
+        self._geometry = writer.geometry
+        assert writer.geometry.reduction is not None
+        self._axis: Axis = writer.geometry.reduction
+
+    def lanes(self, fold: Fold, expression: Expr) -> Value:
+        """The values to fold: in the accumulator's dtype, neutral outside the axis, varying along it."""
+        value = self._writer.value(expression)
+        text = value.text
+        if fold.kind == "any" and expression.dtype != torch.bool:
+            text = infix(text, "!=", Text("0"), COMPARE)
+        if fold.finds_place and expression.dtype in LOW_PRECISION and not value.exact:
+            text = rounded(text, expression.dtype)
+        source = torch.bool if fold.kind == "any" else compute_dtype(expression.dtype)
+        if source != fold.dtype:
+            text = convert(text, fold.dtype)
+        if value.is_literal:
+            text = typed_literal(expression.value, fold.dtype)  # type: ignore[union-attr]
+        axes = value.axes | {self._axis}
+        along = self._axis in value.axes
+        if self._geometry.is_masked(self._axis) and not (fold.kind in ("sum", "any") and self.is_zero_outside(expression)):
+            mask = self._writer.mask([self._axis])
+            assert mask is not None
+            text, along = call("tl.where", mask.text, text, fold.identity), True
+        if not along:
+            text = call("tl.broadcast_to", text, self._geometry.shape(axes))
+        return Value(text, axes, True)
+
+    def is_zero_outside(self, expression: Expr) -> bool:
+        """Whether the value is zero where the reduction axis's mask is off, because what it loads is."""
+        match expression:
+            case Load() if expression not in self._writer.known:
+                return self._axis in self._writer.axes_of(expression)
+            case Apply(operation="cast" | "neg" | "abs", arguments=(inner,)):
+                return self.is_zero_outside(inner)
+            case Apply(operation="mul" | "add" | "sub" | "maximum" | "minimum", arguments=(left, right)):
+                return self.is_zero_outside(left) and self.is_zero_outside(right)
+        return False
+
+    def whole(self, fold: Fold, lanes: Text, places: Text | None = None) -> Text:
+        """All lanes of a block folded into one value (a row keeps the dimension, with size one)."""
+        dimension = f"{self._geometry.dimension(self._axis)}"
+        keep = ["keep_dims=True"] if len(self._geometry.live) > 1 else []
+        if fold.finds_place:
+            assert places is not None
+            function = self._writer.call_function(fold.function)
+            return call("tl.reduce", f"({lanes}, {places})", dimension, function, *keep)
+        if fold.function:
+            return call("tl.reduce", lanes, dimension, self._writer.call_function(fold.function), *keep)
+        return call({"sum": "tl.sum", "min": "tl.min"}.get(fold.kind, "tl.max"), lanes, dimension, *keep)
+
+    def places(self, axes: frozenset[Axis]) -> Text:
+        """The positions along the axis, in the shape of the values that they belong to."""
+        position = self._writer.offset(as_index(self._axis)).text
+        return call("tl.broadcast_to", position, self._geometry.shape(axes))
+
+    def combined(self, fold: Fold, left: Text, right: Text) -> Text:
+        """Two accumulated values as one."""
+        if fold.kind in ("sum", "prod"):
+            return infix(left, "+" if fold.kind == "sum" else "*", right, SUM if fold.kind == "sum" else PRODUCT)
+        if fold.function:
+            return call(self._writer.call_function(fold.function), left, right)
+        return call("tl.minimum" if fold.kind == "min" else "tl.maximum", left, right)
+
+    def scanned(self, fold: Fold, lanes: Text) -> Text:
+        """The running fold of a block."""
+        dimension = f"{self._geometry.dimension(self._axis)}"
+        reverse = ["reverse=True"] if fold.reverse else []
+        if fold.kind in ("sum", "prod"):
+            return call(f"tl.cum{fold.kind}", lanes, dimension, *reverse)
+        function = fold.function or ("largest_integer" if fold.kind == "max" else "smallest_integer")
+        return call("tl.associative_scan", lanes, dimension, self._writer.call_function(function), *reverse)
+
+    def start(self, fold: Fold, axes: frozenset[Axis]) -> Text:
+        """An accumulator before the first value; a single number if it has no dimension."""
+        live = [a for a in self._geometry.live if a in axes]
+        shape = self._geometry.shape(axes) if live or len(self._geometry.live) > 1 else "[]"
+        if fold.identity.text in ("0", "0.0") and shape != "[]":
+            return call("tl.zeros", shape, TRITON_DTYPES[fold.dtype])
+        return call("tl.full", shape, fold.identity, TRITON_DTYPES[fold.dtype])
+
+    def result(self, fold: Fold, text: Text, dtype: torch.dtype, round_it: bool) -> Text:
+        """The folded value in the register dtype of a buffer of `dtype`."""
+        if fold.kind == "any":
+            return infix(text, "!=", Text("0"), COMPARE)
+        held = compute_dtype(dtype)
+        source = torch.int32 if fold.finds_place else fold.dtype
+        if held == torch.bool and source != torch.bool:
+            return infix(text, "!=", Text("0"), COMPARE)
+        converted = text if held == source else convert(text, held)
+        return rounded(converted, dtype) if round_it and dtype in LOW_PRECISION else converted
+

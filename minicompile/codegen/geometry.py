@@ -1,0 +1,199 @@
+"""The iteration space of one kernel: its axes as Triton variables, masks, program ids and grid.
+
+This module must not know what the kernel computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+from minicompile.codegen.index_text import host, is_static
+from minicompile.codegen.triton_text import PRODUCT, SUM, Text, infix
+from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms, hint
+from minicompile.ir.schedule import DeviceProperties, TileAxis, TilePlan
+
+GRID_LIMIT = 65535
+"""Programs along the second and third dimension of a grid."""
+
+INTERPRETED_TILE = 1 << 22
+"""Elements per program under Triton's interpreter, where each program costs milliseconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """A tile plan with the facts that printing needs.
+
+    Attributes:
+        plan: the tiles.
+        wide: positions and offsets need 64 bits.
+    """
+
+    plan: TilePlan
+    wide: bool
+
+    @functools.cached_property
+    def live(self) -> tuple[Axis, ...]:
+        """Axes that are a dimension of the program's blocks; the others are a single position per program."""
+        return tuple(a.axis for a in self.plan.axes if a.block > 1 or a.role == "reduction")
+
+    @functools.cached_property
+    def tiles(self) -> dict[Axis, TileAxis]:
+        """Tile axis by axis."""
+        return {a.axis: a for a in self.plan.axes}
+
+    @property
+    def reduction(self) -> Axis | None:
+        """The axis folded inside the program."""
+        return self.plan.reduction.axis if self.plan.reduction else None
+
+    @property
+    def looped(self) -> bool:
+        """Whether the reduction axis is walked in steps."""
+        return self.plan.strategy == "looped" and self.plan.reduction is not None
+
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        """Compile-time parameters of the kernel."""
+        return tuple((block_name(axis), self.tiles[axis].block) for axis in self.live)
+
+    def is_masked(self, axis: Axis) -> bool:
+        """Whether a block of this axis may reach over its end."""
+        block, size = self.tiles[axis].block, axis.size.constant
+        if axis not in self.live:
+            return False
+        return size is None or size % block != 0 or (axis is self.reduction and size == 0)
+
+    def masks(self, axes: Iterable[Axis]) -> list[Axis]:
+        """Those of `axes` that need a mask, in the kernel's order."""
+        wanted = set(axes)
+        return [axis for axis in self.live if axis in wanted and self.is_masked(axis)]
+
+    def shape(self, axes: Iterable[Axis]) -> str:
+        """Block shape of a value that varies along `axes`."""
+        wanted = set(axes)
+        return "[" + ", ".join(block_name(a) if a in wanted else "1" for a in self.live) + "]"
+
+    def expand(self, axis: Axis) -> str:
+        """What puts a one-dimensional range into the dimension of `axis`."""
+        if len(self.live) == 1:
+            return ""
+        return "[" + ", ".join(":" if a is axis else "None" for a in self.live) + "]"
+
+    def dimension(self, axis: Axis) -> int:
+        """Which dimension of the blocks an axis is."""
+        return self.live.index(axis)
+
+    @functools.cached_property
+    def linear(self) -> bool:
+        """Whether all programs share the first grid dimension (the others are too small or of unknown size)."""
+        rest = self.plan.parallel[:-1]
+        if len(self.plan.parallel) > 3:
+            return True
+        return any(self.programs(tile).constant is None or int(self.programs(tile)) > GRID_LIMIT for tile in rest)
+
+    def programs(self, tile: TileAxis) -> Index:
+        """Programs along one axis."""
+        if tile.block == 1:
+            return tile.axis.size
+        return (tile.axis.size + (tile.block - 1)) // as_index(tile.block)
+
+    def grid(self) -> tuple[str, str, str]:
+        """Three Python expressions over the size symbols."""
+        counts = [host(self.programs(tile)) for tile in reversed(self.plan.parallel)]
+        if self.linear:
+            total = counts[0]
+            for count in counts[1:]:
+                total = infix(total, "*", count, PRODUCT)
+            if all(is_static(self.programs(tile)) for tile in self.plan.parallel):
+                total = Text(str(functools.reduce(int.__mul__, (int(self.programs(t)) for t in self.plan.parallel))))
+            return (total.text, "1", "1")
+        texts = [count.text for count in counts] + ["1", "1", "1"]
+        return (texts[0], texts[1], texts[2])
+
+    def symbols(self) -> set[Symbol]:
+        """Size symbols that the kernel's own bookkeeping needs."""
+        found: set[Symbol] = set()
+        for tile in self.plan.axes:
+            if self.is_masked(tile.axis) or (self.linear and tile.role == "parallel") or tile.axis is self.reduction:
+                found |= {atom for atom in atoms(tile.axis.size) if isinstance(atom, Symbol)}
+        return found
+
+    def setup(self, used: set[Axis], masked: set[Axis]) -> list[str]:
+        """Lines that define the positions `used` and masks `masked` of the parallel axes."""
+        lines: list[str] = []
+        if self.linear and any(tile.axis in used for tile in self.plan.parallel):
+            lines.append("program = " + self._program_id(0))
+        for tile in reversed(self.plan.parallel):
+            if tile.axis in used:
+                lines.append(f"{position_name(tile.axis)} = {self._position(tile)}")
+            if tile.axis in masked:
+                lines.append(self.mask_line(tile.axis))
+        return lines
+
+    def mask_line(self, axis: Axis) -> str:
+        """The line that defines an axis's mask."""
+        return f"{mask_name(axis)} = {position_name(axis)} < {host(axis.size).text}"
+
+    def block_range(self, axis: Axis) -> str:
+        """The positions of one block, counted from its start."""
+        alone = axis is self.reduction or self.programs(self.tiles[axis]).constant == 1
+        wide = ".to(tl.int64)" if self.wide and alone else ""
+        return f"tl.arange(0, {block_name(axis)}){self.expand(axis)}{wide}"
+
+    def _program_id(self, dimension: int) -> str:
+        return f"tl.program_id({dimension})" + (".to(tl.int64)" if self.wide else "")
+
+    def _position(self, tile: TileAxis) -> str:
+        program = self._program(tile)
+        if tile.axis not in self.live:
+            return program.text
+        inside = Text(self.block_range(tile.axis))
+        if self.programs(tile).constant == 1:
+            return inside.text
+        return infix(infix(program, "*", Text(block_name(tile.axis)), PRODUCT), "+", inside, SUM).text
+
+    def _program(self, tile: TileAxis) -> Text:
+        fastest_first = tuple(reversed(self.plan.parallel))
+        place = fastest_first.index(tile)
+        if not self.linear:
+            return Text(self._program_id(place))
+        program = Text("program")
+        for faster in fastest_first[:place]:
+            program = infix(program, "//", host(self.programs(faster)), PRODUCT)
+        if place + 1 < len(fastest_first):
+            program = infix(program, "%", host(self.programs(tile)), PRODUCT)
+        return program
+
+
+def position_name(axis: Axis) -> str:
+    """The variable that holds the positions along an axis."""
+    return f"{axis.name}_index"
+
+
+def mask_name(axis: Axis) -> str:
+    """The variable that says which positions exist."""
+    return f"{axis.name}_mask"
+
+
+def block_name(axis: Axis) -> str:
+    """The compile-time parameter with the size of a block."""
+    return f"{axis.name.upper()}BLOCK"
+
+
+def plan_for_device(plan: TilePlan, device: DeviceProperties) -> TilePlan:
+    """`plan`, or under the interpreter the same plan with tiles as large as the problem."""
+    if device.kind != "cpu":
+        return plan
+    budget = INTERPRETED_TILE
+    sized: dict[Axis, int] = {}
+    for tile in reversed(plan.axes):
+        wanted = max(hint(tile.axis.size), 1)
+        if tile.role == "reduction" and plan.strategy == "persistent":
+            sized[tile.axis] = wanted if is_static(tile.axis.size) else tile.block
+        else:
+            sized[tile.axis] = max(1, min(wanted, budget))
+        budget = max(1, budget // sized[tile.axis])
+    return dataclasses.replace(
+        plan, axes=tuple(dataclasses.replace(tile, block=sized[tile.axis]) for tile in plan.axes)
+    )

@@ -1,0 +1,102 @@
+"""Index expressions as source, for kernels (Triton integers) and for the host (Python integers).
+
+This module must not know where an index is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from minicompile.codegen.triton_text import PRODUCT, SUM, UNARY, Text, infix
+from minicompile.ir.index import Atom, FloorDiv, Index, Mod, Symbol, atoms, hint, is_nonnegative, lower_bound, upper_bound
+
+
+def index_text(index: Index, name: Callable[[Atom], Text | None]) -> Text:
+    """The source of `index`; `name` gives the text of an atom, or `None` for a division that is to be spelled out."""
+    if not index.terms:
+        return Text("0")
+    result: Text | None = None
+    for monomial, coefficient in sorted(index.terms, key=lambda term: (not term[0], term[1] < 0, -abs(term[1]))):
+        term = _term_text(monomial, abs(coefficient) if result is not None else coefficient, name)
+        if result is None:
+            result = term
+        else:
+            result = infix(result, "-" if coefficient < 0 else "+", term, SUM)
+    assert result is not None
+    return result
+
+
+def _term_text(monomial: tuple[Atom, ...], coefficient: int, name: Callable[[Atom], Text | None]) -> Text:
+    if not monomial:
+        return Text(str(coefficient)) if coefficient >= 0 else Text(str(coefficient), UNARY)
+    result: Text | None = None
+    for atom in monomial:
+        factor = name(atom) or division_text(atom, name)
+        result = factor if result is None else infix(result, "*", factor, PRODUCT)
+    assert result is not None
+    if coefficient == 1:
+        return result
+    number = Text(str(coefficient)) if coefficient > 0 else Text(str(coefficient), UNARY)
+    return infix(result, "*", number, PRODUCT) if coefficient > 0 else infix(number, "*", result, PRODUCT)
+
+
+def division_text(atom: Atom, name: Callable[[Atom], Text | None]) -> Text:
+    """A floor division or remainder spelled out; right for negative numerators too, where C's rounding differs."""
+    if not isinstance(atom, (FloorDiv, Mod)):
+        raise TypeError(f"no text for {atom}")
+    divisor = index_text(atom.divisor, name)
+    numerator = atom.numerator
+    shift = 0
+    if not is_nonnegative(numerator):
+        divisor_value, lowest = atom.divisor.constant, lower_bound(numerator).constant
+        if divisor_value is None or lowest is None:
+            raise ValueError(f"cannot divide {numerator}, which may be negative, by a symbolic size")
+        shift = -(lowest // divisor_value)
+        numerator = numerator + shift * divisor_value
+    dividend = index_text(numerator, name)
+    if isinstance(atom, Mod):
+        return infix(dividend, "%", divisor, PRODUCT)
+    quotient = infix(dividend, "//", divisor, PRODUCT)
+    return infix(quotient, "-", Text(str(shift)), SUM) if shift else quotient
+
+
+def host_text(index: Index) -> str:
+    """A Python expression over the size symbols' names."""
+    return host(index).text
+
+
+def host(index: Index) -> Text:
+    """A Python expression over the size symbols' names, with its precedence."""
+
+    def name(atom: Atom) -> Text | None:
+        return Text(atom.name) if isinstance(atom, Symbol) else None
+
+    return index_text(index, name)
+
+
+def extent(index: Index) -> float:
+    """No partial sum of `index` exceeds this in magnitude (symbols at their hints)."""
+    total = 0
+    for term in index.terms:
+        single = Index((term,))
+        total += max(abs(hint(upper_bound(single))), abs(hint(lower_bound(single))))
+    for atom in atoms(index):
+        if isinstance(atom, (FloorDiv, Mod)):
+            total = max(total, extent(atom.numerator))
+    return total
+
+
+def symbols_of(index: Index) -> set[Symbol]:
+    """The size symbols in `index`, those in the sizes of its axes not included."""
+    return {atom for atom in atoms(index) if isinstance(atom, Symbol)}
+
+
+def is_static(index: Index) -> bool:
+    """Whether the index is a number."""
+    return index.constant is not None
+
+
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number` (1 for 0)."""
+    return 1 << max(0, math.ceil(math.log2(number))) if number > 1 else 1

@@ -1,0 +1,335 @@
+"""Scalar operations as Triton expressions, with eager's semantics.
+
+Values of bf16 and fp16 arrive and leave as fp32 (`triton_text.compute_dtype`). For them the fast forms of functions are
+exact enough; fp32 and fp64 use the correctly rounded or libdevice forms that eager uses. This module must not know
+about loads, loops or names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from minicompile.codegen.triton_text import (
+    AND,
+    CALL,
+    COMPARE,
+    LOW_PRECISION,
+    OR,
+    PRODUCT,
+    SHIFT,
+    SUM,
+    UNARY,
+    XOR,
+    Text,
+    call,
+    compute_dtype,
+    convert,
+    infix,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One application: its operands' text and eager dtypes, and the eager dtype of the result."""
+
+    name: str
+    arguments: tuple[Text, ...]
+    sources: tuple[torch.dtype, ...]
+    dtype: torch.dtype
+
+    @property
+    def source(self) -> torch.dtype:
+        """The eager dtype of the first operand."""
+        return self.sources[0]
+
+    @property
+    def fast(self) -> bool:
+        """Whether the result is rounded to 16 bits or fewer anyway."""
+        return self.dtype in LOW_PRECISION
+
+    @property
+    def floating(self) -> bool:
+        """Whether the first operand is a floating-point number."""
+        return self.source.is_floating_point
+
+
+Emit = Callable[[Operation], Text]
+
+UNSIGNED = frozenset({torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool})
+
+NEEDS_ROUNDED_OPERANDS = frozenset({
+    "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "sign", "isinf", "remainder", "fmod",
+    "floordiv", "logical_and", "logical_or", "logical_xor", "logical_not", "nextafter", "bitcast",
+})  # fmt: skip
+"""Operations that jump: an operand of bf16 or fp16 must be the value that eager would have stored."""
+
+KEEPS_EXACTNESS = frozenset({"neg", "abs", "minimum", "maximum", "fmin", "fmax", "where", "copysign", "sign",
+                             "floor", "ceil", "trunc", "round", "cast", "bitcast"})  # fmt: skip
+"""Operations whose result is representable in a 16-bit dtype if the operands are."""
+
+
+def _infix(operator: str, level: int) -> Emit:
+    return lambda op: infix(op.arguments[0], operator, op.arguments[1], level)
+
+
+def _call(function: str) -> Emit:
+    return lambda op: call(function, *op.arguments)
+
+
+def _fast_or(fast: str, exact: str) -> Emit:
+    return lambda op: call(fast if op.fast else exact, *op.arguments)
+
+
+def _for_floats(function: str) -> Emit:
+    """A rounding function: integers are left as they are."""
+    return lambda op: call(function, *op.arguments) if op.floating else op.arguments[0]
+
+
+def _boolean(value: Text, dtype: torch.dtype) -> Text:
+    return value if dtype == torch.bool else infix(value, "!=", Text("0"), COMPARE)
+
+
+def _logical(operator: str, level: int) -> Emit:
+    def emit(op: Operation) -> Text:
+        left, right = (_boolean(a, d) for a, d in zip(op.arguments, op.sources, strict=True))
+        return infix(left, operator, right, level)
+
+    return emit
+
+
+def cast(value: Text, source: torch.dtype, target: torch.dtype) -> Text:
+    """`value` converted as `Tensor.to` does, and brought back to a register dtype."""
+    held = compute_dtype(source)
+    if target == torch.bool:
+        return _boolean(value, source)
+    if target in LOW_PRECISION:
+        narrow = value if held == torch.float32 else convert(value, torch.float32)
+        return convert(convert(narrow, target), torch.float32)
+    if source.is_floating_point and target in (torch.int8, torch.int16):
+        return convert(convert(value, torch.int32), target)
+    if source.is_floating_point and target in UNSIGNED:
+        return convert(convert(value, torch.int64), target)
+    return value if held == target else convert(value, target)
+
+
+def rounded(value: Text, dtype: torch.dtype) -> Text:
+    """A register value rounded to what memory of `dtype` would hold."""
+    return convert(convert(value, dtype), torch.float32)
+
+
+def _cast(op: Operation) -> Text:
+    return cast(op.arguments[0], op.source, op.dtype)
+
+
+def _bitcast(op: Operation) -> Text:
+    stored = op.arguments[0] if op.source == compute_dtype(op.source) else convert(op.arguments[0], op.source)
+    bits = convert(stored, op.dtype, bitcast=True)
+    return bits if op.dtype == compute_dtype(op.dtype) else convert(bits, torch.float32)
+
+
+def _arithmetic(operator: str, boolean: str, level: int, boolean_level: int) -> Emit:
+    def emit(op: Operation) -> Text:
+        chosen = (boolean, boolean_level) if op.dtype == torch.bool else (operator, level)
+        return infix(op.arguments[0], chosen[0], op.arguments[1], chosen[1])
+
+    return emit
+
+
+def _truediv(op: Operation) -> Text:
+    if op.dtype == torch.float32:
+        return call("tl.div_rn", *op.arguments)
+    return infix(op.arguments[0], "/", op.arguments[1], PRODUCT)
+
+
+def _reciprocal(op: Operation) -> Text:
+    if op.dtype == torch.float32:
+        return call("tl.div_rn", "1.0", op.arguments[0])
+    return infix(Text("1.0"), "/", op.arguments[0], PRODUCT)
+
+
+def _floordiv(op: Operation) -> Text:
+    if op.floating:
+        return call("float_floor_divide", *op.arguments)
+    if op.source in UNSIGNED:
+        return infix(op.arguments[0], "//", op.arguments[1], PRODUCT)
+    return call("integer_floor_divide", *op.arguments)
+
+
+def _remainder(op: Operation) -> Text:
+    if op.floating:
+        return call("float_remainder", *op.arguments)
+    if op.source in UNSIGNED:
+        return infix(op.arguments[0], "%", op.arguments[1], PRODUCT)
+    return call("integer_remainder", *op.arguments)
+
+
+def _fmod(op: Operation) -> Text:
+    if op.floating:
+        return call("libdevice.fmod", *op.arguments)
+    return infix(op.arguments[0], "%", op.arguments[1], PRODUCT)
+
+
+def _pow(op: Operation) -> Text:
+    if op.dtype.is_floating_point:
+        return call("libdevice.pow", *op.arguments)
+    return call("unsigned_power" if op.dtype in UNSIGNED else "integer_power", *op.arguments)
+
+
+def _neg(op: Operation) -> Text:
+    if op.floating:  # Triton 3.6 prints `-x` as `0 - x`, which loses the sign of zero.
+        return infix(Text("-1.0", UNARY), "*", op.arguments[0], PRODUCT)
+    return Text(f"-{op.arguments[0].at(UNARY + 1)}", UNARY)
+
+
+def _abs(op: Operation) -> Text:
+    return op.arguments[0] if op.source in UNSIGNED else call("tl.abs", op.arguments[0])
+
+
+def _sign(op: Operation) -> Text:
+    if op.source == torch.bool:
+        return op.arguments[0]
+    held = compute_dtype(op.dtype)
+    above, below = (infix(op.arguments[0], sign, Text("0"), COMPARE) for sign in "><")
+    return infix(convert(above, held), "-", convert(below, held), SUM)
+
+
+def _extremum(function: str, boolean: str, level: int) -> Emit:
+    def emit(op: Operation) -> Text:
+        if op.dtype == torch.bool:
+            return infix(op.arguments[0], boolean, op.arguments[1], level)
+        extra = ("propagate_nan=tl.PropagateNan.ALL",) if op.floating else ()
+        return call(function, *op.arguments, *extra)
+
+    return emit
+
+
+def _shift(op: Operation) -> Text:
+    """As torch: an amount out of range gives 0 (or the sign, to the right)."""
+    value, amount = op.arguments
+    bits = torch.iinfo(op.dtype).bits
+    try:
+        known: int | None = int(amount.text)
+    except ValueError:
+        known = None
+    operator = "<<" if op.name == "left_shift" else ">>"
+    if known is not None and 0 <= known < bits:
+        return infix(value, operator, amount, SHIFT)
+    inside = infix(amount, "<", Text(str(bits)), COMPARE)
+    if op.sources[1] not in UNSIGNED:
+        inside = infix(infix(amount, ">=", Text("0"), COMPARE), "&", inside, AND)
+    if op.name == "left_shift":
+        shifted = infix(value, "<<", call("tl.where", inside, amount, "0"), SHIFT)
+        return call("tl.where", inside, convert(shifted, op.dtype), convert(infix(value, "*", Text("0"), PRODUCT), op.dtype))
+    limit = call("tl.where", inside, amount, str(bits - 1))
+    if op.dtype in UNSIGNED:
+        shifted = infix(value, ">>", call("tl.where", inside, amount, "0"), SHIFT)
+        return call("tl.where", inside, shifted, infix(value, "*", Text("0"), PRODUCT))
+    return convert(infix(value, ">>", limit, SHIFT), op.dtype)
+
+
+def _sigmoid(op: Operation) -> Text:
+    negated = infix(Text("-1.0", UNARY), "*", op.arguments[0], PRODUCT)
+    below = infix(Text("1.0"), "+", call("tl.exp" if op.fast else "libdevice.exp", negated), SUM)
+    return _reciprocal(dataclasses.replace(op, arguments=(below,)))
+
+
+def _sqrt(op: Operation) -> Text:
+    return call("tl.sqrt_rn" if op.dtype == torch.float32 else "tl.sqrt", op.arguments[0])
+
+
+def _isnan(op: Operation) -> Text:
+    return infix(op.arguments[0], "!=", op.arguments[0], COMPARE)
+
+
+def _isinf(op: Operation) -> Text:
+    return infix(call("tl.abs", op.arguments[0]), "==", Text('float("inf")'), COMPARE)
+
+
+def _signbit(op: Operation) -> Text:
+    if not op.floating:
+        return infix(op.arguments[0], "<", Text("0"), COMPARE)
+    integer = torch.int64 if op.source == torch.float64 else torch.int32
+    return infix(convert(op.arguments[0], integer, bitcast=True), "<", Text("0"), COMPARE)
+
+
+def _bitwise_not(op: Operation) -> Text:
+    if op.dtype == torch.bool:
+        return infix(op.arguments[0], "==", Text("False"), COMPARE)
+    return Text(f"~{op.arguments[0].at(UNARY)}", UNARY)
+
+
+def _logical_not(op: Operation) -> Text:
+    return infix(op.arguments[0], "==", Text("False" if op.source == torch.bool else "0"), COMPARE)
+
+
+_LIBDEVICE = ("expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
+              "acosh", "atanh", "erfc", "erfinv", "lgamma", "copysign", "hypot", "nextafter")  # fmt: skip
+
+TRITON_OPS: dict[str, Emit] = {
+    "cast": _cast,
+    "bitcast": _bitcast,
+    "add": _arithmetic("+", "|", SUM, OR),
+    "sub": _infix("-", SUM),
+    "mul": _arithmetic("*", "&", PRODUCT, AND),
+    "truediv": _truediv,
+    "floordiv": _floordiv,
+    "truncdiv": _infix("//", PRODUCT),
+    "remainder": _remainder,
+    "fmod": _fmod,
+    "pow": _pow,
+    "fma": _call("tl.fma"),
+    "neg": _neg,
+    "abs": _abs,
+    "sign": _sign,
+    "reciprocal": _reciprocal,
+    "minimum": _extremum("tl.minimum", "&", AND),
+    "maximum": _extremum("tl.maximum", "|", OR),
+    "fmin": _call("tl.minimum"),
+    "fmax": _call("tl.maximum"),
+    "eq": _infix("==", COMPARE),
+    "ne": _infix("!=", COMPARE),
+    "lt": _infix("<", COMPARE),
+    "le": _infix("<=", COMPARE),
+    "gt": _infix(">", COMPARE),
+    "ge": _infix(">=", COMPARE),
+    "logical_and": _logical("&", AND),
+    "logical_or": _logical("|", OR),
+    "logical_xor": _logical("!=", COMPARE),
+    "logical_not": _logical_not,
+    "bitwise_and": _infix("&", AND),
+    "bitwise_or": _infix("|", OR),
+    "bitwise_xor": _infix("^", XOR),
+    "bitwise_not": _bitwise_not,
+    "left_shift": _shift,
+    "right_shift": _shift,
+    "where": _call("tl.where"),
+    "exp": _fast_or("tl.exp", "libdevice.exp"),
+    "exp2": _fast_or("tl.exp2", "libdevice.exp2"),
+    "log": _fast_or("tl.log", "libdevice.log"),
+    "log2": _fast_or("tl.log2", "libdevice.log2"),
+    "log10": _call("libdevice.log10"),
+    "sqrt": _sqrt,
+    "rsqrt": _call("tl.rsqrt"),
+    "sigmoid": _sigmoid,
+    "erf": _call("tl.erf"),
+    "floor": _for_floats("tl.floor"),
+    "ceil": _for_floats("tl.ceil"),
+    "trunc": _for_floats("libdevice.trunc"),
+    "round": _for_floats("libdevice.rint"),
+    "isnan": _isnan,
+    "isinf": _isinf,
+    "signbit": _signbit,
+    **{name: _call(f"libdevice.{name}") for name in _LIBDEVICE},
+}
+
+
+def operation_text(op: Operation) -> Text:
+    """The Triton expression of one operation."""
+    return TRITON_OPS[op.name](op)
+
+
+__all__ = ["CALL", "KEEPS_EXACTNESS", "NEEDS_ROUNDED_OPERANDS", "TRITON_OPS", "Operation", "cast", "operation_text",
+           "rounded"]  # fmt: skip

@@ -1,0 +1,93 @@
+"""Pieces of Triton source: text that knows how tightly it binds, dtype names, and literals.
+
+This module must not know what an expression is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+TRITON_DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "tl.float64", torch.float32: "tl.float32", torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16", torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16",
+    torch.int8: "tl.int8", torch.uint64: "tl.uint64", torch.uint32: "tl.uint32", torch.uint16: "tl.uint16",
+    torch.uint8: "tl.uint8", torch.bool: "tl.int1",
+    torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5",
+}  # fmt: skip
+
+LOW_PRECISION = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
+
+CALL, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARE = 100, 50, 40, 30, 25, 20, 18, 16, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Source of an expression and the precedence of its outermost operator."""
+
+    text: str
+    level: int = CALL
+
+    def at(self, level: int) -> str:
+        """The source, in parentheses if its operator binds less tightly than `level`."""
+        return self.text if self.level >= level else f"({self.text})"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def infix(left: Text, operator: str, right: Text, level: int) -> Text:
+    """`left operator right`; the right operand gets parentheses at equal precedence."""
+    left_level = level + 1 if level == COMPARE else level
+    return Text(f"{left.at(left_level)} {operator} {right.at(level + 1)}", level)
+
+
+def call(function: str, *arguments: Text | str) -> Text:
+    """`function(arguments)`."""
+    return Text(f"{function}({', '.join(map(str, arguments))})")
+
+
+def convert(value: Text, dtype: torch.dtype, bitcast: bool = False) -> Text:
+    """`value.to(dtype)`."""
+    extra = ", bitcast=True" if bitcast else ""
+    return Text(f"{value.at(CALL)}.to({TRITON_DTYPES[dtype]}{extra})")
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a value of `dtype` is held in registers."""
+    return torch.float32 if dtype in LOW_PRECISION else dtype
+
+
+def literal(value: int | float | bool, dtype: torch.dtype) -> Text:
+    """A bare Python literal."""
+    if dtype == torch.bool:
+        return Text(str(bool(value)))
+    if not dtype.is_floating_point:
+        return Text(str(int(value)), CALL if value >= 0 else UNARY)
+    value = float(value)
+    if math.isnan(value):
+        return Text('float("nan")')
+    if math.isinf(value):
+        return Text('float("inf")') if value > 0 else Text('-float("inf")', UNARY)
+    return Text(repr(value), CALL if math.copysign(1, value) > 0 else UNARY)
+
+
+def typed_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
+    """A constant that keeps its dtype wherever it is used."""
+    return call("tl.full", "[]", literal(value, dtype), TRITON_DTYPES[dtype])
+
+
+def largest(dtype: torch.dtype) -> float | int:
+    """The value no other exceeds."""
+    if dtype == torch.bool:
+        return True
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def smallest(dtype: torch.dtype) -> float | int:
+    """The value that exceeds no other."""
+    if dtype == torch.bool:
+        return False
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
