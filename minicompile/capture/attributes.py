@@ -1,0 +1,509 @@
+"""Attribute access on the symbolic stack: Python's lookup rules, with guards on what comes from outside.
+
+Stores to objects from outside go to stand-ins and are replayed later. Must not call anything by itself: what has to run
+(properties, `__getattr__`, descriptors) is called through `tracer.specials["call"]`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.capture import torch_interface
+from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.side_effects import MISSING
+from minicompile.capture.source import Attribute, Baked, Item, Source
+from minicompile.capture.values import (
+    CONSTANT_TYPES,
+    guard_absent,
+    is_outside,
+    is_trusted_module,
+    slot,
+)
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Tracer
+
+NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex)
+PYTHON_CALLABLE = (types.FunctionType, functools.partial)
+Module = torch.nn.Module
+
+
+class TensorMethod:
+    """A method of a tensor that has been read but not called."""
+
+    __slots__ = ("tensor", "name")
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+        self.tensor, self.name = tensor, name
+
+
+def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    """`owner.name`."""
+    kind = type(owner)
+    if isinstance(owner, torch_interface.FakeTensor):
+        return tensor_attribute(tracer, owner, name)
+    if isinstance(owner, type):
+        return class_attribute(tracer, owner, name)
+    if kind is types.ModuleType or isinstance(owner, types.ModuleType):
+        return module_attribute(tracer, owner, name)
+    if kind in CONSTANT_TYPES or kind in torch_interface_native():
+        return native_attribute(owner, name)
+    if kind is super:
+        return super_attribute(tracer, owner, name)
+    if kind is types.FunctionType:
+        return function_attribute(tracer, owner, name)
+    if kind is types.MethodType and not name.startswith("__"):
+        return get_attribute(tracer, owner.__func__, name)
+    return object_attribute(tracer, owner, name)
+
+
+def torch_interface_native() -> frozenset[type]:
+    """Types whose attributes are read directly, since they are made while tracing or cannot change."""
+    return NATIVE_TYPES
+
+
+NATIVE_TYPES = frozenset({
+    types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType, property,
+    TensorMethod, types.GeneratorType, torch.SymInt, torch.SymFloat, torch.SymBool, types.GenericAlias, types.TracebackType,
+})
+
+
+def native_attribute(owner: Any, name: str) -> Any:
+    """An attribute read by Python itself."""
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise RaisedInUserCode(error) from None
+
+
+def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | None = None) -> tuple[Any, type | None]:
+    """The raw class attribute that a lookup along the MRO finds, and the class that has it."""
+    for base in mro or kind.__mro__:
+        written = tracer.effects.attributes.get((id(base), name))
+        if written is not None and written[1] is not MISSING:
+            return written[1], base
+        if name in base.__dict__:
+            return base.__dict__[name], base
+    return MISSING, None
+
+
+def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
+    """A class attribute as a value on the stack: guarded unless the class belongs to a trusted library."""
+    if (id(base), name) in tracer.effects.attributes:
+        return raw
+    if id(base) in tracer.fresh:
+        return raw
+    key = (id(base), name)
+    if key in tracer.global_values:
+        return tracer.global_values[key]
+    source = Item(Attribute(Baked(base, base.__name__), "__dict__"), name)
+    value: Any = raw
+    if isinstance(raw, (property, classmethod, staticmethod)) or hasattr(type(raw), "__get__"):
+        if not is_trusted_module(base.__module__) and not isinstance(raw, NEVER_REPLACED):
+            tracer.guards.identity(source, raw, tracer.location())
+        if id(raw) not in tracer.sources:
+            tracer.register(raw, raw, source)
+    else:
+        value = tracer.wrap(raw, source)
+    tracer.global_values[key] = value
+    tracer.keep.append(base)
+    return value
+
+
+NEVER_REPLACED = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
+                  types.MethodDescriptorType)
+
+
+def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type, source: Source | None) -> Any:
+    """What a class attribute gives when it is read through an instance (`owner`) or the class (`owner` is MISSING)."""
+    instance = owner is not MISSING
+    if isinstance(raw, types.FunctionType):
+        return types.MethodType(raw, owner) if instance else raw
+    if isinstance(raw, staticmethod):
+        return child(tracer, raw, "__func__")
+    if isinstance(raw, classmethod):
+        function = child(tracer, raw, "__func__")
+        return types.MethodType(function, kind)
+    if isinstance(raw, property):
+        if not instance:
+            return raw
+        if raw.fget is None:
+            raise RaisedInUserCode(AttributeError("unreadable attribute"))
+        return tracer.specials["call"](tracer, child(tracer, raw, "fget"), (owner,), {})
+    if isinstance(raw, functools.cached_property):
+        return cached_property(tracer, raw, owner) if instance else raw
+    if isinstance(raw, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+        return read_slot(tracer, raw, owner) if instance else raw
+    if isinstance(raw, NEVER_REPLACED) or isinstance(raw, types.ClassMethodDescriptorType | types.BuiltinFunctionType):
+        return raw.__get__(owner, kind) if instance else raw.__get__(None, kind)
+    getter, _ = class_lookup(tracer, type(raw), "__get__")
+    if isinstance(getter, types.FunctionType):
+        function = class_value(tracer, class_lookup(tracer, type(raw), "__get__")[1] or type(raw), "__get__", getter)
+        return tracer.specials["call"](tracer, function, (raw, owner if instance else None, kind), {})
+    if getter is not MISSING:
+        if isinstance(raw, (functools._lru_cache_wrapper, functools.partial)):
+            return types.MethodType(raw, owner) if instance else raw
+        raise Break("unsupported value", f"a descriptor of type {type(raw).__name__}")
+    return raw
+
+
+def child(tracer: Tracer, holder: Any, name: str) -> Any:
+    """An attribute of an immutable holder (a property, a static method), with its source if the holder has one."""
+    source = tracer.sources.get(id(holder))
+    value = getattr(holder, name)
+    if source is None:
+        return value
+    key = (id(holder), name)
+    if key not in tracer.global_values:
+        if id(value) not in tracer.known and isinstance(value, types.FunctionType):
+            tracer.register(value, value, Attribute(source, name))
+        else:
+            value = tracer.wrap(value, Attribute(source, name))
+        tracer.global_values[key] = value
+    return tracer.global_values[key]
+
+
+def cached_property(tracer: Tracer, raw: Any, owner: Any) -> Any:
+    """Compute a `cached_property` and keep it in the instance."""
+    value = tracer.specials["call"](tracer, child(tracer, raw, "func"), (owner,), {})
+    store = instance_dict(tracer, owner)
+    if store is not None and raw.attrname:
+        dict.__setitem__(store, raw.attrname, value)
+    return value
+
+
+def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
+    """A slot or a C-level attribute of an instance."""
+    name = raw.__name__
+    if name == "__dict__":
+        store = instance_dict(tracer, owner)
+        if store is not None:
+            return store
+    written = tracer.effects.attributes.get((id(owner), name))
+    if written is not None:
+        if written[1] is MISSING:
+            raise RaisedInUserCode(AttributeError(name))
+        return written[1]
+    real = tracer.reals.get(id(owner), owner)
+    try:
+        value = raw.__get__(real)
+    except AttributeError as error:
+        raise RaisedInUserCode(error) from None
+    if id(owner) not in tracer.sources:
+        return value
+    key = (id(owner), name)
+    if key not in tracer.global_values:
+        tracer.global_values[key] = tracer.wrap(value, Attribute(tracer.sources[id(owner)], name))
+    return tracer.global_values[key]
+
+
+def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
+    """The instance dictionary: a stand-in for an object from outside, the real one for a fresh object."""
+    if is_outside(tracer, owner):
+        real = tracer.reals[id(owner)]
+        key = (id(owner), "__dict__")
+        if key in tracer.global_values:
+            return tracer.global_values[key]  # type: ignore[no-any-return]
+        store = getattr_static_dict(real)
+        if store is None:
+            return None
+        result: dict[str, Any] = tracer.wrap(store, Attribute(tracer.sources[id(owner)], "__dict__"))
+        tracer.global_values[key] = result
+        return result
+    return getattr_static_dict(owner)
+
+
+def getattr_static_dict(owner: Any) -> dict[str, Any] | None:
+    """The `__dict__` of an instance, or `None` if it has none."""
+    try:
+        store = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return store if type(store) is dict else None
+
+
+def is_data_descriptor(raw: Any) -> bool:
+    """Whether a class attribute wins over the instance dictionary."""
+    return isinstance(raw, property) or hasattr(type(raw), "__set__") or hasattr(type(raw), "__delete__")
+
+
+def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    """An attribute of an instance by the rules of `object.__getattribute__`."""
+    kind = type(owner)
+    if name == "__class__":
+        return kind
+    getter, base = class_lookup(tracer, kind, "__getattribute__")
+    if isinstance(getter, types.FunctionType):
+        function = class_value(tracer, base or kind, "__getattribute__", getter)
+        return tracer.specials["call"](tracer, function, (owner, name), {})
+    if getter is not object.__getattribute__ and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
+        if id(owner) in tracer.sources and not isinstance(owner, functools.partial):
+            raise Break("unsupported value", f"attribute `{name}` of an object of type {kind.__name__}")
+        return native_attribute(owner, name)
+    try:
+        return generic_attribute(tracer, owner, kind, name)
+    except RaisedInUserCode as error:
+        if not isinstance(error.value, AttributeError):
+            raise
+        return fallback_attribute(tracer, owner, kind, name, error)
+
+
+def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
+    """Data descriptors, the instance dictionary, then class attributes."""
+    raw, base = class_lookup(tracer, kind, name)
+    if raw is not MISSING and is_data_descriptor(raw):
+        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind, None)
+    store = instance_dict(tracer, owner)
+    if store is not None:
+        if dict.__contains__(store, name):
+            return slot(tracer, store, name)
+        guard_absent(tracer, store, name)
+    if raw is not MISSING:
+        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind, None)
+    raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=owner))
+
+
+def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error: RaisedInUserCode) -> Any:
+    """`__getattr__` of the class, if it has one; a module's parameters, buffers and children."""
+    getter, base = class_lookup(tracer, kind, "__getattr__")
+    if getter is MISSING:
+        raise error
+    if getter is Module.__getattr__:
+        store = instance_dict(tracer, owner)
+        for group in ("_parameters", "_buffers", "_modules"):
+            if store is not None and group in store:
+                table = slot(tracer, store, group)
+                if name in table:
+                    return slot(tracer, table, name)
+                guard_absent(tracer, table, name)
+        raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
+    if isinstance(getter, types.FunctionType):
+        function = class_value(tracer, base or kind, "__getattr__", getter)
+        return tracer.specials["call"](tracer, function, (owner, name), {})
+    raise Break("unsupported value", f"`__getattr__` of {kind.__name__}")
+
+
+def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
+    """An attribute read from a class."""
+    if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__doc__", "__class__"):
+        return getattr(owner, name)
+    if name == "__dict__":
+        raise Break("unsupported value", f"the dictionary of the class {owner.__name__}")
+    meta = type(owner)
+    meta_raw, meta_base = class_lookup(tracer, meta, name)
+    raw, base = class_lookup(tracer, owner, name)
+    if raw is MISSING or (meta_raw is not MISSING and is_data_descriptor(meta_raw) and meta is not type):
+        if meta_raw is MISSING:
+            return enum_or_error(tracer, owner, name)
+        if meta_base is type or is_trusted_module((meta_base or meta).__module__):
+            return native_attribute(owner, name)
+        return bind_descriptor(tracer, class_value(tracer, meta_base or meta, name, meta_raw), owner, meta, None)
+    if is_trusted_module(owner.__module__) and not isinstance(raw, (types.FunctionType, classmethod, staticmethod)):
+        return native_attribute(owner, name)
+    return bind_descriptor(tracer, class_value(tracer, base or owner, name, raw), MISSING, owner, None)
+
+
+def enum_or_error(tracer: Tracer, owner: type, name: str) -> Any:
+    """An enum member that is only reachable through its metaclass, or the error that Python gives."""
+    return native_attribute(owner, name)
+
+
+def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
+    """An attribute of a Python module."""
+    if name in owner.__dict__:
+        return tracer.load_global(owner.__dict__, name)
+    return native_attribute(owner, name)
+
+
+def super_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    """An attribute read through `super()`."""
+    start, instance, kind = owner.__thisclass__, owner.__self__, owner.__self_class__
+    mro = kind.__mro__
+    rest = mro[mro.index(start) + 1 :]
+    raw, base = class_lookup(tracer, kind, name, rest)
+    if raw is MISSING:
+        raise RaisedInUserCode(AttributeError(f"'super' object has no attribute '{name}'"))
+    value = class_value(tracer, base or kind, name, raw)
+    if instance is kind:
+        return bind_descriptor(tracer, value, MISSING, kind, None)
+    return bind_descriptor(tracer, value, instance, kind, None)
+
+
+def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> Any:
+    """An attribute of a Python function."""
+    if name in ("__name__", "__qualname__", "__module__", "__doc__", "__code__"):
+        return getattr(owner, name)
+    if id(owner) in tracer.fresh:
+        return native_attribute(owner, name)
+    if name in ("__defaults__", "__kwdefaults__"):
+        source = tracer.sources.get(id(owner)) or Baked(owner, owner.__qualname__)
+        return tracer.wrap(getattr(owner, name), Attribute(source, name))
+    if name in ("__call__", "__get__", "__class__"):
+        return getattr(owner, name)
+    if id(owner) not in tracer.sources:
+        return native_attribute(owner, name)
+    store = instance_dict(tracer, owner)
+    if store is not None and name in store:
+        return slot(tracer, store, name)
+    if store is not None:
+        guard_absent(tracer, store, name)
+    if name == "__wrapped__" or not hasattr(owner, name):
+        raise RaisedInUserCode(AttributeError(f"'function' object has no attribute '{name}'"))
+    raise Break("unsupported value", f"the attribute `{name}` of a function")
+
+
+def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    """An attribute of a tensor: metadata is known, views are operations, methods wait for their call."""
+    written = tracer.effects.attributes.get((id(owner), name))
+    if written is not None:
+        if written[1] is MISSING:
+            raise RaisedInUserCode(AttributeError(f"'Tensor' object has no attribute '{name}'"))
+        return written[1]
+    if name in torch_interface.METADATA_PROPERTIES:
+        return getattr(owner, name)
+    if name in torch_interface.VIEW_PROPERTIES:
+        return tracer.operation("call_function", getattr, (owner, name))
+    if name == "data":
+        return tracer.operation("call_method", "detach", (owner,))
+    if name == "__class__":
+        return tensor_class(tracer, owner)
+    if name in torch_interface.TENSOR_METHODS:
+        return TensorMethod(owner, name)
+    real = tracer.reals.get(id(owner))
+    if name == "grad" and real is not None:
+        key = (id(owner), name)
+        if key not in tracer.global_values:
+            tracer.global_values[key] = tracer.wrap(real.grad, Attribute(tracer.sources[id(owner)], name))
+        return tracer.global_values[key]
+    if real is not None and not hasattr(torch.Tensor, name):
+        store = instance_dict(tracer, owner)
+        if store is not None and name in store:
+            return slot(tracer, store, name)
+        if store is not None:
+            guard_absent(tracer, store, name)
+    if hasattr(torch.Tensor, name):
+        raise Break("tensor attribute", f"the attribute `{name}` of a tensor")
+    raise RaisedInUserCode(AttributeError(f"'{tensor_class(tracer, owner).__name__}' object has no attribute '{name}'"))
+
+
+def tensor_class(tracer: Tracer, owner: Any) -> type:
+    """The class that the user sees of a tensor."""
+    real = tracer.reals.get(id(owner))
+    return torch.Tensor if real is None else type(real)
+
+
+def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
+    """`owner.name = value`, or deletion if `value` is MISSING."""
+    kind = type(owner)
+    if isinstance(owner, torch_interface.FakeTensor):
+        if hasattr(torch.Tensor, name):
+            raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
+        tracer.effects.attributes[(id(owner), name)] = (owner, value)
+        return
+    if isinstance(owner, type) or isinstance(owner, types.ModuleType):
+        set_on_class(tracer, owner, name, value)
+        return
+    special = "__setattr__" if value is not MISSING else "__delattr__"
+    setter, base = class_lookup(tracer, kind, special)
+    if isinstance(setter, types.FunctionType):
+        if not (isinstance(owner, Module) and setter is Module.__setattr__ and set_on_module(tracer, owner, name, value)):
+            args = (owner, name) if value is MISSING else (owner, name, value)
+            tracer.specials["call"](tracer, class_value(tracer, base or kind, special, setter), args, {})
+        return
+    generic_set(tracer, owner, name, value)
+
+
+def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
+    """Store to a class or a Python module."""
+    if id(owner) in tracer.fresh:
+        type.__setattr__(owner, name, value)
+    elif isinstance(owner, types.ModuleType):
+        tracer.effects.globals[(id(owner.__dict__), name)] = (owner.__dict__, value)
+        tracer.keep.append(owner.__dict__)
+    elif type(owner) is not type:
+        raise Break("unsupported value", f"the attribute `{name}` of the class {owner.__name__} is set")
+    else:
+        tracer.effects.attributes[(id(owner), name)] = (owner, value)
+        tracer.keep.append(owner)
+
+
+def set_on_module(tracer: Tracer, owner: Any, name: str, value: Any) -> bool:
+    """Store a plain value to an `nn.Module` as its `__setattr__` would; whether that was enough."""
+    raw, _ = class_lookup(tracer, type(owner), name)
+    if raw is not MISSING and is_data_descriptor(raw):
+        return False
+    store = instance_dict(tracer, owner)
+    if store is None or isinstance(value, Module) or value is MISSING:
+        return False
+    if isinstance(value, torch_interface.FakeTensor) and tensor_class(tracer, value) is not torch.Tensor:
+        return False
+    for group in ("_parameters", "_modules", "_buffers"):
+        if group not in store:
+            return False
+        table = slot(tracer, store, group)
+        if name in table:
+            if group == "_buffers" and (value is None or isinstance(value, torch.Tensor)):
+                dict.__setitem__(table, name, value)
+                return True
+            return False
+        guard_absent(tracer, table, name)
+    if name not in store:
+        guard_absent(tracer, store, name)
+    dict.__setitem__(store, name, value)
+    return True
+
+
+def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
+    """`object.__setattr__` and `object.__delattr__`."""
+    kind = type(owner)
+    raw, base = class_lookup(tracer, kind, name)
+    if name == "__class__":
+        raise Break("unsupported value", "the class of an object is set")
+    if raw is not MISSING and is_data_descriptor(raw):
+        set_through_descriptor(tracer, owner, name, value, class_value(tracer, base or kind, name, raw))
+        return
+    store = instance_dict(tracer, owner)
+    if store is None:
+        raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
+    if value is MISSING:
+        if name not in store:
+            guard_absent(tracer, store, name)
+            raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
+        dict.__delitem__(store, name)
+        return
+    if name not in store:
+        guard_absent(tracer, store, name)
+    dict.__setitem__(store, name, value)
+
+
+def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, raw: Any) -> None:
+    """Store through a property, a slot or a descriptor written in Python."""
+    if isinstance(raw, property):
+        function = raw.fset if value is not MISSING else raw.fdel
+        if function is None:
+            word = "setter" if value is not MISSING else "deleter"
+            raise RaisedInUserCode(AttributeError(
+                f"property '{name}' of '{type(owner).__name__}' object has no {word}"))
+        args = (owner,) if value is MISSING else (owner, value)
+        tracer.specials["call"](tracer, child(tracer, raw, "fset" if args[1:] else "fdel"), args, {})
+    elif isinstance(raw, types.MemberDescriptorType):
+        if is_outside(tracer, owner):
+            tracer.effects.attributes[(id(owner), name)] = (owner, value)
+        elif value is MISSING:
+            raw.__delete__(owner)
+        else:
+            raw.__set__(owner, value)
+    else:
+        special = "__set__" if value is not MISSING else "__delete__"
+        setter, base = class_lookup(tracer, type(raw), special)
+        if not isinstance(setter, types.FunctionType):
+            if id(owner) in tracer.sources or not isinstance(owner, BaseException):
+                raise Break("unsupported value", f"the attribute `{name}` of {type(owner).__name__} is set")
+            setattr(owner, name, value)
+            return
+        args = (raw, owner) if value is MISSING else (raw, owner, value)
+        tracer.specials["call"](tracer, class_value(tracer, base or type(raw), special, setter), args, {})

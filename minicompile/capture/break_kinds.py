@@ -1,0 +1,101 @@
+"""The registry of everything that ends a graph: a name, what it means, and the rewrite that removes it.
+
+Also the exceptions that travel inside the tracer. Must not import the tracer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from minicompile.errors import Location
+
+
+@dataclasses.dataclass(frozen=True)
+class BreakKind:
+    """What a kind of graph break means, and what to do about it."""
+
+    explanation: str
+    hint: str
+
+
+KINDS: dict[str, BreakKind] = {
+    "tensor value": BreakKind("Python needs the value of a tensor, which is only known when the graph has run",
+                              "keep the value in a tensor; move `.item()` and conversions out of the compiled function"),
+    "branch on a tensor": BreakKind("an `if`, `while`, `and`, `or` or `assert` asks for the truth of a tensor",
+                                    "use `torch.where(condition, a, b)`, or decide before the compiled function"),
+    "data-dependent shape": BreakKind("the shape of a result depends on the values in a tensor",
+                                      "use a fixed shape with a mask (`torch.where`) instead of selecting elements"),
+    "input or output": BreakKind("the call prints, logs, warns, or reads or writes files",
+                                 "move it out of the compiled function, or decorate its function with "
+                                 "`minicompile.disable`"),
+    "unknown call": BreakKind("the callable is not written in Python and not known to be free of side effects",
+                              "call it outside of the compiled function"),
+    "disabled function": BreakKind("the function is marked with `disable`", ""),
+    "NumPy": BreakKind("NumPy arrays are not captured", "use the torch function of the same name"),
+    "random seed": BreakKind("the call reads or sets the state of a random number generator",
+                             "seed before the compiled function is called"),
+    "random numbers": BreakKind("Python's random numbers differ from call to call", "draw them with torch, or outside"),
+    "global torch setting": BreakKind("the call changes torch for the whole process", "do it outside"),
+    "autograd call": BreakKind("the call works on the autograd graph, which exists only when the graph has run",
+                               "call it outside of the compiled function"),
+    "custom autograd function": BreakKind("a `torch.autograd.Function` runs its own backward",
+                                          "write it with torch operations or as a `torch.library.custom_op`"),
+    "tensor hook": BreakKind("hooks on tensors run outside of the graph", "register it outside"),
+    "real memory": BreakKind("the call looks at a tensor's memory", "do it outside of the compiled function"),
+    "tensor subclass": BreakKind("only plain tensors and parameters are captured", ""),
+    "sparse tensor": BreakKind("sparse tensors are not captured", ""),
+    "unsupported tensor": BreakKind("this kind of tensor is not captured", ""),
+    "tensor attribute": BreakKind("the attribute of the tensor is not captured", ""),
+    "nested compiler": BreakKind("the call compiles another function", ""),
+    "torch.func transform": BreakKind("torch.func transforms are not captured", ""),
+    "higher-order operator": BreakKind("the operator takes functions", ""),
+    "operation failed": BreakKind("the operation cannot be run on fake tensors; eager raises its own error", ""),
+    "unsupported argument": BreakKind("an argument of a torch function cannot be part of a graph", ""),
+    "unsupported instruction": BreakKind("the tracer has no rule for this instruction", ""),
+    "unsupported value": BreakKind("the tracer cannot follow this value", ""),
+    "iterator": BreakKind("an iterator from outside is advanced", ""),
+    "time": BreakKind("the clock differs from call to call", "measure outside of the compiled function"),
+    "imports": BreakKind("a module that is not loaded yet is imported", "import it at the top of the file"),
+    "asynchronous code": BreakKind("coroutines are not captured", ""),
+    "generator": BreakKind("a generator crosses the border of the captured function", "make it a list"),
+    "user object": BreakKind("a method of the object would run inside a C function", ""),
+    "recursion": BreakKind("the recursion is too deep to inline", ""),
+    "shared memory": BreakKind("an input that is changed shares memory with another input", "clone one of them"),
+    "inlined break": BreakKind("a function called here has a graph break inside that cannot be cut out", ""),
+}
+
+
+class Break(Exception):
+    """The frame cannot go on symbolically at the current instruction."""
+
+    def __init__(self, kind: str, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        entry = KINDS[kind]
+        self.kind, self.reason = kind, reason or entry.explanation
+        self.hint = entry.hint if hint is None else hint
+        self.stack: tuple[Location, ...] = ()
+        self.depth = 0
+
+
+class RaisedInUserCode(Exception):
+    """The user's code raised `value` while it was being traced."""
+
+    def __init__(self, value: BaseException) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class CutHere(Exception):
+    """The outermost frame has reached the instruction at which it is to be cut."""
+
+
+class RunEager(Exception):
+    """The whole frame has to run in eager; `reason` says why."""
+
+    def __init__(self, reason: str, kind: str = "unsupported value", expected: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.kind, self.expected = reason, kind, expected
+
+
+CONTROL: tuple[Any, ...] = (Break, RaisedInUserCode, CutHere, RunEager)

@@ -1,0 +1,718 @@
+"""Rules for single builtins: those that look at the symbolic stack differently from Python itself."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import copy
+import functools
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.capture.attributes import (
+    TensorMethod,
+    class_lookup,
+    class_value,
+    generic_attribute,
+    generic_set,
+    get_attribute,
+    instance_dict,
+    set_attribute,
+    tensor_class,
+)
+from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.calls import (
+    METHOD_RULES,
+    Callback,
+    call,
+    call_pure,
+    native_argument,
+    run_native,
+    special,
+)
+from minicompile.capture.iteration import advance, get_iterator, native_iterable
+from minicompile.capture.operators import (
+    compare,
+    contains,
+    delete_item,
+    get_item,
+    invoke_special,
+    set_item,
+    truth,
+)
+from minicompile.capture.side_effects import MISSING
+from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_present, is_outside, slot
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Tracer
+
+Args = tuple[Any, ...]
+Keywords = dict[str, Any]
+
+
+@special(isinstance)
+def rule_isinstance(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`isinstance(value, classes)`."""
+    value, classes = args
+    if is_symbolic(value):
+        stand_in: Any = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}[type(value)]
+        return isinstance(stand_in, classes)
+    if hasattr(type(value), "resume"):
+        return isinstance((_ for _ in ()), classes)
+    if isinstance(value, TensorMethod):
+        return isinstance([].append, classes)
+    if isinstance(value, FakeTensor):
+        found = tensor_class(tracer, value)
+        return run_native(tracer, any, ([issubclass(found, one) if isinstance(one, type) and not hasattr(one, "_is_protocol")
+                                         else isinstance(value, one) for one in flatten(classes)],), {}) or (
+            isinstance(value, classes) and torch.Tensor not in flatten(classes) and FakeTensor not in flatten(classes))
+    return run_native(tracer, isinstance, (value, classes), {})
+
+
+def flatten(classes: Any) -> list[Any]:
+    """The classes of a possibly nested tuple."""
+    if isinstance(classes, tuple):
+        return [one for part in classes for one in flatten(part)]
+    return list(classes.__args__) if isinstance(classes, types.UnionType) else [classes]
+
+
+@special(issubclass)
+def rule_issubclass(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`issubclass(kind, classes)`."""
+    return run_native(tracer, issubclass, args, kwargs)
+
+
+@special(type)
+def rule_type(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`type(value)`; making a class is left to Python."""
+    if len(args) != 1:
+        raise Break("unsupported value", "a class is made")
+    value = args[0]
+    if isinstance(value, FakeTensor):
+        return tensor_class(tracer, value)
+    if is_symbolic(value):
+        return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+    if hasattr(type(value), "resume"):
+        return types.GeneratorType
+    return type(value)
+
+
+@special(super)
+def rule_super(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`super()` and `super(kind, instance)`."""
+    if not args:
+        frame = tracer.frames[-1]
+        cell = frame.cells.get("__class__")
+        code = frame.code
+        first = code.co_varnames[0] if code.co_argcount else None
+        instance = frame.cells[first].cell_contents if first in frame.cells else frame.variables.get(first)
+        args = (tracer.resolve(cell_value(tracer, cell)), tracer.resolve(instance))
+    return run_native(tracer, super, args, {})
+
+
+def cell_value(tracer: Tracer, cell: Any) -> Any:
+    """The contents of a cell, no longer lazy."""
+    try:
+        value = tracer.resolve(cell.cell_contents)
+    except ValueError:
+        raise RaisedInUserCode(NameError("free variable referenced before assignment")) from None
+    cell.cell_contents = value
+    return value
+
+
+@special(getattr)
+def rule_getattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`getattr(owner, name[, default])`."""
+    try:
+        return get_attribute(tracer, args[0], args[1])
+    except RaisedInUserCode as error:
+        if len(args) == 3 and isinstance(error.value, AttributeError):
+            return args[2]
+        raise
+
+
+@special(hasattr)
+def rule_hasattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`hasattr(owner, name)`."""
+    if isinstance(args[0], FakeTensor) and hasattr(torch.Tensor, args[1]):
+        return True
+    try:
+        get_attribute(tracer, args[0], args[1])
+    except RaisedInUserCode as error:
+        if isinstance(error.value, AttributeError):
+            return False
+        raise
+    return True
+
+
+@special(setattr, delattr)
+def rule_setattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`setattr(owner, name, value)` and `delattr(owner, name)`."""
+    set_attribute(tracer, args[0], args[1], args[2] if len(args) == 3 else MISSING)
+
+
+@special(object.__setattr__, object.__delattr__)
+def rule_object_setattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`object.__setattr__(owner, name, value)`."""
+    generic_set(tracer, args[0], args[1], args[2] if len(args) == 3 else MISSING)
+
+
+@special(object.__getattribute__)
+def rule_object_getattribute(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`object.__getattribute__(owner, name)`."""
+    return generic_attribute(tracer, args[0], type(args[0]), args[1])
+
+
+@special(object.__init__)
+def rule_object_init(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`object.__init__(owner)` does nothing."""
+
+
+@special(object.__init_subclass__)
+def rule_init_subclass(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Classes are not made while tracing."""
+    raise Break("unsupported value", "a class is made")
+
+
+@special(object.__new__, tuple.__new__, dict.__new__, list.__new__, set.__new__)
+def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Allocate an instance."""
+    kind = args[0]
+    for base in kind.__mro__:
+        if "__new__" in base.__dict__ and not isinstance(base.__dict__["__new__"], staticmethod | types.FunctionType):
+            maker = base.__new__
+            break
+    rest = tuple(native_iterable(tracer, item) for item in args[1:]) if issubclass(kind, tuple) else ()
+    return tracer.made(run_native(tracer, maker, (kind, *rest), {}))
+
+
+@special(len)
+def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`len(value)`."""
+    value = args[0]
+    if isinstance(value, FakeTensor):
+        if value.dim() == 0:
+            raise RaisedInUserCode(TypeError("len() of a 0-d tensor"))
+        return value.shape[0]
+    method, _ = class_lookup(tracer, type(value), "__len__")
+    if isinstance(method, types.FunctionType):
+        return call(tracer, get_attribute(tracer, value, "__len__"), (), {})
+    force(tracer, value, False)
+    return run_native(tracer, len, (value,), {})
+
+
+@special(bool)
+def rule_bool(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`bool(value)`."""
+    return truth(tracer, args[0]) if args else False
+
+
+@special(iter)
+def rule_iter(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`iter(value)`."""
+    if len(args) == 2:
+        return tracer.made(iter(Callback(tracer, args[0]), args[1]))
+    return get_iterator(tracer, args[0])
+
+
+@special(next)
+def rule_next(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`next(iterator[, default])`."""
+    try:
+        return advance(tracer, args[0])
+    except StopIteration as error:
+        if len(args) == 2:
+            return args[1]
+        raise RaisedInUserCode(StopIteration(error.value)) from None
+
+
+@special(list, tuple, set, frozenset, enumerate, zip, reversed, collections.deque, sum, any, all, sorted, min, max)
+def rule_unreachable(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Replaced below by one rule per builtin."""
+    raise Break("unknown call", "a builtin without its rule")
+
+
+def over_iterables(function: Any, count: int | None = None) -> Any:
+    """A rule that makes the first `count` arguments iterable by native code and runs the builtin."""
+
+    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        limit = len(args) if count is None else count
+        values = tuple(native_iterable(tracer, item) if place < limit else item for place, item in enumerate(args))
+        keywords = {key: Callback(tracer, item) if callable(item) and key == "key" else item for key, item in kwargs.items()}
+        if function in COMPARING and len(args) >= 1:
+            for item in args:
+                force(tracer, item)
+        result = run_native(tracer, function, values, keywords)
+        return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
+
+    return rule
+
+
+COMPARING = (sum, any, all, sorted, min, max, set, frozenset)
+for _function in (list, tuple, set, frozenset, enumerate, reversed, collections.deque, sum, any, all, sorted):
+    special(_function)(over_iterables(_function, 1))
+special(zip)(over_iterables(zip))
+
+
+@special(min, max)
+def rule_extreme(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`min` and `max` need the truth of comparisons, which tensors do not have."""
+    raise Break("unknown call", "replaced below")
+
+
+special(min)(over_iterables(min, 1))
+special(max)(over_iterables(max, 1))
+
+
+@special(any, all)
+def rule_any_all(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Replaced below."""
+    raise Break("unknown call", "replaced below")
+
+
+def truth_over(stop_at: bool) -> Any:
+    """The rule of `any` (stops at a true element) or `all` (stops at a false one)."""
+
+    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        iterator = get_iterator(tracer, args[0])
+        while True:
+            try:
+                item = advance(tracer, iterator)
+            except StopIteration:
+                return not stop_at
+            if truth(tracer, item) is stop_at:
+                return stop_at
+
+    return rule
+
+
+special(any)(truth_over(True))
+special(all)(truth_over(False))
+
+
+@special(map, filter)
+def rule_map(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Replaced below."""
+    raise Break("unknown call", "replaced below")
+
+
+def lazily(function: Any) -> Any:
+    """The rule of `map` or `filter`: the callable is called back through the tracer."""
+
+    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        callable_, *iterables = args
+        target = None if callable_ is None else Callback(tracer, callable_)
+        if function is filter:
+            predicate = callable_
+            target = Callback(tracer, None)
+            target.__class__ = Predicate
+            target.function = predicate
+        return tracer.made(run_native(tracer, function, (target, *(native_iterable(tracer, item) for item in iterables)), {}))
+
+    return rule
+
+
+class Predicate(Callback):
+    """A traced predicate whose result is asked for its truth through the tracer."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.tracer.resolve(args[0]) if self.function is None else super().__call__(*args, **kwargs)
+        return truth(self.tracer, result)
+
+
+special(map)(lazily(map))
+special(filter)(lazily(filter))
+
+
+@special(dict)
+def rule_dict(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`dict(...)`."""
+    result: dict[Any, Any] = {}
+    update_dict(tracer, result, args, kwargs)
+    return tracer.made(result)
+
+
+def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> None:
+    """`target.update(*args, **kwargs)` with traced arguments."""
+    for item in args:
+        if isinstance(item, dict):
+            force(tracer, item, False)
+            dict.update(target, item)
+        elif hasattr(type(item), "keys") and not hasattr(type(item), "resume"):
+            for key in list(native_iterable(tracer, call(tracer, get_attribute(tracer, item, "keys"), (), {}))):
+                dict.__setitem__(target, key, get_item(tracer, item, key))
+        else:
+            run_native(tracer, dict.update, (target, [list(native_iterable(tracer, tracer.resolve(pair)))
+                                                      for pair in native_iterable(tracer, item)]), {})
+    dict.update(target, kwargs)
+
+
+@special(int, float, complex, str, repr, ascii, format, bytes, abs, round, hash, divmod, pow)
+def rule_conversion(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Replaced below."""
+    raise Break("unknown call", "replaced below")
+
+
+def conversion(function: Any, names: tuple[str, ...]) -> Any:
+    """The rule of a builtin that calls one special method of its argument."""
+
+    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        value = args[0] if args else MISSING
+        if isinstance(value, FakeTensor):
+            if function in (abs, pow, divmod):
+                return run_native(tracer, function, args, kwargs)
+            if function is hash:
+                raise Break("real memory", "the hash of a tensor is its address")
+            kind = "input or output" if function in (str, repr, format, ascii) else "tensor value"
+            raise Break(kind, f"`{function.__name__}` of a tensor")
+        for name in names:
+            method, _ = class_lookup(tracer, type(value), name)
+            if isinstance(method, types.FunctionType) and not isinstance(value, type):
+                return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+        if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
+            check_printable(tracer, value)
+        return call_pure(tracer, function, args, kwargs)
+
+    return rule
+
+
+def check_printable(tracer: Tracer, value: Any) -> None:
+    """Refuse to print what would show an address or a fake tensor."""
+    if isinstance(value, FakeTensor):
+        raise Break("input or output", "a tensor is turned into text")
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        force(tracer, value)
+        for item in value:
+            check_printable(tracer, item)
+    elif isinstance(value, dict):
+        force(tracer, value)
+        for key, item in value.items():
+            check_printable(tracer, key)
+            check_printable(tracer, item)
+    elif type(value).__repr__ is object.__repr__ or isinstance(value, (types.FunctionType, torch.nn.Module)):
+        raise Break("unsupported value", f"an object of type {type(value).__name__} is turned into text")
+
+
+for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")), (complex, ("__complex__",)),
+                          (str, ("__str__", "__repr__")), (repr, ("__repr__",)), (ascii, ()), (bytes, ()),
+                          (abs, ("__abs__",)), (round, ("__round__",)), (hash, ("__hash__",)), (divmod, ()), (pow, ())):
+    special(_function)(conversion(_function, _names))
+
+
+@special(format)
+def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`format(value, spec)`."""
+    value = args[0]
+    method, base = class_lookup(tracer, type(value), "__format__")
+    if isinstance(method, types.FunctionType) and not is_trusted_enum(value):
+        return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
+    if type(value) in CONSTANT_TYPES or is_symbolic(value) or is_trusted_enum(value):
+        return run_native(tracer, format, args, {})
+    return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
+
+
+def is_trusted_enum(value: Any) -> bool:
+    """Whether a value is an enum member, which formats itself without looking at anything."""
+    return isinstance(value, __import__("enum").Enum)
+
+
+@special(callable)
+def rule_callable(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`callable(value)`."""
+    return isinstance(args[0], TensorMethod) or callable(args[0])
+
+
+@special(vars)
+def rule_vars(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`vars(value)`."""
+    if not args:
+        raise Break("unsupported value", "`vars()` of the frame")
+    return get_attribute(tracer, args[0], "__dict__")
+
+
+@special(globals, locals, dir)
+def rule_namespace(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Whole namespaces are not followed."""
+    raise Break("unsupported value", "a whole namespace is read")
+
+
+@special(range, slice)
+def rule_range(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Replaced below."""
+    raise Break("unknown call", "replaced below")
+
+
+def simple(function: Any) -> Any:
+    """The rule of a builtin that only keeps its arguments."""
+
+    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        if function is range:
+            if any(isinstance(item, FakeTensor) for item in args):
+                raise Break("tensor value", "`range` of a tensor")
+            args = tuple(int(item) if is_symbolic(item) else item for item in args)
+        return tracer.made(run_native(tracer, function, args, kwargs))
+
+    return rule
+
+
+for _function in (range, slice, property, staticmethod, classmethod, functools.partial, collections.OrderedDict if False else slice,
+                  operator.attrgetter, operator.itemgetter, operator.methodcaller, types.SimpleNamespace, types.MethodType,
+                  object):
+    special(_function)(simple(_function))
+
+
+@special(functools.reduce)
+def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`functools.reduce(function, iterable[, initial])`."""
+    function, iterable, *rest = args
+    iterator = get_iterator(tracer, iterable)
+    if rest:
+        result = rest[0]
+    else:
+        try:
+            result = advance(tracer, iterator)
+        except StopIteration:
+            raise RaisedInUserCode(TypeError("reduce() of empty iterable with no initial value")) from None
+    while True:
+        try:
+            item = advance(tracer, iterator)
+        except StopIteration:
+            return result
+        result = call(tracer, function, (result, item), {})
+
+
+def register_operators() -> None:
+    """`operator.f(a, b)` follows the same rules as the operator."""
+    from minicompile.capture.operators import BINARY, binary, unary  # kept here: only this table needs them
+
+    for symbol, (function, in_place, _) in BINARY.items():
+        special(function)(lambda tracer, args, kwargs, symbol=symbol: binary(tracer, symbol, *args))
+        if in_place is not None:
+            special(in_place)(lambda tracer, args, kwargs, symbol=symbol: binary(tracer, symbol + "=", *args))
+    for name, symbol in (("lt", "<"), ("le", "<="), ("eq", "=="), ("ne", "!="), ("gt", ">"), ("ge", ">=")):
+        special(getattr(operator, name))(lambda tracer, args, kwargs, symbol=symbol: compare(tracer, symbol, *args))
+    for name in ("neg", "pos", "invert"):
+        special(getattr(operator, name))(lambda tracer, args, kwargs, name=name: unary(tracer, name, args[0]))
+    special(operator.getitem)(lambda tracer, args, kwargs: get_item(tracer, *args))
+    special(operator.setitem)(lambda tracer, args, kwargs: set_item(tracer, *args))
+    special(operator.delitem)(lambda tracer, args, kwargs: delete_item(tracer, *args))
+    special(operator.contains)(lambda tracer, args, kwargs: contains(tracer, args[1], args[0]))
+    special(operator.truth)(lambda tracer, args, kwargs: truth(tracer, args[0]))
+    special(operator.not_)(lambda tracer, args, kwargs: not truth(tracer, args[0]))
+    special(operator.is_)(lambda tracer, args, kwargs: args[0] is args[1])
+    special(operator.is_not)(lambda tracer, args, kwargs: args[0] is not args[1])
+
+
+register_operators()
+
+
+@special(copy.copy)
+def rule_copy(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`copy.copy` of containers; of objects by interpreting the module's code."""
+    value = args[0]
+    if type(value) in (list, dict, set, collections.OrderedDict, collections.deque):
+        force(tracer, value, False)
+        return tracer.made(value.copy())
+    if type(value) in CONSTANT_TYPES or isinstance(value, (tuple, type, types.FunctionType)):
+        return value
+    raise Break("unknown call", f"`copy.copy` of an object of type {type(value).__name__}")
+
+
+@special(copy.deepcopy)
+def rule_deepcopy(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`copy.deepcopy` of containers of constants."""
+    value = args[0]
+    force(tracer, value)
+    if only_constants(value):
+        return tracer.made(copy.deepcopy(value))
+    raise Break("unknown call", f"`copy.deepcopy` of a {type(value).__name__}")
+
+
+def only_constants(value: Any) -> bool:
+    """Whether a value is a constant or a plain container of such."""
+    if type(value) in CONSTANT_TYPES:
+        return True
+    if type(value) in (list, tuple, set, frozenset):
+        return all(only_constants(item) for item in value)
+    return type(value) is dict and all(only_constants(item) for item in (*value.keys(), *value.values()))
+
+
+@special(contextlib.nullcontext)
+def rule_nullcontext(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """A context manager that does nothing."""
+    manager = object.__new__(contextlib.nullcontext)
+    manager.enter_result = args[0] if args else kwargs.get("enter_result")
+    return tracer.made(manager)
+
+
+def method(kinds: Any, *names: str) -> Any:
+    """Register the rule of a container's method; it takes (tracer, owner, args, kwargs)."""
+
+    def register(rule: Any) -> Any:
+        for name in names:
+            METHOD_RULES[name] = (kinds, rule)
+        return rule
+
+    return register
+
+
+@method(dict, "get")
+def rule_dict_get(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`d.get(key[, default])` reads one entry."""
+    key = args[0]
+    force(tracer, key)
+    if run_native(tracer, dict.__contains__, (owner, key), {}):
+        return slot(tracer, owner, key)
+    guard_absent(tracer, owner, key)
+    return args[1] if len(args) > 1 else None
+
+
+@method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")
+def rule_getitem(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`owner[key]` by the builtin rule."""
+    from minicompile.capture.operators import native_item  # shares the one rule for builtin containers
+
+    return native_item(tracer, owner, args[0])
+
+
+@method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque), "__contains__")
+def rule_contains(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`key in owner`."""
+    from minicompile.capture.operators import native_contains  # shares the one rule for builtin containers
+
+    return native_contains(tracer, args[0], owner)
+
+
+@method(dict, "update")
+def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`d.update(...)`."""
+    if isinstance(owner, collections.Counter):
+        raise Break("unknown call", "`Counter.update` called as a dictionary's")
+    force(tracer, owner, False)
+    update_dict(tracer, owner, args, kwargs)
+
+
+@method((list, collections.deque), "extend", "extendleft")
+def rule_extend(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`l.extend(iterable)`."""
+    force(tracer, owner, False)
+    owner.extend(list(native_iterable(tracer, args[0])))
+
+
+@method(str, "join")
+def rule_join(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`text.join(iterable)`."""
+    force(tracer, args[0])
+    return run_native(tracer, owner.join, (native_iterable(tracer, args[0]),), {})
+
+
+@method(dict, "setdefault")
+def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`d.setdefault(key, default)`."""
+    key = args[0]
+    if run_native(tracer, dict.__contains__, (owner, key), {}):
+        return slot(tracer, owner, key)
+    guard_absent(tracer, owner, key)
+    value = args[1] if len(args) > 1 else None
+    dict.__setitem__(owner, key, value)
+    return value
+
+
+def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
+    """Make an instance of a class."""
+    from minicompile.capture.calls import SPECIAL  # the table that this module fills
+
+    rule = SPECIAL.get(kind)
+    if rule is not None:
+        return rule(tracer, args, kwargs)
+    return make_instance(tracer, kind, args, kwargs)
+
+
+def make_instance(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
+    """`kind(*args, **kwargs)` for a class without a rule of its own."""
+    meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
+    enum = __import__("enum")
+    if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES:
+        return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), kwargs)
+    if kind.__module__ == "itertools":
+        return call_itertools(tracer, kind, args, kwargs)
+    if isinstance(meta_call, types.FunctionType):
+        if kind in (torch.nn.Parameter, torch.nn.Buffer) or issubclass(kind, torch.Tensor):
+            raise Break("unknown call", f"`{kind.__name__}` makes a tensor with state")
+        function = class_value(tracer, meta_base or type(kind), "__call__", meta_call)
+        return call(tracer, function, (kind, *args), kwargs)
+    if issubclass(kind, (torch.Tensor, torch.autograd.Function, torch.Generator, type)):
+        raise Break("unknown call", f"`{kind.__name__}` is made")
+    instance = allocate(tracer, kind, args, kwargs)
+    if not isinstance(instance, kind):
+        return instance
+    initialise, base = class_lookup(tracer, kind, "__init__")
+    if isinstance(initialise, types.FunctionType):
+        call(tracer, class_value(tracer, base or kind, "__init__", initialise), (instance, *args), kwargs)
+    elif issubclass(kind, (dict, list, set, collections.deque)):
+        if issubclass(kind, dict):
+            if isinstance(instance, collections.defaultdict) and args:
+                instance.default_factory = args[0]
+                args = args[1:]
+            update_dict(tracer, instance, args, kwargs)
+        elif args:
+            run_native(tracer, initialise, (instance, native_iterable(tracer, args[0]), *args[1:]), kwargs)
+    elif initialise is not object.__init__ and issubclass(kind, BaseException):
+        run_native(tracer, initialise, (instance, *args), kwargs)
+    return instance
+
+
+NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo, bytearray, memoryview} - {bytearray, memoryview})
+
+
+def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
+    """What `kind.__new__` returns."""
+    maker, base = class_lookup(tracer, kind, "__new__")
+    if isinstance(maker, (staticmethod, types.FunctionType)):
+        raw = maker.__func__ if isinstance(maker, staticmethod) else maker
+        if isinstance(raw, types.FunctionType):
+            if isinstance(maker, staticmethod):
+                class_value(tracer, base or kind, "__new__", maker)
+                if id(raw) not in tracer.sources and id(raw) not in tracer.fresh:
+                    from minicompile.capture.source import Attribute  # only named for this one lookup
+
+                    tracer.register(raw, raw, Attribute(tracer.sources[id(maker)], "__func__"))
+            return call(tracer, raw, (kind, *args), kwargs)
+    if issubclass(kind, BaseException):
+        return tracer.made(run_native(tracer, kind.__new__, (kind, *args), {}))
+    if kind.__new__ is object.__new__:
+        initialise, _ = class_lookup(tracer, kind, "__init__")
+        if (args or kwargs) and initialise is object.__init__:
+            raise RaisedInUserCode(TypeError(f"{kind.__name__}() takes no arguments"))
+        return tracer.made(run_native(tracer, object.__new__, (kind,), {}))
+    if issubclass(kind, (dict, list, set, collections.deque)):
+        return tracer.made(run_native(tracer, kind.__new__, (kind,), {}))
+    if issubclass(kind, (tuple, str, int, float, frozenset)):
+        values = tuple(native_iterable(tracer, item) for item in args)
+        return tracer.made(run_native(tracer, kind.__new__, (kind, *values), kwargs))
+    raise Break("unknown call", f"an object of type `{kind.__qualname__}` is made")
+
+
+def call_itertools(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
+    """The iterators of `itertools`; callables are called back, truth is asked through the tracer."""
+    name = kind.__name__
+    if name in ("accumulate", "groupby", "starmap", "takewhile", "dropwhile", "filterfalse"):
+        position = 1 if name in ("accumulate", "groupby") else 0
+        wrapped = [Callback(tracer, item) if callable(item) and place == position else native_iterable(tracer, item)
+                   for place, item in enumerate(args)]
+        if name in ("takewhile", "dropwhile", "filterfalse"):
+            wrapped[0] = Predicate(tracer, args[0])
+        keywords = {key: Callback(tracer, item) if callable(item) else item for key, item in kwargs.items()}
+        return tracer.made(run_native(tracer, kind, tuple(wrapped), keywords))
+    values = tuple(native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
+    return tracer.made(run_native(tracer, kind, values, kwargs))
+
+
+SPECIALS = {"call": call, "call_class": call_class, "iterate": get_iterator, "advance": advance}
+UNUSED: tuple[Any, ...] = (builtins, guard_present, instance_dict, invoke_special, is_outside)

@@ -1,0 +1,410 @@
+"""Calls on the symbolic stack: torch operations become nodes, Python functions are inlined, builtins run natively.
+
+Native code may only run on values that are safe to hand to it: constants, objects made while tracing, stand-ins. The
+rules for single builtins are in `builtin_rules`; this module decides which rule applies.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from minicompile.capture import torch_interface
+from minicompile.capture.attributes import (
+    TensorMethod,
+    class_lookup,
+    class_value,
+    get_attribute,
+    instance_dict,
+)
+from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
+from minicompile.capture.native import BREAKING_MODULES, is_pure_native, native_name
+from minicompile.capture.side_effects import MISSING
+from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.values import CONSTANT_TYPES, force, is_outside, slot
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Tracer
+
+SPECIAL: dict[Any, Callable[..., Any]] = {}
+CONTAINERS = (list, dict, set, frozenset, tuple)
+DISABLED_MARK = "__minicompile_disabled__"
+COMPILED_MARK = "__minicompile_compiled__"
+Module = torch.nn.Module
+
+
+def special(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the rule for calls of some builtins; the rule takes (tracer, args, kwargs)."""
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            SPECIAL[function] = rule
+        return rule
+
+    return register
+
+
+class RecordTorch(TorchFunctionMode):
+    """Records the torch operations that native code performs on fake tensors."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: A002
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or name in torch_interface.TENSOR_QUERY_METHODS:
+            return func(*args, **(kwargs or {}))
+        if args and isinstance(args[0], FakeTensor) and name in torch_interface.TENSOR_METHODS:
+            return call_tensor_method(self.tracer, args[0], name, args[1:], kwargs or {})
+        return call(self.tracer, func, tuple(args), kwargs or {})
+
+
+class Callback:
+    """A traced callable as native code sees it."""
+
+    def __init__(self, tracer: Tracer, function: Any) -> None:
+        self.tracer, self.function = tracer, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        resolve = self.tracer.resolve
+        return call(self.tracer, self.function, tuple(resolve(item) for item in args),
+                    {key: resolve(item) for key, item in kwargs.items()})
+
+
+def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value of `function(*args, **kwargs)`."""
+    kind = type(function)
+    if kind is types.FunctionType:
+        return call_function(tracer, function, args, kwargs)
+    if kind is types.MethodType:
+        return call(tracer, function.__func__, (function.__self__, *args), kwargs)
+    if kind is TensorMethod:
+        return call_tensor_method(tracer, function.tensor, function.name, args, kwargs)
+    if isinstance(function, type):
+        return tracer.specials["call_class"](tracer, function, args, kwargs)
+    if kind is Callback:
+        return call(tracer, function.function, args, kwargs)
+    if isinstance(function, functools.partial):
+        keywords = {**function.keywords, **kwargs}
+        return call(tracer, function.func, (*function.args, *args), keywords)
+    if isinstance(function, functools._lru_cache_wrapper):
+        return call(tracer, tracer.wrap(function.__wrapped__, tracer.specials["wrapped_source"](tracer, function)),
+                    args, kwargs)
+    if isinstance(function, NATIVE_CALLABLES):
+        return call_native(tracer, function, args, kwargs)
+    if isinstance(function, Module):
+        return call_module(tracer, function, args, kwargs)
+    return call_object(tracer, function, args, kwargs)
+
+
+NATIVE_CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+                    types.MethodWrapperType, types.ClassMethodDescriptorType)
+
+
+def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a Python function: a rule of its own, a torch operation, or inline."""
+    rule = SPECIAL.get(function)
+    if rule is not None:
+        return rule(tracer, args, kwargs)
+    role = torch_interface.classify(function)
+    if role is not None:
+        return call_torch(tracer, function, role, args, kwargs)
+    attributes = function.__dict__
+    if attributes:
+        if DISABLED_MARK in attributes or "_torchdynamo_disable" in attributes:
+            raise Break("disabled function", f"`{function.__qualname__}` is disabled")
+    module = function.__globals__.get("__name__") or ""
+    if module.partition(".")[0] in BREAKING_MODULES:
+        kind = BREAKING_MODULES[module.partition(".")[0]]
+        if kind == "pure":
+            return call_pure(tracer, function, args, kwargs)
+        raise Break(kind, f"`{module}.{function.__qualname__}` is called")
+    if module.startswith(UNTRACED_TORCH):
+        raise Break("unknown call", f"`{module}.{function.__qualname__}` works on torch's internals")
+    for name, value in torch_method_by_function(function):
+        if args and isinstance(args[0], FakeTensor):
+            return call_tensor_method(tracer, args[0], name, args[1:], kwargs) if value else None
+    return tracer.inline(function, args, kwargs)
+
+
+UNTRACED_TORCH = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch.distributed", "torch.jit",
+                  "torch.utils.checkpoint", "torch.autograd.function", "torch.func", "torch._tensor_str",
+                  "torch.utils.data", "torch.export", "torch.fx", "torch._logging", "torch.random", "torch.cuda",
+                  "torch.serialization", "torch._inductor", "torch.multiprocessing", "torch.profiler")
+
+
+def torch_method_by_function(function: types.FunctionType) -> list[tuple[str, bool]]:
+    """The tensor method that a Python function implements, if it is one of `torch._tensor`."""
+    if function.__globals__.get("__name__") == "torch._tensor" and function.__name__ in torch_interface.TENSOR_METHODS:
+        return [(function.__name__, True)]
+    return []
+
+
+def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a torch function according to its role."""
+    name = getattr(function, "__name__", str(function))
+    if role == "never":
+        raise Break(torch_interface.NEVER_IN_GRAPH[function], f"`torch.{name}` is called")
+    if role == "state":
+        return tracer.graph.state_call(function, args, tracer.location())
+    args, kwargs = forced(tracer, args, kwargs)
+    if role == "query":
+        return run_native(tracer, function, args, kwargs)
+    if kwargs.get("generator") is not None or any(isinstance(item, torch.Generator) for item in args):
+        raise Break("random seed", f"`torch.{name}` draws from an explicit generator")
+    if kwargs.get("out") is not None and name in ("nonzero",):
+        raise Break("data-dependent shape", "`out=` of a data-dependent shape")
+    return tracer.operation("call_function", function, args, kwargs)
+
+
+def forced(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with nothing lazy inside."""
+    for item in args:
+        force(tracer, item)
+    for item in kwargs.values():
+        force(tracer, item)
+    return args, kwargs
+
+
+def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method of a tensor."""
+    if name in torch_interface.TENSOR_QUERY_METHODS:
+        return run_native(tracer, getattr(tensor, name), args, kwargs)
+    if name == "requires_grad_" and tensor.requires_grad == (args[0] if args else kwargs.get("requires_grad", True)):
+        return tensor
+    if name in ("__len__", "__iter__", "__dir__"):
+        if name == "__len__":
+            return run_native(tracer, len, (tensor,), {})
+        return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
+    if name in torch_interface.METHODS_NEVER_IN_GRAPH:
+        kind = torch_interface.METHODS_NEVER_IN_GRAPH[name]
+        raise Break(kind, f"`Tensor.{name}` is called")
+    if name == "type" and not args and not kwargs:
+        return run_native(tracer, tensor.type, (), {})
+    args, kwargs = forced(tracer, args, kwargs)
+    if kwargs.get("generator") is not None:
+        raise Break("random seed", f"`Tensor.{name}` draws from an explicit generator")
+    return tracer.operation("call_method", name, (tensor, *args), kwargs)
+
+
+def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call something written in C."""
+    try:
+        rule = SPECIAL.get(function)
+    except TypeError:
+        rule = None
+    if rule is not None:
+        return rule(tracer, args, kwargs)
+    owner = getattr(function, "__self__", None)
+    name = function.__name__
+    if isinstance(owner, FakeTensor):
+        return call_tensor_method(tracer, owner, name, args, kwargs)
+    role = torch_interface.classify(function)
+    if role is not None:
+        return call_torch(tracer, function, role, args, kwargs)
+    if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+        rule = METHOD_RULES.get(name)
+        if rule is not None and isinstance(owner, rule[0]):
+            return rule[1](tracer, owner, args, kwargs)
+        return call_native_method(tracer, owner, function, args, kwargs)
+    if args and isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        first = args[0]
+        if isinstance(first, FakeTensor) and name in torch_interface.TENSOR_METHODS:
+            return call_tensor_method(tracer, first, name, args[1:], kwargs)
+        rule = METHOD_RULES.get(name)
+        if rule is not None and isinstance(first, rule[0]):
+            return rule[1](tracer, first, args[1:], kwargs)
+        if isinstance(first, NATIVE_OWNERS):
+            return call_native_method(tracer, first, function, args, kwargs)
+    if isinstance(owner, type) and issubclass(owner, Module | torch.autograd.Function):
+        raise Break("custom autograd function", f"`{owner.__name__}.{name}` is called")
+    if is_pure_native(function):
+        return call_pure(tracer, function, args, kwargs)
+    raise unknown_call(function)
+
+
+def unknown_call(function: Any) -> Break:
+    """The graph break for a callable that must not run while tracing."""
+    kind, label = native_name(function)
+    return Break(kind, f"`{label}` is called")
+
+
+METHOD_RULES: dict[str, tuple[Any, Callable[..., Any]]] = {}
+NATIVE_OWNERS = (*CONTAINERS, str, bytes, int, float, complex, types.GeneratorType, slice, range, type(None), BaseException,
+                 __import__("collections").deque)
+SHALLOW_METHODS = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "clear", "copy", "values", "items",
+                             "keys", "update", "popitem", "reverse", "__len__", "__iter__", "__setitem__", "__init__",
+                             "__reversed__", "__next__", "add", "rotate", "move_to_end", "__add__", "__mul__", "__iadd__",
+                             "fromkeys", "setdefault", "__delitem__", "__getitem__", "__length_hint__", "pop",
+                             "popleft", "with_traceback", "add_note", "__or__", "__ior__"})
+
+
+def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a C method of a container, string, number, iterator or exception."""
+    kind = type(owner)
+    if not isinstance(owner, NATIVE_OWNERS) and kind not in CONSTANT_TYPES:
+        if is_outside(tracer, owner) or kind.__module__.partition(".")[0] not in ("builtins", "itertools", "re", "datetime",
+                                                                                   "decimal", "fractions", "collections",
+                                                                                   "operator", "types", "functools"):
+            raise unknown_call(function)
+    shallow = function.__name__ in SHALLOW_METHODS
+    force(tracer, owner, not shallow)
+    if isinstance(owner, CONTAINERS):
+        check_hashing(tracer, owner, args)
+    values = tuple(native_argument(tracer, item, not shallow) for item in args)
+    keywords = {key: native_argument(tracer, item, not shallow) for key, item in kwargs.items()}
+    return tracer.resolve(run_native(tracer, function, values, keywords))
+
+
+def check_hashing(tracer: Tracer, owner: Any, args: tuple[Any, ...]) -> None:
+    """Refuse to let a C container hash or compare objects whose class does that in Python."""
+    if isinstance(owner, (dict, set, frozenset)):
+        for item in args[:1]:
+            if has_python_comparison(item):
+                raise Break("user object", f"an object of type {type(item).__name__} is hashed by a container")
+
+
+def has_python_comparison(value: Any) -> bool:
+    """Whether comparing or hashing a value runs Python code of a class."""
+    kind = type(value)
+    if kind in CONSTANT_TYPES or isinstance(value, (type, FakeTensor, *CONTAINERS)):
+        return False
+    return any(isinstance(getattr(kind, name, None), types.FunctionType) for name in ("__eq__", "__hash__", "__lt__")
+               ) and not kind.__module__ in ("enum",) and not isinstance(value, __import__("enum").Enum)
+
+
+def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
+    """A value as native code may see it: nothing lazy inside, callables wrapped."""
+    force(tracer, value, deep)
+    if isinstance(value, (types.FunctionType, types.MethodType, TensorMethod)) and deep:
+        return Callback(tracer, value)
+    return value
+
+
+def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a native function that has no side effects, on values it may look into."""
+    values = tuple(native_argument(tracer, item) for item in args)
+    keywords = {key: native_argument(tracer, item) for key, item in kwargs.items()}
+    for item in (*values, *keywords.values()):
+        check_safe(tracer, item)
+    return tracer.resolve(run_native(tracer, function, values, keywords))
+
+
+def check_safe(tracer: Tracer, value: Any, seen: set[int] | None = None) -> None:
+    """Refuse values on which a native function would run unguarded user code."""
+    kind = type(value)
+    if kind in CONSTANT_TYPES or isinstance(value, (type, FakeTensor, Callback, types.BuiltinFunctionType)):
+        return
+    if isinstance(value, (list, tuple, dict, set, frozenset)):
+        seen = seen or set()
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        for item in (dict.values(value) if isinstance(value, dict) else value):
+            check_safe(tracer, item, seen)
+        return
+    if has_python_methods(kind):
+        raise Break("user object", f"an object of type {kind.__name__} is passed to a function written in C")
+
+
+@functools.cache
+def has_python_methods(kind: type) -> bool:
+    """Whether a class defines special methods in Python that C code might call."""
+    return any(isinstance(getattr(kind, name, None), types.FunctionType) for name in WATCHED_METHODS
+               ) and not kind.__module__.startswith("minicompile") and not issubclass(kind, __import__("enum").Enum)
+
+
+WATCHED_METHODS = ("__eq__", "__hash__", "__lt__", "__gt__", "__add__", "__radd__", "__len__", "__iter__", "__getitem__",
+                   "__contains__", "__str__", "__repr__", "__format__", "__bool__", "__int__", "__float__", "__index__",
+                   "__next__", "__call__", "__abs__", "__round__")
+
+
+def contains_tensor(value: Any, depth: int = 4) -> bool:
+    """Whether a fake tensor is inside a container (looking a few levels deep)."""
+    if isinstance(value, FakeTensor):
+        return True
+    if depth and isinstance(value, (list, tuple, set, frozenset)):
+        return any(contains_tensor(item, depth - 1) for item in value)
+    if depth and isinstance(value, dict):
+        return any(contains_tensor(item, depth - 1) for item in value.values())
+    return type(value) not in CONSTANT_TYPES and not isinstance(value, (type, types.BuiltinFunctionType))
+
+
+def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let Python run a native function; what it raises is raised in the traced program."""
+    try:
+        if contains_tensor(args) or kwargs and contains_tensor(kwargs) or contains_tensor(
+            getattr(function, "__self__", None)
+        ):
+            with RecordTorch(tracer):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+    except CONTROL:
+        raise
+    except torch_interface.DATA_DEPENDENT:
+        raise Break("tensor value", "the value of a tensor is needed") from None
+    except Exception as error:
+        error.__traceback__ = None
+        raise RaisedInUserCode(error) from None
+
+
+HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+
+def module_has_hooks(tracer: Tracer, module: Module) -> bool:
+    """Whether calling a module does more than calling `forward`; guards what it looked at."""
+    store = instance_dict(tracer, module)
+    if store is None:
+        return True
+    for table in HOOK_TABLES:
+        if table not in store:
+            return True
+        hooks = slot(tracer, store, table)
+        if hooks:
+            return True
+        force(tracer, hooks, False)
+    return bool(tracer.specials["global_hooks"](tracer))
+
+
+def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an `nn.Module`: its `forward` directly if there are no hooks."""
+    kind = type(module)
+    caller, base = class_lookup(tracer, kind, "__call__")
+    if caller is not Module.__call__:
+        return call(tracer, class_value(tracer, base or kind, "__call__", caller), (module, *args), kwargs)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Break("unknown call", "a scripted module is called")
+    if hasattr(kind, COMPILED_MARK):
+        return call_object(tracer, module, args, kwargs)
+    if not module_has_hooks(tracer, module):
+        return call(tracer, get_attribute(tracer, module, "forward"), args, kwargs)
+    if module._backward_hooks or module._backward_pre_hooks:
+        raise Break("tensor hook", f"the module {kind.__name__} has backward hooks")
+    return tracer.inline(Module._call_impl, (module, *args), kwargs)
+
+
+def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an instance through its class's `__call__`."""
+    kind = type(function)
+    role = torch_interface.classify(function)
+    if role is not None:
+        return call_torch(tracer, function, role, args, kwargs)
+    inner = getattr(kind, COMPILED_MARK, None)
+    if inner is not None:
+        return call(tracer, tracer.specials["compiled_target"](tracer, function, inner), args, kwargs)
+    caller, base = class_lookup(tracer, kind, "__call__")
+    if caller is MISSING:
+        raise RaisedInUserCode(TypeError(f"'{kind.__name__}' object is not callable"))
+    if isinstance(caller, types.FunctionType):
+        if DISABLED_MARK in caller.__dict__:
+            raise Break("disabled function", f"`{caller.__qualname__}` is disabled")
+        return call(tracer, class_value(tracer, base or kind, "__call__", caller), (function, *args), kwargs)
+    if is_pure_native(function) or kind.__module__ == "operator":
+        return call_pure(tracer, function, args, kwargs)
+    raise unknown_call(function)

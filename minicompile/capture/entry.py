@@ -1,0 +1,44 @@
+"""The public entry of capture: a callable that behaves like the original and runs captured graphs.
+
+Must not know how graphs are compiled; the backend is handed in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minicompile.capture.frame_cache import Backend, CallCache, Session
+from minicompile.capture.records import Records
+from minicompile.capture.variant import MISS
+from minicompile.config import Config, current
+
+
+class CompiledCallable:
+    """`function`, captured when it is called.
+
+    Attributes:
+        function: the original callable.
+        records: what capture did so far.
+    """
+
+    __minicompile_compiled__ = "function"
+
+    def __init__(self, function: Any, backend: Backend, config: Config | None = None) -> None:
+        self.function = function
+        self.session = Session(backend, config or current())
+        name = getattr(function, "__name__", None) or type(function).__name__
+        self.cache = CallCache(self.session, name)
+
+    @property
+    def records(self) -> Records:
+        """Graphs, graph breaks, recompiles, fallbacks and generated sources so far."""
+        return self.session.records
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        cache = self.cache
+        entries = cache.entries
+        if entries:
+            result = entries[0].function(self.function, args, kwargs)
+            if result is not MISS:
+                return result
+        return cache.call(self.function, args, kwargs)

@@ -1,0 +1,217 @@
+"""Compiled variants of a call: tried most recently used first, captured when none fits, limited in number.
+
+One lock serialises capture in the whole process. A cache belongs to one compiled callable and dies with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.capture import torch_interface
+from minicompile.capture.dynamic import DynamicPlan
+from minicompile.capture.guards import TensorGuard, Writer, same_float
+from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
+from minicompile.capture.records import Fallback, Recompile, Records
+from minicompile.capture.resume import ResumePoint, ResumeShape, build_resume_code
+from minicompile.capture.variant import (
+    MISS,
+    Context,
+    Variant,
+    capture_call,
+    compile_source,
+    is_empty_cell,
+    write_guards,
+)
+from minicompile.config import Config
+from minicompile.errors import Location, Unsupported
+from minicompile.ir.graph import CapturedGraph
+
+CAPTURE_LOCK = threading.RLock()
+Backend = Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
+
+
+class Session:
+    """What all caches of one compiled callable share: backend, settings, records, resume points and cut-out callees."""
+
+    def __init__(self, backend: Backend, config: Config) -> None:
+        self.backend, self.config = backend, config
+        self.records = Records()
+        self.resume_points: dict[Any, ResumePoint] = {}
+        self.callees: dict[Any, CallCache] = {}
+        self.warned: set[str] = set()
+        self.keep: list[Any] = []
+
+    def resume_point(self, program: Program, namespace: dict[str, Any], shape: ResumeShape) -> ResumePoint:
+        """The resume function of a shape, made once."""
+        key = (program.code, id(namespace), shape)
+        point = self.resume_points.get(key)
+        if point is None:
+            code = build_resume_code(program, shape)
+            point = ResumePoint(code, namespace, CallCache(self, code.co_name))
+            self.resume_points[key] = point
+        return point
+
+    def call_compiled(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that was cut out of its caller through a cache of its own."""
+        target = function.__func__ if isinstance(function, types.MethodType) else function
+        if isinstance(target, torch.nn.Module):
+            key: Any = type(target)
+        elif isinstance(target, types.FunctionType):
+            key = target.__code__
+        else:
+            return function(*args, **kwargs)
+        cache = self.callees.get(key)
+        if cache is None:
+            cache = self.callees[key] = CallCache(self, getattr(target, "__name__", type(target).__name__))
+        return cache.call(function, args, kwargs)
+
+    def compile_graph(self, captured: CapturedGraph) -> Callable[..., Sequence[Any]]:
+        """Hand a graph to the backend; if that fails, run the captured graph as it is."""
+        self.records.graphs.append(captured)
+        try:
+            return self.backend(captured)
+        except Exception as error:
+            if not self.config.suppress_errors:
+                raise
+            reason = f"the compiler failed on a graph: {type(error).__name__}: {str(error)[:200]}"
+            self.fall_back(captured.name, reason, captured.location)
+            return captured.module.forward  # type: ignore[no-any-return]
+
+    def fall_back(self, function: str, reason: str, location: Location | None, warn: bool = True) -> None:
+        """Record a fallback, and warn about it once."""
+        self.records.fallbacks.append(Fallback(function, reason, location))
+        text = f"minicompile runs `{function}` in eager: {reason}" + (f" (at {location})" if location else "")
+        if warn and text not in self.warned:
+            self.warned.add(text)
+            warnings.warn(text, stacklevel=6)
+
+
+class CallCache:
+    """The variants of one code object's calls."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session, self.name = session, name
+        self.entries: list[Variant] = []
+        self.plan = DynamicPlan(session.config.dynamic)
+        self.overflowed = False
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the first variant whose guards hold; capture one if there is none."""
+        for entry in self.entries:
+            result = entry.function(function, args, kwargs)
+            if result is not MISS:
+                if entry is not self.entries[0]:
+                    self.promote(entry)
+                return result
+        return self.miss(function, args, kwargs)
+
+    def promote(self, entry: Variant) -> None:
+        """Try this variant first next time."""
+        self.entries = [entry, *(other for other in self.entries if other is not entry)]
+
+    def miss(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """No variant fits: capture one, or run eager past the limit."""
+        config = self.session.config
+        if config.disable or VERSION not in SUPPORTED_VERSIONS or self.overflowed:
+            return function(*args, **kwargs)
+        known = self.entries
+        with CAPTURE_LOCK:
+            entry = None
+            if self.entries is known:
+                if len(self.entries) >= config.recompile_limit:
+                    self.overflow(function, args, kwargs)
+                    entry = None
+                else:
+                    entry = self.add(function, args, kwargs)
+        if entry is None:
+            if self.overflowed:
+                return function(*args, **kwargs)
+            return self.call(function, args, kwargs)
+        result = entry.function(function, args, kwargs)
+        return function(*args, **kwargs) if result is MISS else result
+
+    def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """Capture a new variant and put it first."""
+        start = time.perf_counter()
+        failed = self.failed_guard(self.entries[0], function, args, kwargs) if self.entries else None
+        context = Context(self.session.config, self.plan, self.session.resume_point, self.session.call_compiled,
+                          self.session.compile_graph, self.session.records.graph_breaks.append)
+        try:
+            entry = capture_call(context, function, args, kwargs)
+        except Unsupported:
+            raise
+        except Exception as error:
+            if not self.session.config.suppress_errors:
+                raise
+            entry = self.internal_failure(error)
+        self.session.records.sources.append(entry.source)
+        if entry.eager is not None and not getattr(entry, "expected", False):
+            self.session.fall_back(self.name, entry.eager, getattr(entry, "location", None))
+        if failed is not None:
+            sentence, old, new, place = failed
+            self.session.records.recompiles.append(
+                Recompile(self.name, sentence, old, new, place, time.perf_counter() - start))
+        self.entries = [entry, *self.entries]
+        return entry
+
+    def internal_failure(self, error: Exception) -> Variant:
+        """The variant for a frame on which the tracer itself failed."""
+        reason = f"the tracer failed: {type(error).__name__}: {str(error)[:200]}"
+        text = "def run(F, A, K):\n    return F(*A, **K)\n"
+        return Variant(compile_source(text, "run", {}), [], torch_interface.torch_state(), text, reason)
+
+    def overflow(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Too many variants: say which guards failed, and run eager from now on."""
+        self.overflowed = True
+        sentences = []
+        for entry in self.entries:
+            failed = self.failed_guard(entry, function, args, kwargs)
+            if failed is not None and failed[0] not in sentences:
+                sentences.append(f"{failed[0]}" + (f" (needed at {failed[3]})" if failed[3] else ""))
+        reason = f"more than {len(self.entries)} variants were compiled; guards that fail: " + "; ".join(sentences)
+        self.session.fall_back(self.name, reason, None)
+
+    def failed_guard(self, entry: Variant, function: Any, args: tuple[Any, ...],
+                     kwargs: dict[str, Any]) -> tuple[str, Any, Any, Location | None]:
+        """The sentence of the first guard that fails, with the old and the new value where known."""
+        if torch_interface.torch_state() != entry.state:
+            for name, old, new in zip(torch_interface.STATE_NAMES, entry.state, torch_interface.torch_state(), strict=False):
+                if old != new:
+                    return f"{name} is {old}", old, new, None
+        for guard in entry.guards:
+            holds, value = evaluate(guard, function, args, kwargs)
+            if not holds:
+                if isinstance(guard, TensorGuard):
+                    return guard.sentence(), describe(guard.tensor), describe(value), guard.location
+                sentence = guard.sentence.replace("{0}", guard.source.words())
+                return sentence, guard.expected, value if guard.kind == "constant" else None, guard.location
+        return "a guard failed", None, None, None
+
+
+def describe(value: Any) -> Any:
+    """A tensor's metadata, as text."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+
+
+def evaluate(guard: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+    """Whether one guard holds, and the value that it tested."""
+    writer = Writer()
+    try:
+        lines = write_guards(writer, [guard], (), lambda text: f"if not ({text}): return False, {{value}}")[1:]
+        name = writer.fetch(guard.source)
+        body = "\n".join(f"    {line.replace('{value}', name)}" for line in lines)
+        text = f"def test(F, A, K):\n{body}\n    return True, {name}\n"
+        scope = {**writer.namespace, "same_float": same_float, "is_empty_cell": is_empty_cell}
+        holds, value = compile_source(text, "test", scope)(function, args, kwargs)
+        return bool(holds), value
+    except Exception:
+        return False, None

@@ -1,0 +1,350 @@
+"""Cuts the outermost frame at one instruction: that instruction is written as Python, resume functions take over.
+
+Must not run the user's code and must not assemble bytecode; `resume` does the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from minicompile.capture.break_kinds import Break, RunEager
+from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
+from minicompile.capture.liveness import live_locals
+from minicompile.capture.opcodes import NULL, after_end_for
+from minicompile.capture.opcodes_calls import call_parts
+from minicompile.capture.operators import BINARY
+from minicompile.capture.reconstruct import Emitter
+from minicompile.capture.resume import ResumeShape
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Frame, Tracer
+
+Lines = list[str]
+
+
+class Step:
+    """One instruction written as Python.
+
+    Attributes:
+        operands: how many stack elements it takes.
+        lines: statements that execute it.
+        pushes: expressions for what it pushes (`None` for an empty slot).
+    """
+
+    def __init__(self, operands: int, lines: Lines, pushes: list[str | None]) -> None:
+        self.operands, self.lines, self.pushes = operands, lines, pushes
+
+
+class Cutter:
+    """Writes the end of a frame that was cut."""
+
+    def __init__(self, tracer: Tracer, frame: Frame, stop: Break, emitter: Emitter,
+                 resume_point: Callable[..., Any], call_compiled: Callable[..., Any]) -> None:
+        self.tracer, self.frame, self.stop, self.emitter = tracer, frame, stop, emitter
+        self.resume_point, self.call_compiled = resume_point, call_compiled
+        self.program = frame.program
+        self.instruction: Instruction = self.program.instructions[frame.index]
+
+    def write(self) -> list[str]:
+        """The statements from the side effects on; the last one returns."""
+        frame, instruction = self.frame, self.instruction
+        if frame.handled:
+            raise RunEager("a graph break inside an `except` block", self.stop.kind)
+        if frame.code.co_flags & 0x20:
+            raise RunEager("a graph break inside a generator", self.stop.kind)
+        name = instruction.name
+        if name in BRANCHES:
+            return self.write_branch()
+        if name == "FOR_ITER":
+            return self.write_for_iter()
+        step = self.step()
+        base = frame.stack[: len(frame.stack) - step.operands]
+        for value in base:
+            if value is not NULL:
+                self.emitter.value(value)
+        self.save_locals(frame.index + 1)
+        lines = step.lines
+        handler = self.program.handler_of(frame.index)
+        if handler is not None:
+            lines = ["try:", *(f"    {line}" for line in lines or ["pass"]), "except BaseException as error:",
+                     "    " + self.resume(frame.index, base, [], raised="error")]
+        return [*lines, self.resume(frame.index + 1, base, step.pushes)]
+
+    def save_locals(self, index: int) -> None:
+        """Build the live locals before the instruction runs."""
+        for name in self.live(index):
+            self.emitter.value(self.frame.variables[name])
+        for cell in self.frame.cells.values():
+            self.emitter.value(cell)
+
+    def live(self, index: int) -> list[str]:
+        """Names of the bound locals that may be read from `index` on."""
+        if index >= len(self.program.instructions):
+            return []
+        live = live_locals(self.program, index)
+        return [name for name in self.frame.variables if name in live]
+
+    def resume(self, index: int, base: list[Any], pushes: list[str | None], raised: str = "") -> str:
+        """The statement that calls a resume function."""
+        flags = tuple([value is not NULL for value in base] + [text is not None for text in pushes])
+        names = tuple(self.live(index))
+        cells = tuple(self.frame.cells)
+        shape = ResumeShape(index, flags, names, cells, bool(raised))
+        point = self.emitter.constant(self.resume_point(self.program, self.frame.globals, shape), "resume")
+        closure = "".join(f"{self.emitter.value(cell)}, " for cell in self.frame.cells.values())
+        args = [self.emitter.value(value) for value in base if value is not NULL]
+        args.extend(text for text in pushes if text is not None)
+        args.extend(self.emitter.value(self.frame.variables[name]) for name in names)
+        if raised:
+            args.append(raised)
+        return f"return {point}(({closure}){''.join(', ' + text for text in args)})"
+
+    def write_branch(self) -> list[str]:
+        """A jump on a value that only exists at run time."""
+        frame, instruction = self.frame, self.instruction
+        base, condition = frame.stack[:-1], self.emitter.value(frame.stack[-1])
+        keeps = "OR_POP" in instruction.name
+        test = condition if "TRUE" in instruction.name else f"not {condition}"
+        for value in base:
+            if value is not NULL:
+                self.emitter.value(value)
+        self.save_locals(instruction.target)
+        self.save_locals(frame.index + 1)
+        taken = self.resume(instruction.target, base, [condition] if keeps else [])
+        handler = self.program.handler_of(frame.index)
+        lines = [f"truth = True if {test} else False"]
+        if handler is not None:
+            lines = ["try:", f"    {lines[0]}", "except BaseException as error:",
+                     "    " + self.resume(frame.index, base, [], raised="error")]
+        return [*lines, "if truth:", f"    {taken}", self.resume(frame.index + 1, base, [])]
+
+    def write_for_iter(self) -> list[str]:
+        """One step of a loop over an iterator from outside."""
+        frame, instruction = self.frame, self.instruction
+        base = frame.stack[:-1]
+        iterator = self.emitter.value(frame.stack[-1])
+        for value in base:
+            if value is not NULL:
+                self.emitter.value(value)
+        end = after_end_for(frame, instruction.target) if VERSION >= (3, 12) else instruction.target
+        self.save_locals(end)
+        self.save_locals(frame.index + 1)
+        missing = self.emitter.constant(NULL, "end")
+        lines = [f"item = next({iterator}, {missing})"]
+        if self.program.handler_of(frame.index) is not None:
+            lines = ["try:", f"    {lines[0]}", "except BaseException as error:",
+                     "    " + self.resume(frame.index, frame.stack, [], raised="error")]
+        return [*lines, f"if item is {missing}:", f"    {self.resume(end, base, [])}",
+                self.resume(frame.index + 1, frame.stack, ["item"])]
+
+    def step(self) -> Step:
+        """The instruction as Python statements."""
+        rule = STEPS.get(self.instruction.name)
+        if rule is None:
+            raise RunEager(f"{self.stop.reason} (and {self.instruction.name} cannot be cut out)", self.stop.kind)
+        return rule(self)
+
+    def operands(self, count: int) -> list[str]:
+        """Expressions for the top `count` stack elements."""
+        return [self.emitter.value(value) for value in self.frame.stack[-count:]]
+
+    def result(self) -> str:
+        """A variable for the instruction's result."""
+        return self.emitter.writer.unique("result")
+
+
+def expression_step(count: int, template: str) -> Callable[[Cutter], Step]:
+    """A step that evaluates one expression over `count` operands."""
+
+    def rule(cutter: Cutter) -> Step:
+        name, operands = cutter.result(), cutter.operands(count)
+        text = template.format(*operands, name=cutter.instruction.value)
+        return Step(count, [f"{name} = {text}"], [name])
+
+    return rule
+
+
+def statement_step(count: int, template: str) -> Callable[[Cutter], Step]:
+    """A step that executes one statement over `count` operands."""
+
+    def rule(cutter: Cutter) -> Step:
+        return Step(count, [template.format(*cutter.operands(count), name=cutter.instruction.value)], [])
+
+    return rule
+
+
+def call_step(cutter: Cutter) -> Step:
+    """A call: of a compiled callee if the break is inside it, else as it is."""
+    instruction = cutter.instruction
+    function, args, kwargs = call_parts(cutter.frame, instruction, False)
+    count = instruction.arg + 2 + (instruction.name == "CALL_KW")
+    return written_call(cutter, count, function, args, kwargs)
+
+
+def written_call(cutter: Cutter, count: int, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Step:
+    """The statement of a call."""
+    if function is super and not args:
+        raise RunEager("`super()` cannot be cut out")
+    name = cutter.result()
+    parts = [cutter.emitter.value(item) for item in args]
+    parts.extend(f"{key}={cutter.emitter.value(item)}" for key, item in kwargs.items())
+    target = cutter.emitter.value(function)
+    if cutter.stop.depth > 1:
+        parts.insert(0, target)
+        target = cutter.emitter.constant(cutter.call_compiled, "call_compiled")
+    return Step(count, [f"{name} = {target}({', '.join(parts)})"], [name])
+
+
+def call_ex_step(cutter: Cutter) -> Step:
+    """`f(*args, **kwargs)`."""
+    stack, has_keywords = cutter.frame.stack, cutter.instruction.arg & 1
+    count = 3 + has_keywords
+    top = stack[-count:]
+    function = top[0] if VERSION >= (3, 13) else top[1]
+    args = cutter.emitter.value(top[2])
+    keywords = f", **{cutter.emitter.value(top[3])}" if has_keywords else ""
+    name, target = cutter.result(), cutter.emitter.value(function)
+    prefix = ""
+    if cutter.stop.depth > 1:
+        prefix, target = f"{target}, ", cutter.emitter.constant(cutter.call_compiled, "call_compiled")
+    return Step(count, [f"{name} = {target}({prefix}*{args}{keywords})"], [name])
+
+
+def binary_step(cutter: Cutter) -> Step:
+    """A binary operator."""
+    symbol = BINARY_SYMBOLS[cutter.instruction.arg]
+    name, (left, right) = cutter.result(), cutter.operands(2)
+    if symbol.endswith("=") and symbol[:-1] in BINARY:
+        function = cutter.emitter.constant(BINARY[symbol[:-1]][1], "in_place")
+        return Step(2, [f"{name} = {function}({left}, {right})"], [name])
+    return Step(2, [f"{name} = {left} {symbol} {right}"], [name])
+
+
+def compare_step(cutter: Cutter) -> Step:
+    """A comparison."""
+    name, (left, right) = cutter.result(), cutter.operands(2)
+    text = f"{left} {cutter.instruction.value} {right}"
+    if VERSION >= (3, 13) and cutter.instruction.arg & 16:
+        text = f"bool({text})"
+    return Step(2, [f"{name} = {text}"], [name])
+
+
+def membership_step(cutter: Cutter) -> Step:
+    """`in` and `not in`."""
+    name, (item, container) = cutter.result(), cutter.operands(2)
+    return Step(2, [f"{name} = {item} {'not in' if cutter.instruction.arg else 'in'} {container}"], [name])
+
+
+def attribute_step(cutter: Cutter) -> Step:
+    """An attribute, or a method about to be called."""
+    instruction, name = cutter.instruction, cutter.result()
+    (owner,) = cutter.operands(1)
+    lines = [f"{name} = {owner}.{instruction.value}"]
+    if instruction.name == "LOAD_METHOD" or (VERSION >= (3, 12) and instruction.arg & 1):
+        return Step(1, lines, [name, None] if VERSION >= (3, 13) else [None, name])
+    return Step(1, lines, [name])
+
+
+def global_step(cutter: Cutter) -> Step:
+    """A global whose value cannot be followed."""
+    instruction, name = cutter.instruction, cutter.result()
+    table = cutter.emitter.constant(cutter.frame.globals, "namespace")
+    lines = [f"{name} = {table}[{instruction.value!r}]"]
+    if instruction.name == "LOAD_GLOBAL" and instruction.arg & 1:
+        return Step(0, lines, [name, None] if VERSION >= (3, 13) else [None, name])
+    return Step(0, lines, [name])
+
+
+def unpack_step(cutter: Cutter) -> Step:
+    """`a, b = value`."""
+    count, (value,) = cutter.instruction.arg, cutter.operands(1)
+    names = [cutter.result() for _ in range(count)]
+    return Step(1, [f"[{', '.join(names)}] = {value}"], list(reversed(names)))  # type: ignore[arg-type]
+
+
+def with_step(cutter: Cutter) -> Step:
+    """Entering a context manager that cannot be followed."""
+    leave, entered = cutter.result(), cutter.result()
+    (manager,) = cutter.operands(1)
+    return Step(1, [f"{leave} = {manager}.__exit__", f"{entered} = {manager}.__enter__()"], [leave, entered])
+
+
+def import_step(cutter: Cutter) -> Step:
+    """An import of a module that is not loaded."""
+    name, (level, names) = cutter.result(), cutter.operands(2)
+    table = cutter.emitter.constant(cutter.frame.globals, "namespace")
+    return Step(2, [f"{name} = __import__({cutter.instruction.value!r}, {table}, None, {names}, {level})"], [name])
+
+
+def import_from_step(cutter: Cutter) -> Step:
+    """`from module import name` of something not loaded."""
+    name, (module,) = cutter.result(), cutter.operands(1)
+    kept = cutter.emitter.value(cutter.frame.stack[-1])
+    text = f"__import__({module}.__name__, fromlist=[{cutter.instruction.value!r}]).{cutter.instruction.value}"
+    return Step(1, [f"{name} = {text}"], [kept, name])
+
+
+def format_step(cutter: Cutter) -> Step:
+    """One value of an f-string (3.11, 3.12)."""
+    arg, name = cutter.instruction.arg, cutter.result()
+    operands = cutter.operands(2 if arg & 4 else 1)
+    conversion = ("", "str", "repr", "ascii")[arg & 3]
+    text = f"{conversion}({operands[0]})" if conversion else operands[0]
+    return Step(len(operands), [f"{name} = format({text}, {operands[1] if arg & 4 else repr('')})"], [name])
+
+
+def super_step(cutter: Cutter) -> Step:
+    """An attribute of `super()` (3.12)."""
+    name, (function, kind, instance) = cutter.result(), cutter.operands(3)
+    lines = [f"{name} = {function}({kind}, {instance}).{cutter.instruction.value}"]
+    if cutter.instruction.arg & 1:
+        return Step(3, lines, [name, None] if VERSION >= (3, 13) else [None, name])
+    return Step(3, lines, [name])
+
+
+def store_global_step(cutter: Cutter) -> Step:
+    """Write a global at once."""
+    table = cutter.emitter.constant(cutter.frame.globals, "namespace")
+    return Step(1, [f"{table}[{cutter.instruction.value!r}] = {cutter.operands(1)[0]}"], [])
+
+
+def extend_step(cutter: Cutter) -> Step:
+    """Extend the list, set or dictionary that a display is building."""
+    instruction = cutter.instruction
+    verb = {"LIST_EXTEND": "extend", "SET_UPDATE": "update", "DICT_UPDATE": "update", "DICT_MERGE": "update",
+            "LIST_APPEND": "append", "SET_ADD": "add"}[instruction.name]
+    target = cutter.emitter.value(cutter.frame.stack[-1 - instruction.arg])
+    return Step(1, [f"{target}.{verb}({cutter.operands(1)[0]})"], [])
+
+
+BRANCHES = frozenset({
+    "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_FORWARD_IF_FALSE",
+    "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_FALSE", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP",
+})
+STEPS: dict[str, Callable[[Cutter], Step]] = {
+    "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step, "BINARY_OP": binary_step,
+    "COMPARE_OP": compare_step, "CONTAINS_OP": membership_step, "LOAD_ATTR": attribute_step, "LOAD_METHOD": attribute_step,
+    "LOAD_GLOBAL": global_step, "LOAD_NAME": global_step, "UNPACK_SEQUENCE": unpack_step, "BEFORE_WITH": with_step,
+    "IMPORT_NAME": import_step, "IMPORT_FROM": import_from_step, "FORMAT_VALUE": format_step,
+    "LOAD_SUPER_ATTR": super_step, "STORE_GLOBAL": store_global_step, "LIST_EXTEND": extend_step,
+    "SET_UPDATE": extend_step, "DICT_UPDATE": extend_step, "LIST_APPEND": extend_step, "SET_ADD": extend_step,
+    "STORE_ATTR": statement_step(2, "{1}.{name} = {0}"), "DELETE_ATTR": statement_step(1, "del {0}.{name}"),
+    "STORE_SUBSCR": statement_step(3, "{1}[{2}] = {0}"), "STORE_SLICE": statement_step(4, "{1}[{2}:{3}] = {0}"),
+    "DELETE_SUBSCR": statement_step(2, "del {0}[{1}]"), "BINARY_SUBSCR": expression_step(2, "{0}[{1}]"),
+    "BINARY_SLICE": expression_step(3, "{0}[{1}:{2}]"), "UNARY_NOT": expression_step(1, "not {0}"),
+    "UNARY_NEGATIVE": expression_step(1, "-{0}"), "UNARY_INVERT": expression_step(1, "~{0}"),
+    "TO_BOOL": expression_step(1, "bool({0})"), "GET_ITER": expression_step(1, "iter({0})"),
+    "FORMAT_SIMPLE": expression_step(1, "format({0}, '')"), "FORMAT_WITH_SPEC": expression_step(2, "format({0}, {1})"),
+    "LOAD_BUILD_CLASS": lambda cutter: Step(
+        0, [], [cutter.emitter.constant(__import__("builtins").__build_class__, "build_class")]),
+}
+
+
+def convert_step(cutter: Cutter) -> Step:
+    """`!s`, `!r` or `!a` of an f-string (3.13)."""
+    name, (value,) = cutter.result(), cutter.operands(1)
+    return Step(1, [f"{name} = {('', 'str', 'repr', 'ascii')[cutter.instruction.arg]}({value})"], [name])
+
+
+STEPS["CONVERT_VALUE"] = convert_step

@@ -1,0 +1,194 @@
+"""Guards: the conditions under which a captured variant may be used, as Python text and as sentences.
+
+This module collects conditions and writes them down; it must not decide what has to be guarded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minicompile.capture.source import Source, identifier, literal
+from minicompile.errors import Location
+
+Names = Callable[[Any, str], str]
+
+
+@dataclasses.dataclass
+class Guard:
+    """One condition on the value of a source.
+
+    Attributes:
+        source: whose value is tested.
+        condition: Python text with `{0}` for the value, `{1}`... for the constants, `{other}` for a second source.
+        constants: objects the text needs.
+        sentence: the condition in words, with `{0}` for the value's name.
+        kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor` or `same`.
+        expected: the value at capture, for records of recompiles.
+    """
+
+    source: Source
+    condition: str
+    constants: tuple[Any, ...]
+    sentence: str
+    kind: str
+    expected: Any = None
+    other: Source | None = None
+    location: Location | None = None
+
+
+@dataclasses.dataclass
+class TensorGuard:
+    """A tensor whose type, dtype, device, layout, gradient flag, sizes and strides are fixed but for dynamic dims."""
+
+    source: Source
+    tensor: torch.Tensor
+    sizes: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    kind: str = "tensor"
+    location: Location | None = None
+
+    def sentence(self) -> str:
+        """The condition in words."""
+        shape = "x".join("any" if size is None else str(size) for size in self.sizes) or "scalar"
+        grad = ", requires grad" if self.tensor.requires_grad else ""
+        return f"`{self.source.words()}` is a {self.tensor.dtype} tensor of size {shape} on {self.tensor.device}{grad}"
+
+
+class GuardSet:
+    """All guards of one variant, in the order in which capture needed them."""
+
+    def __init__(self) -> None:
+        self.items: list[Guard | TensorGuard] = []
+        self.seen: set[Any] = set()
+
+    def add(self, guard: Guard) -> None:
+        """Record a guard."""
+        self.items.append(guard)
+
+    def constant(self, source: Source, value: Any, location: Location | None) -> None:
+        """Require that a source holds this very constant, type included."""
+        text = literal(value)
+        if value is None or value is True or value is False or value is Ellipsis:
+            condition, constants = f"{{0}} is {value!r}" if value is not Ellipsis else "{0} is ...", ()
+        elif text is not None and type(value) in (int, str, bytes):
+            condition, constants = f"type({{0}}) is {type(value).__name__} and {{0}} == {text}", ()
+        elif type(value) is float:
+            condition, constants = "same_float({0}, {1})", (value,)
+        elif isinstance(value, (torch.dtype, torch.layout, torch.memory_format, type)):
+            condition, constants = "{0} is {1}", (value,)
+        else:
+            condition, constants = "type({0}) is {2} and {0} == {1}", (value, type(value))
+        shown = repr(value) if len(repr(value)) < 60 else f"{type(value).__name__} seen first"
+        self.add(Guard(source, condition, constants, f"`{{0}}` is {shown}", "constant", value, location=location))
+
+    def type(self, source: Source, value: Any, location: Location | None) -> None:
+        """Require the exact type of a source."""
+        name = type(value).__name__
+        self.add(Guard(source, "type({0}) is {1}", (type(value),), f"`{{0}}` is of type {name}", "type", type(value),
+                       location=location))
+
+    def identity(self, source: Source, value: Any, location: Location | None) -> None:
+        """Require that a source is this very object."""
+        name = getattr(value, "__qualname__", None) or type(value).__name__
+        self.add(Guard(source, "{0} is {1}", (value,), f"`{{0}}` is the same {name}", "identity", value,
+                       location=location))
+
+    def test(self, source: Source, condition: str, constants: tuple[Any, ...], sentence: str, kind: str,
+             location: Location | None = None, expected: Any = None) -> None:
+        """Require a condition given as text."""
+        self.add(Guard(source, condition, constants, sentence, kind, expected, location=location))
+
+    def relation(self, source: Source, other: Source, same: bool, location: Location | None = None) -> None:
+        """Require that two sources hold the same object, or different ones."""
+        word = "is" if same else "is not"
+        self.add(Guard(source, f"{{0}} {word} {{other}}", (), f"`{{0}}` {word} `{other.words()}`", "same", same, other,
+                       location=location))
+
+
+class Writer:
+    """Lines of a generated function: fetches each source once, names the objects it needs.
+
+    Attributes:
+        lines: the statements so far.
+        namespace: the objects that the text refers to by name.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {}
+        self.fetched: dict[int, str] = {}
+        self.by_text: dict[str, str] = {}
+        self.named: dict[int, str] = {}
+        self.used: set[str] = {"F", "A", "K", "MISS"}
+        self.emitted: set[str] = set()
+        self.keep: list[Any] = []
+
+    def unique(self, hint: str) -> str:
+        """A variable name not used before that resembles `hint`."""
+        base = identifier(hint)[-40:].lstrip("_0123456789") or "v"
+        name, number = base, 1
+        while name in self.used or name in KEYWORDS:
+            number += 1
+            name = f"{base}_{number}"
+        self.used.add(name)
+        return name
+
+    def constant(self, value: Any, hint: str = "constant") -> str:
+        """The name by which the text refers to an object."""
+        name = self.named.get(id(value))
+        if name is None:
+            name = self.unique(hint).upper() if not callable(value) else self.unique(hint)
+            if name in self.namespace:
+                name = self.unique(hint + "_c")
+            self.used.add(name)
+            self.namespace[name] = value
+            self.named[id(value)] = name
+            self.keep.append(value)
+        return name
+
+    def fetch(self, source: Source) -> str:
+        """The variable that holds the value of `source`, fetched now if it was not before."""
+        name = self.fetched.get(id(source))
+        if name is not None:
+            return name
+        base = self.fetch(source.parent) if source.parent is not None else ""
+        text = source.expression(base, self.constant)
+        name = self.by_text.get(text)
+        if name is None:
+            named_already = source.parent is None
+            name = self.by_text[text] = text if named_already else self.unique(source.words())
+        if name != text and name not in self.emitted:
+            self.lines.append(f"{name} = {text}")
+            self.emitted.add(name)
+        self.fetched[id(source)] = name
+        self.keep.append(source)
+        return name
+
+    def condition(self, guard: Guard) -> str:
+        """The text of a guard over fetched variables."""
+        names = [inline_literal(value) or self.constant(value, "expected") for value in guard.constants]
+        other = self.fetch(guard.other) if guard.other is not None else ""
+        return guard.condition.format(self.fetch(guard.source), *names, other=other)
+
+
+def inline_literal(value: Any) -> str | None:
+    """The text of a small constant, which reads better in place than by name."""
+    if type(value) is type and value.__module__ == "builtins":
+        return value.__name__
+    text = literal(value) if type(value) in (int, str, bool, type(None)) else None
+    return text if text is not None and len(text) < 40 else None
+
+
+KEYWORDS = frozenset(__import__("keyword").kwlist) | {"type", "len", "list", "tuple", "dict", "set", "float", "id", "str",
+                                                      "int", "object", "iter", "next", "same_float", "torch", "slice",
+                                                      "range", "isinstance", "print", "getattr", "setattr", "super"}
+
+
+def same_float(value: Any, expected: float) -> bool:
+    """Equality of floats that also tells NaN and signed zeros apart."""
+    return type(value) is float and (value == expected or (value != value and expected != expected)) and (
+        value != 0 or str(value) == str(expected))

@@ -1,0 +1,86 @@
+"""Which native functions may run while tracing, and what kind of graph break the others are.
+
+A table, not a mechanism: it must not look at arguments.
+"""
+
+from __future__ import annotations
+
+import builtins
+import cmath
+import itertools
+import math
+import operator
+import types
+from typing import Any
+
+BREAKING_MODULES: dict[str, str] = {
+    "logging": "input or output", "warnings": "input or output", "random": "random numbers", "numpy": "NumPy",
+    "subprocess": "input or output", "os": "input or output", "pathlib": "input or output", "io": "input or output",
+    "tempfile": "input or output", "json": "pure", "threading": "unknown call", "inspect": "pure", "re": "pure",
+    "traceback": "input or output", "importlib": "imports", "triton": "unknown call", "pickle": "unknown call",
+    "string": "pure", "textwrap": "pure", "fractions": "pure", "decimal": "pure", "statistics": "pure", "typing": "pure",
+    "sympy": "unknown call", "enum": "pure", "uuid": "random numbers", "secrets": "random numbers", "abc": "pure",
+    "posixpath": "pure", "genericpath": "input or output", "keyword": "pure", "difflib": "pure", "shutil": "input or output",
+    "atexit": "unknown call", "gc": "unknown call", "sys": "unknown call", "ast": "pure", "asyncio": "asynchronous code",
+    "concurrent": "unknown call", "multiprocessing": "unknown call", "queue": "unknown call", "sched": "time",
+    "pprint": "input or output", "weakref": "unknown call", "codecs": "pure", "datetime": "pure", "fnmatch": "pure",
+}
+PURE_BUILTINS = frozenset({
+    "abs", "all", "any", "ascii", "bin", "chr", "divmod", "format", "hash", "hex", "max", "min", "oct", "ord", "pow", "repr",
+    "round", "sorted", "sum", "callable",
+})
+NATIVE_KINDS: dict[str, str] = {
+    "print": "input or output", "input": "input or output", "open": "input or output", "exec": "unknown call",
+    "eval": "unknown call", "breakpoint": "input or output", "compile": "unknown call", "id": "real memory",
+    "__import__": "imports", "write": "input or output", "flush": "input or output",
+}
+MODULE_KINDS: dict[str, str] = {"time": "time", "_random": "random numbers", "random": "random numbers", "numpy": "NumPy",
+                                "_warnings": "input or output", "posix": "input or output", "_io": "input or output",
+                                "builtins": "unknown call", "nt": "input or output"}
+
+
+def collect_pure() -> frozenset[int]:
+    """Identities of the native functions that are free of side effects."""
+    found = {id(getattr(builtins, name)) for name in PURE_BUILTINS}
+    for module in (math, cmath, operator, itertools):
+        found.update(id(value) for value in vars(module).values() if callable(value))
+    found.add(id(str.maketrans))
+    found.add(id(float.fromhex))
+    found.add(id(int.from_bytes))
+    found.add(id(bytes.fromhex))
+    return frozenset(found)
+
+
+PURE = collect_pure()
+IMPURE_OPERATORS = frozenset(id(getattr(operator, name)) for name in ("setitem", "delitem", "call") if hasattr(operator, name))
+
+
+def is_pure_native(function: Any) -> bool:
+    """Whether a native function may run while tracing."""
+    if id(function) in PURE and id(function) not in IMPURE_OPERATORS:
+        return True
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type) and owner in PURE_CLASS_METHODS:
+        return True
+    return isinstance(function, (operator.itemgetter, operator.attrgetter, operator.methodcaller)) and not isinstance(
+        function, (operator.attrgetter, operator.methodcaller)
+    )
+
+
+PURE_CLASS_METHODS = (int, float, str, bytes, dict, tuple, list, complex, object)
+
+
+def native_name(function: Any) -> tuple[str, str]:
+    """The kind of graph break that a native callable is, and a name for it."""
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__
+    owner = getattr(function, "__self__", None)
+    module = getattr(function, "__module__", None) or ""
+    if isinstance(owner, types.ModuleType):
+        module = owner.__name__
+    elif owner is not None and not isinstance(owner, type):
+        module = type(owner).__module__
+    package = module.partition(".")[0]
+    kind = NATIVE_KINDS.get(name) if package in ("builtins", "") else None
+    if kind is None:
+        kind = MODULE_KINDS.get(package, "unknown call")
+    return kind, f"{module}.{name}" if module and module != "builtins" else name

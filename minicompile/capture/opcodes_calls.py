@@ -1,0 +1,330 @@
+"""Handlers of the opcodes that call, make functions, import, match, and handle exceptions and `with` blocks.
+
+Importing this module fills the table in `opcodes`.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from minicompile.capture.attributes import get_attribute
+from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.calls import call
+from minicompile.capture.instruction import VERSION, Instruction
+from minicompile.capture.iteration import advance, get_iterator, native_iterable
+from minicompile.capture.opcodes import NULL, opcode
+from minicompile.capture.operators import get_item, truth
+from minicompile.capture.source import Baked
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Frame, Tracer
+
+
+@opcode("KW_NAMES")
+def kw_names(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Names of the keyword arguments of the next call (3.11, 3.12)."""
+    value = instruction.value
+    frame.keyword_names = value if isinstance(value, tuple) else frame.code.co_consts[instruction.arg]
+
+
+def call_parts(frame: Frame, instruction: Instruction, remove: bool) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The callable and the arguments of a `CALL` or `CALL_KW` on top of the stack."""
+    stack = frame.stack
+    names, top = frame.keyword_names, len(stack)
+    if instruction.name == "CALL_KW":
+        names, top = stack[-1], top - 1
+    count = instruction.arg
+    args = stack[top - count : top]
+    first, second = stack[top - count - 2], stack[top - count - 1]
+    if VERSION >= (3, 13):
+        function = first
+        if second is not NULL:
+            args = [second, *args]
+    elif first is NULL:
+        function = second
+    else:
+        function, args = first, [second, *args]
+    if remove:
+        del stack[top - count - 2 :]
+        frame.keyword_names = ()
+    positional = len(args) - len(names)
+    return function, args[:positional], dict(zip(names, args[positional:], strict=True))
+
+
+@opcode("CALL", "CALL_KW")
+def call_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """A call with the arguments on the stack."""
+    function, args, kwargs = call_parts(frame, instruction, True)
+    frame.stack.append(call(tracer, function, tuple(args), kwargs))
+
+
+@opcode("CALL_FUNCTION_EX")
+def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """`f(*args, **kwargs)`."""
+    kwargs = frame.stack.pop() if instruction.arg & 1 else {}
+    args = frame.stack.pop()
+    if VERSION >= (3, 13):
+        frame.stack.pop()
+        function = frame.stack.pop()
+    else:
+        function = frame.stack.pop()
+        frame.stack.pop()
+    positional = tuple(tracer.resolve(item) for item in native_iterable(tracer, args))
+    keywords = {}
+    if kwargs:
+        for key in list(native_iterable(tracer, kwargs)):
+            keywords[key] = get_item(tracer, kwargs, key)
+    frame.stack.append(call(tracer, function, positional, keywords))
+
+
+@opcode("MAKE_FUNCTION")
+def make_function(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Make a function object, for real."""
+    code = frame.stack.pop()
+    flags = instruction.arg if VERSION < (3, 13) else 0
+    closure = frame.stack.pop() if flags & 8 else None
+    annotations = frame.stack.pop() if flags & 4 else None
+    keyword_defaults = frame.stack.pop() if flags & 2 else None
+    defaults = frame.stack.pop() if flags & 1 else None
+    if VERSION >= (3, 13) and code.co_freevars:
+        closure = tuple(types.CellType() for _ in code.co_freevars)
+    function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
+    function.__qualname__ = code.co_qualname
+    function.__kwdefaults__ = keyword_defaults
+    if annotations:
+        function.__annotations__ = dict(zip(annotations[::2], annotations[1::2], strict=True))
+    frame.stack.append(tracer.made(function))
+
+
+@opcode("SET_FUNCTION_ATTRIBUTE")
+def set_function_attribute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Defaults, annotations or closure of a function just made (3.13)."""
+    function, value = frame.stack.pop(), frame.stack.pop()
+    if instruction.arg == 1:
+        function.__defaults__ = value
+    elif instruction.arg == 2:
+        function.__kwdefaults__ = value
+    elif instruction.arg == 4:
+        function.__annotations__ = dict(zip(value[::2], value[1::2], strict=True))
+    elif instruction.arg == 8:
+        made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, value)
+        made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+        made.__annotations__ = function.__annotations__
+        function = tracer.made(made)
+    frame.stack.append(function)
+
+
+@opcode("LOAD_ASSERTION_ERROR")
+def load_assertion_error(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """The class that `assert` raises."""
+    frame.stack.append(AssertionError)
+
+
+@opcode("IMPORT_NAME")
+def import_name(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Import a module that is already loaded."""
+    from_list, level = frame.stack.pop(), frame.stack.pop()
+    name = instruction.value
+    if level:
+        package = frame.globals.get("__package__") or ""
+        base = package.rsplit(".", level - 1)[0] if level > 1 else package
+        name = f"{base}.{name}" if name else base
+    if name not in sys.modules:
+        raise Break("imports", f"the module `{name}` is not loaded yet")
+    module = sys.modules[name if from_list or level else name.partition(".")[0]]
+    if id(module) not in tracer.sources:
+        tracer.register(module, module, Baked(module, module.__name__))
+    frame.stack.append(module)
+
+
+@opcode("IMPORT_FROM")
+def import_from(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """`from module import name`."""
+    module, name = frame.stack[-1], instruction.value
+    try:
+        frame.stack.append(get_attribute(tracer, module, name))
+    except RaisedInUserCode:
+        full = f"{module.__name__}.{name}"
+        if full not in sys.modules:
+            raise Break("imports", f"the module `{full}` is not loaded yet") from None
+        frame.stack.append(sys.modules[full])
+
+
+@opcode("BEFORE_WITH")
+def before_with(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Enter a context manager: push its exit, then what `__enter__` returned."""
+    manager = frame.stack.pop()
+    kind = type(manager)
+    if not hasattr(kind, "__enter__") or not hasattr(kind, "__exit__"):
+        raise RaisedInUserCode(TypeError(
+            f"'{kind.__name__}' object does not support the context manager protocol"))
+    leave = get_attribute(tracer, manager, "__exit__")
+    result = call(tracer, get_attribute(tracer, manager, "__enter__"), (), {})
+    frame.stack.extend((leave, result))
+
+
+@opcode("WITH_EXCEPT_START")
+def with_except_start(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Call the exit of a context manager with the exception."""
+    error = frame.stack[-1]
+    frame.stack.append(call(tracer, frame.stack[-4], (type(error), error, None), {}))
+
+
+@opcode("PUSH_EXC_INFO")
+def push_exc_info(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Begin to handle an exception."""
+    error = frame.stack.pop()
+    frame.stack.extend((frame.handled[-1] if frame.handled else None, error))
+    frame.handled.append(error)
+
+
+@opcode("POP_EXCEPT")
+def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """The exception is handled."""
+    frame.stack.pop()
+    if frame.handled:
+        frame.handled.pop()
+
+
+@opcode("CHECK_EXC_MATCH")
+def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Whether an `except` clause matches."""
+    kinds = frame.stack.pop()
+    frame.stack.append(isinstance(frame.stack[-1], kinds))
+
+
+@opcode("RERAISE")
+def reraise(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Raise again what was being handled."""
+    raise RaisedInUserCode(frame.stack.pop())
+
+
+@opcode("CLEANUP_THROW")
+def cleanup_throw(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """An exception was thrown into a generator that delegates."""
+    error = frame.stack[-1]
+    if not isinstance(error, StopIteration):
+        raise RaisedInUserCode(error)
+    del frame.stack[-3:]
+    frame.stack.extend((None, error.value))
+
+
+@opcode("RAISE_VARARGS")
+def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """`raise`, `raise error`, `raise error from cause`."""
+    if instruction.arg == 0:
+        for active in reversed(tracer.frames):
+            if active.handled:
+                raise RaisedInUserCode(active.handled[-1])
+        raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
+    cause = make_exception(tracer, frame.stack.pop()) if instruction.arg == 2 else None
+    error = make_exception(tracer, frame.stack.pop())
+    if instruction.arg == 2 and id(error) in tracer.fresh:
+        error.__cause__ = cause
+    raise RaisedInUserCode(error)
+
+
+def make_exception(tracer: Tracer, value: Any) -> Any:
+    """An exception instance from what `raise` was given."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return call(tracer, value, (), {})
+    if value is not None and not isinstance(value, BaseException):
+        raise RaisedInUserCode(TypeError("exceptions must derive from BaseException"))
+    return value
+
+
+@opcode("GET_YIELD_FROM_ITER")
+def get_yield_from_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """The iterator of `yield from`."""
+    value = frame.stack.pop()
+    frame.stack.append(value if hasattr(type(value), "resume") else get_iterator(tracer, value))
+
+
+@opcode("SEND")
+def send(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """One step of `yield from`."""
+    value = frame.stack.pop()
+    iterator = frame.stack[-1]
+    try:
+        if hasattr(type(iterator), "resume"):
+            frame.stack.append(iterator.resume(value))
+        elif value is None:
+            frame.stack.append(advance(tracer, iterator))
+        else:
+            frame.stack.append(call(tracer, get_attribute(tracer, iterator, "send"), (value,), {}))
+    except StopIteration as stop:
+        if VERSION < (3, 12):
+            frame.stack.pop()
+        frame.stack.append(stop.value)
+        frame.index = instruction.target
+
+
+@opcode("END_SEND")
+def end_send(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Drop the iterator under the result of `yield from` (3.12)."""
+    del frame.stack[-2]
+
+
+@opcode("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "ASYNC_GEN_WRAP")
+def asynchronous(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Coroutines are left to Python."""
+    raise Break("asynchronous code", "`await` and `async`")
+
+
+@opcode("MATCH_SEQUENCE")
+def match_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Whether a value is a sequence for a pattern."""
+    kind = type(frame.stack[-1])
+    frame.stack.append(bool(kind.__flags__ & 0x20))
+
+
+@opcode("MATCH_MAPPING")
+def match_mapping(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Whether a value is a mapping for a pattern."""
+    frame.stack.append(bool(type(frame.stack[-1]).__flags__ & 0x40))
+
+
+@opcode("MATCH_KEYS")
+def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """The values of a mapping pattern's keys, or `None`."""
+    keys, subject = frame.stack[-1], frame.stack[-2]
+    values: list[Any] | None = []
+    for key in keys:
+        try:
+            values.append(get_item(tracer, subject, key))  # type: ignore[union-attr]
+        except RaisedInUserCode as error:
+            if not isinstance(error.value, KeyError):
+                raise
+            values = None
+            break
+    frame.stack.append(None if values is None else tuple(values))
+
+
+@opcode("MATCH_CLASS")
+def match_class(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """The attributes of a class pattern, or `None`."""
+    names, kind, subject = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
+    if not truth(tracer, call(tracer, isinstance, (subject, kind), {})):
+        frame.stack.append(None)
+        return
+    values = []
+    try:
+        positional: list[str] = []
+        if instruction.arg:
+            if kind in SELF_MATCHING:
+                values.append(subject)
+            else:
+                positional = list(get_attribute(tracer, kind, "__match_args__"))[: instruction.arg]
+        for name in (*positional, *names):
+            values.append(get_attribute(tracer, subject, name))
+    except RaisedInUserCode as error:
+        if not isinstance(error.value, AttributeError):
+            raise
+        frame.stack.append(None)
+        return
+    frame.stack.append(tuple(values))
+
+
+SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)

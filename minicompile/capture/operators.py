@@ -1,0 +1,327 @@
+"""Operators on the symbolic stack: torch operations, native operations, or the special methods of user classes."""
+
+from __future__ import annotations
+
+import collections
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from minicompile.capture.attributes import class_lookup, class_value, get_attribute
+from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.calls import call, check_safe, run_native
+from minicompile.capture.side_effects import MISSING
+from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.values import (
+    CONSTANT_TYPES,
+    force,
+    guard_absent,
+    guard_present,
+    guard_structure,
+    is_outside,
+    slot,
+)
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Tracer
+
+BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None, str]] = {
+    "+": (operator.add, operator.iadd, "add"), "-": (operator.sub, operator.isub, "sub"),
+    "*": (operator.mul, operator.imul, "mul"), "/": (operator.truediv, operator.itruediv, "truediv"),
+    "//": (operator.floordiv, operator.ifloordiv, "floordiv"), "%": (operator.mod, operator.imod, "mod"),
+    "**": (operator.pow, operator.ipow, "pow"), "@": (operator.matmul, operator.imatmul, "matmul"),
+    "&": (operator.and_, operator.iand, "and"), "|": (operator.or_, operator.ior, "or"),
+    "^": (operator.xor, operator.ixor, "xor"), "<<": (operator.lshift, operator.ilshift, "lshift"),
+    ">>": (operator.rshift, operator.irshift, "rshift"),
+}
+COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "<": (operator.lt, "__lt__", "__gt__"), "<=": (operator.le, "__le__", "__ge__"), "==": (operator.eq, "__eq__", "__eq__"),
+    "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
+}
+NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
+
+
+def invoke_special(tracer: Tracer, owner: Any, name: str, *args: Any) -> Any:
+    """Call a special method that a class defines in Python; MISSING if it defines none."""
+    kind = type(owner)
+    raw, base = class_lookup(tracer, kind, name)
+    if not isinstance(raw, types.FunctionType) or isinstance(owner, FakeTensor) or kind in CONSTANT_TYPES:
+        return MISSING
+    if is_symbolic(owner) or kind.__module__.startswith("minicompile.capture"):
+        return MISSING
+    return call(tracer, class_value(tracer, base or kind, name, raw), (owner, *args), {})
+
+
+def is_native(value: Any) -> bool:
+    """Whether Python's own operators may run on a value."""
+    kind = type(value)
+    return kind in CONSTANT_TYPES or isinstance(value, NATIVE_CONTAINERS) or is_symbolic(value)
+
+
+def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
+    """`left symbol right`; a trailing `=` means in place."""
+    in_place = symbol.endswith("=") and symbol[:-1] in BINARY
+    function, in_place_function, name = BINARY[symbol[:-1] if in_place else symbol]
+    if in_place and in_place_function is not None:
+        function = in_place_function
+    if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+        if is_native(left) or is_native(right) or (isinstance(left, FakeTensor) and isinstance(right, FakeTensor)):
+            if not isinstance(left, (list, dict)) and not isinstance(right, (list, dict)):
+                return tracer.operation("call_function", function, (left, right))
+    kind_left, kind_right = type(left), type(right)
+    if kind_left in CONSTANT_TYPES and kind_right in CONSTANT_TYPES:
+        if symbol == "**" and isinstance(right, int) and abs(right) > 10000:
+            raise Break("unsupported value", "a very large power")
+        return run_native(tracer, function, (left, right), {})
+    result = user_binary(tracer, name, left, right, in_place)
+    if result is not NotImplemented:
+        return result
+    for value in (left, right):
+        force(tracer, value, False)
+        if not is_native(value) and not isinstance(value, (FakeTensor, type, types.GenericAlias, types.UnionType)):
+            if is_outside(tracer, value) or type(value).__module__.partition(".")[0] == "numpy":
+                kind = "NumPy" if type(value).__module__.partition(".")[0] == "numpy" else "unsupported value"
+                raise Break(kind, f"`{symbol}` on an object of type {type(value).__name__}")
+    result = run_native(tracer, function, (left, right), {})
+    return result if result is left else tracer.made(result)
+
+
+def user_binary(tracer: Tracer, name: str, left: Any, right: Any, in_place: bool) -> Any:
+    """The special methods of user classes for a binary operator, in Python's order."""
+    attempts: list[tuple[Any, str, Any]] = [(left, f"__{name}__", right), (right, f"__r{name}__", left)]
+    if type(right) is not type(left) and isinstance(right, type(left)):
+        attempts.reverse()
+    if in_place:
+        attempts.insert(0, (left, f"__i{name}__", right))
+    for owner, method, other in attempts:
+        if method.startswith("__r") and type(left) is type(right):
+            continue
+        result = invoke_special(tracer, owner, method, other)
+        if result is not MISSING and result is not NotImplemented:
+            return result
+    return NotImplemented
+
+
+def unary(tracer: Tracer, name: str, value: Any) -> Any:
+    """`-value`, `+value` or `~value`."""
+    if isinstance(value, FakeTensor):
+        return tracer.operation("call_function", getattr(operator, name), (value,))
+    result = invoke_special(tracer, value, f"__{name}__")
+    if result is not MISSING:
+        return result
+    if not is_native(value):
+        raise Break("unsupported value", f"an operator on an object of type {type(value).__name__}")
+    return run_native(tracer, getattr(operator, name), (value,), {})
+
+
+def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
+    """A rich comparison."""
+    function, method, reflected = COMPARISONS[symbol]
+    if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+        other = right if isinstance(left, FakeTensor) else left
+        if other is None or isinstance(other, (str, type)):
+            return run_native(tracer, function, (None, 0 if symbol == "==" else 0), {}) if symbol in ("==", "!=") else \
+                run_native(tracer, function, (left, right), {})
+        return tracer.operation("call_function", function, (left, right))
+    if type(left) in CONSTANT_TYPES and type(right) in CONSTANT_TYPES:
+        return run_native(tracer, function, (left, right), {})
+    attempts = [(left, method, right), (right, reflected, left)]
+    if type(right) is not type(left) and isinstance(right, type(left)):
+        attempts.reverse()
+    for owner, name, other in attempts:
+        result = invoke_special(tracer, owner, name, other)
+        if result is MISSING and name == "__ne__":
+            equal = invoke_special(tracer, owner, "__eq__", other)
+            result = equal if equal is MISSING or equal is NotImplemented else not truth(tracer, equal)
+        if result is not MISSING and result is not NotImplemented:
+            return result
+    for value in (left, right):
+        force(tracer, value)
+        if type(value).__module__.partition(".")[0] == "numpy":
+            raise Break("NumPy", "a comparison with a NumPy value")
+    check_safe(tracer, [item for item in (left, right) if isinstance(item, NATIVE_CONTAINERS)])
+    if symbol in ("==", "!=") and not (is_native(left) and is_native(right)):
+        note_identity(tracer, left, right)
+    return run_native(tracer, function, (left, right), {})
+
+
+def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
+    """Guard that two objects from outside stay different (or the same) when their identity was compared."""
+    first, second = tracer.sources.get(id(left)), tracer.sources.get(id(right))
+    if first is not None and second is not None and left is not right and first.parent is not None:
+        if not isinstance(left, type) and not isinstance(right, type):
+            tracer.guards.relation(first, second, False, tracer.location())
+
+
+def is_same(tracer: Tracer, left: Any, right: Any) -> bool:
+    """`left is right`."""
+    if left is not right:
+        note_identity(tracer, left, right)
+    return left is right
+
+
+def truth(tracer: Tracer, value: Any) -> bool:
+    """The truth of a value."""
+    kind = type(value)
+    if kind in CONSTANT_TYPES:
+        return bool(value)
+    if isinstance(value, FakeTensor):
+        raise Break("branch on a tensor", "Python asks whether a tensor is true")
+    if is_symbolic(value):
+        return bool(value)
+    if isinstance(value, NATIVE_CONTAINERS) and not isinstance(class_lookup(tracer, kind, "__bool__")[0], types.FunctionType):
+        if not isinstance(class_lookup(tracer, kind, "__len__")[0], types.FunctionType):
+            guard_structure(tracer, value)
+            return len(value) > 0
+    result = invoke_special(tracer, value, "__bool__")
+    if result is MISSING:
+        result = invoke_special(tracer, value, "__len__")
+    if result is not MISSING:
+        return bool(result)
+    if kind.__module__.partition(".")[0] == "numpy":
+        raise Break("NumPy", "the truth of a NumPy value")
+    if hasattr(kind, "__bool__") or hasattr(kind, "__len__"):
+        if is_outside(tracer, value):
+            raise Break("unsupported value", f"the truth of an object of type {kind.__name__}")
+        return bool(run_native(tracer, bool, (value,), {}))
+    return True
+
+
+def contains(tracer: Tracer, item: Any, container: Any) -> Any:
+    """`item in container`."""
+    result = invoke_special(tracer, container, "__contains__", item)
+    if result is not MISSING:
+        return truth(tracer, result)
+    if isinstance(container, FakeTensor):
+        raise Break("tensor value", "`in` on a tensor")
+    if isinstance(container, NATIVE_CONTAINERS):
+        return native_contains(tracer, item, container)
+    if isinstance(container, type) or type(container).__module__ in ("builtins", "itertools"):
+        return run_native(tracer, operator.contains, (container, item), {})
+    for element in tracer.iterate(container):
+        if element is item or truth(tracer, compare(tracer, "==", element, item)):
+            return True
+    return False
+
+
+def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
+    """`item in container` for a builtin container."""
+    if isinstance(container, dict):
+        force(tracer, item)
+        check_safe(tracer, item)
+        found = bool(run_native(tracer, dict.__contains__, (container, item), {}))
+        (guard_present if found else guard_absent)(tracer, container, item)
+        return found
+    if isinstance(container, (list, tuple, collections.deque)):
+        force(tracer, container)
+        for element in container:
+            if element is item:
+                return True
+            if isinstance(element, FakeTensor) or isinstance(item, FakeTensor):
+                other = item if isinstance(element, FakeTensor) else element
+                if isinstance(other, (FakeTensor, int, float)):
+                    raise Break("tensor value", "tensors are compared to find one in a container")
+                continue
+            if truth(tracer, compare(tracer, "==", element, item)):
+                return True
+        return False
+    check_safe(tracer, item)
+    return bool(run_native(tracer, operator.contains, (container, item), {}))
+
+
+def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
+    """`owner[key]`."""
+    if isinstance(owner, FakeTensor):
+        force(tracer, key)
+        return tracer.operation("call_function", operator.getitem, (owner, key))
+    result = invoke_special(tracer, owner, "__getitem__", key)
+    if result is not MISSING:
+        return result
+    if isinstance(owner, NATIVE_CONTAINERS):
+        return native_item(tracer, owner, key)
+    if isinstance(owner, type):
+        method, base = class_lookup(tracer, owner, "__class_getitem__")
+        raw = method.__func__ if isinstance(method, classmethod) else None
+        if isinstance(raw, types.FunctionType) and owner.__module__ != "typing":
+            return call(tracer, get_attribute(tracer, owner, "__class_getitem__"), (key,), {})
+        return run_native(tracer, operator.getitem, (owner, key), {})
+    if type(owner).__module__ in ("re", "typing", "types", "_weakref"):
+        return run_native(tracer, operator.getitem, (owner, key), {})
+    if type(owner).__module__.partition(".")[0] == "numpy":
+        raise Break("NumPy", "a NumPy array is indexed")
+    raise Break("unsupported value", f"an object of type {type(owner).__name__} is indexed")
+
+
+def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
+    """`owner[key]` for a builtin container."""
+    if isinstance(key, FakeTensor):
+        raise Break("tensor value", "a tensor is used as an index of a Python container")
+    if isinstance(owner, dict):
+        force(tracer, key)
+        check_safe(tracer, key)
+        if run_native(tracer, dict.__contains__, (owner, key), {}):
+            return slot(tracer, owner, key)
+        guard_absent(tracer, owner, key)
+        missing, _ = class_lookup(tracer, type(owner), "__missing__")
+        if isinstance(missing, types.FunctionType):
+            return call(tracer, get_attribute(tracer, owner, "__missing__"), (key,), {})
+        if isinstance(owner, collections.defaultdict) and owner.default_factory is not None:
+            value = call(tracer, owner.default_factory, (), {})
+            dict.__setitem__(owner, key, value)
+            return value
+        raise RaisedInUserCode(KeyError(key))
+    if isinstance(owner, list) and type(key) is int:
+        if not 0 <= key < len(owner):
+            guard_structure(tracer, owner)
+            return tracer.resolve(run_native(tracer, list.__getitem__, (owner, key), {})) if key >= 0 or -key > len(owner) \
+                else slot(tracer, owner, key)
+        return slot(tracer, owner, key)
+    force(tracer, owner, False)
+    result = run_native(tracer, operator.getitem, (owner, key), {})
+    if type(key) is slice and not isinstance(owner, (str, bytes, range)):
+        return tracer.made(result)
+    return tracer.resolve(result)
+
+
+def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
+    """`owner[key] = value`."""
+    if isinstance(owner, FakeTensor):
+        force(tracer, key)
+        tracer.operation("call_function", operator.setitem, (owner, key, value))
+        return
+    if invoke_special(tracer, owner, "__setitem__", key, value) is not MISSING:
+        return
+    if isinstance(owner, dict):
+        check_safe(tracer, key)
+        if not run_native(tracer, dict.__contains__, (owner, key), {}):
+            guard_absent(tracer, owner, key)
+        run_native(tracer, type(owner).__setitem__, (owner, key, value), {})
+    elif isinstance(owner, (list, collections.deque)):
+        guard_structure(tracer, owner)
+        if type(key) is slice:
+            value = list(tracer.iterate(value))
+        run_native(tracer, operator.setitem, (owner, key, value), {})
+    elif is_native(owner):
+        run_native(tracer, operator.setitem, (owner, key, value), {})
+    else:
+        raise Break("NumPy" if type(owner).__module__.partition(".")[0] == "numpy" else "unsupported value",
+                    f"an item of an object of type {type(owner).__name__} is set")
+
+
+def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
+    """`del owner[key]`."""
+    if invoke_special(tracer, owner, "__delitem__", key) is not MISSING:
+        return
+    if not isinstance(owner, (dict, list, collections.deque)):
+        raise Break("unsupported value", f"an item of an object of type {type(owner).__name__} is deleted")
+    if isinstance(owner, dict):
+        check_safe(tracer, key)
+        if dict.__contains__(owner, key):
+            guard_present(tracer, owner, key)
+        else:
+            guard_absent(tracer, owner, key)
+    else:
+        guard_structure(tracer, owner)
+    run_native(tracer, operator.delitem, (owner, key), {})

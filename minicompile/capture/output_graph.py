@@ -1,0 +1,183 @@
+"""The FX graph under construction: records torch operations as nodes and runs them on fake tensors.
+
+Must not know about bytecode or guards; what cannot be a node raises `Break`.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minicompile.capture.break_kinds import CONTROL, Break
+from minicompile.capture.source import Source, identifier
+from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode
+from minicompile.errors import Location
+from minicompile.ir.graph import GraphInput
+
+PLAIN = (int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
+         torch.memory_format)
+
+
+class Traced:
+    """A fake tensor (or symbolic number) of the graph: its node, and its source if it came from outside."""
+
+    __slots__ = ("value", "node", "source", "kind", "real", "version")
+
+    def __init__(self, value: Any, node: torch.fx.Node | None, source: Source | None, kind: str, real: Any) -> None:
+        self.value, self.node, self.source, self.kind, self.real = value, node, source, kind, real
+        self.version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+
+
+class OutputGraph:
+    """Nodes, inputs and the fake tensors that stand for their results."""
+
+    def __init__(self) -> None:
+        self.graph = torch.fx.Graph()
+        self.fake_mode = new_fake_mode()
+        self.traced: dict[int, Traced] = {}
+        self.inputs: list[Traced] = []
+        self.last_placeholder: torch.fx.Node | None = None
+        self.symbol_node: Callable[[Any], torch.fx.Node] | None = None
+        self.operations = 0
+
+    def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:
+        """Register a value from outside; it becomes a placeholder when an operation first uses it."""
+        entry = Traced(value, None, source, kind, real)
+        self.traced[id(value)] = entry
+        return entry
+
+    def node_of(self, entry: Traced) -> torch.fx.Node:
+        """The node of a traced value; makes the placeholder of an input."""
+        if entry.node is None:
+            if self.last_placeholder is None:
+                point = self.graph.inserting_before(next(iter(self.graph.nodes), None))
+            else:
+                point = self.graph.inserting_after(self.last_placeholder)
+            with point:
+                words = entry.source.words() if entry.source else "input"
+                entry.node = self.graph.placeholder(identifier(words, "argument"))
+            entry.node.meta["example_value"] = entry.value
+            entry.node.meta["location"] = None
+            self.last_placeholder = entry.node
+            self.inputs.append(entry)
+        return entry.node
+
+    def argument(self, value: Any) -> Any:
+        """The FX argument that stands for a value on the symbolic stack."""
+        kind = type(value)
+        if isinstance(value, FakeTensor):
+            entry = self.traced.get(id(value))
+            if entry is None:
+                raise Break("unsupported value", "a tensor was made outside of the traced operations")
+            return self.node_of(entry)
+        if kind in PLAIN:
+            return value
+        if is_symbolic(value):
+            if self.symbol_node is None:
+                raise Break("unsupported argument", "a symbolic number")
+            return self.symbol_node(value)
+        if kind is tuple or kind is torch.Size:
+            return tuple(self.argument(item) for item in value)
+        if kind is list:
+            return [self.argument(item) for item in value]
+        if kind is dict:
+            return {key: self.argument(item) for key, item in value.items()}
+        if kind is slice:
+            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return kind(*(self.argument(item) for item in value))
+        if isinstance(value, range):
+            return list(value)
+        if isinstance(value, enum.IntEnum | enum.StrEnum if hasattr(enum, "StrEnum") else enum.IntEnum):
+            return value.value
+        if value in (int, float, bool) or kind.__name__ in ("_ReductionEnum",):
+            return value
+        raise Break("unsupported argument", f"an argument of type {kind.__name__} cannot be part of a graph")
+
+    def call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+             location: Location | None) -> Any:
+        """Record one operation and return its fake result."""
+        node_args = tuple(self.argument(item) for item in args)
+        node_kwargs = {key: self.argument(item) for key, item in kwargs.items()}
+        result = self.run_fake(op, target, args, kwargs)
+        node = self.graph.create_node(op, target, node_args, node_kwargs)
+        node.meta["example_value"] = result
+        node.meta["location"] = location
+        self.operations += 1
+        if not self.bind(result, node, location) and result is not None:
+            self.graph.erase_node(node)
+            self.operations -= 1
+        return result
+
+    def run_fake(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation on fake tensors; errors of any sort become graph breaks."""
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        try:
+            with self.fake_mode:
+                if op == "call_method":
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                return target(*args, **kwargs)
+        except CONTROL:
+            raise
+        except DATA_DEPENDENT as error:
+            shape_like = "Shape" in type(error).__name__ or name in SHAPE_FROM_VALUES
+            kind = "data-dependent shape" if shape_like else "tensor value"
+            raise Break(kind, f"`{name}` depends on the values of a tensor") from None
+        except Exception as error:
+            text = str(error).strip().split("\n")[0][:200]
+            raise Break("operation failed", f"`{name}`: {type(error).__name__}: {text}") from None
+
+    def bind(self, result: Any, node: torch.fx.Node, location: Location | None) -> bool:
+        """Remember which node computes each tensor of a result; whether there was any."""
+        if isinstance(result, FakeTensor):
+            if id(result) not in self.traced:
+                self.traced[id(result)] = Traced(result, node, None, "tensor", None)
+            return True
+        if is_symbolic(result):
+            return False
+        if not isinstance(result, (tuple, list)) or isinstance(result, torch.Size):
+            return False
+        found = False
+        for position, item in enumerate(result):
+            if isinstance(item, (FakeTensor, tuple, list)):
+                part = self.graph.call_function(operator.getitem, (node, position))
+                part.meta["example_value"], part.meta["location"] = item, location
+                found = self.bind(item, part, location) or found
+        return found
+
+    def state_call(self, function: Any, args: tuple[Any, ...], location: Location | None) -> Any:
+        """Record a change of thread-local torch state, and make it while tracing."""
+        node = self.graph.call_function(function, args)
+        result = function(*args)
+        node.meta["example_value"], node.meta["location"] = result, location
+        return result
+
+    def mutated_inputs(self) -> list[Traced]:
+        """The inputs whose data some node has changed."""
+        return [entry for entry in self.inputs if isinstance(entry.value, torch.Tensor)
+                and not entry.value.is_inference() and entry.value._version != entry.version]
+
+    def finish(self, outputs: list[Any]) -> torch.fx.GraphModule:
+        """Close the graph with the values in `outputs` (fake tensors or symbolic numbers)."""
+        nodes = tuple(self.argument(value) for value in outputs)
+        for node in reversed(list(self.graph.nodes)):
+            if node.op == "call_function" and node.target is operator.getitem and not node.users and node not in nodes:
+                if isinstance(node.args[0], torch.fx.Node) and isinstance(node.args[0].meta["example_value"], (tuple, list)):
+                    self.graph.erase_node(node)
+        closing = self.graph.output(nodes)
+        closing.meta["example_value"], closing.meta["location"] = tuple(outputs), None
+        return torch.fx.GraphModule(torch.nn.Module(), self.graph)
+
+    def graph_inputs(self) -> tuple[GraphInput, ...]:
+        """The placeholders in order."""
+        return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
+                                entry.kind, entry.value) for entry in self.inputs)  # type: ignore[arg-type]
+
+
+SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere", "unique_consecutive", "getitem",
+                               "repeat_interleave", "bincount", "nonzero_static", "where"})

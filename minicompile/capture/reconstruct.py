@@ -1,0 +1,349 @@
+"""Writes the Python source that runs in place of a frame after its guards: the graph call, side effects, the result.
+
+Values on the symbolic stack are turned into expressions; objects made while tracing are built once and filled later,
+so that aliases and cycles survive. Must not decide what is captured.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.capture.attributes import TensorMethod
+from minicompile.capture.break_kinds import RunEager
+from minicompile.capture.guards import Writer
+from minicompile.capture.opcodes import NULL
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, same
+from minicompile.capture.source import literal
+from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Tracer
+
+ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, type(iter("")),
+             type(reversed(range(0))), type(iter({})), type(iter({}.values())), type(iter({}.items())), type(iter(set())))
+VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+
+
+class Emitter:
+    """Turns values into expressions over the variables of a `Writer`.
+
+    Attributes:
+        body: statements after the graph call.
+        outputs: the graph's outputs in order; each is the variable `output_k`.
+    """
+
+    def __init__(self, tracer: Tracer, writer: Writer) -> None:
+        self.tracer, self.writer = tracer, writer
+        self.body: list[str] = []
+        self.outputs: list[Any] = []
+        self.memo: dict[int, str] = {}
+
+    def constant(self, value: Any, hint: str = "constant") -> str:
+        """The name of an object that the generated code holds."""
+        return self.writer.constant(value, hint)
+
+    def assign(self, text: str, hint: str) -> str:
+        """A new variable in the body."""
+        name = self.writer.unique(hint)
+        self.body.append(f"{name} = {text}")
+        return name
+
+    def value(self, value: Any) -> str:
+        """An expression for a value on the symbolic stack."""
+        kind = type(value)
+        if kind is Lazy:
+            if value.resolved is MISSING:
+                return self.writer.fetch(value.source)
+            return self.value(value.resolved)
+        if kind in CONSTANT_TYPES and kind is not slice:
+            text = literal(value)
+            return text if text is not None else self.constant(value, kind.__name__)
+        known = self.memo.get(id(value))
+        if known is not None:
+            return known
+        source = self.tracer.sources.get(id(value))
+        if source is not None:
+            return self.writer.fetch(source)
+        if isinstance(value, FakeTensor) or is_symbolic(value):
+            name = self.output(value)
+        else:
+            name = self.build(value)
+        self.memo[id(value)] = name
+        return name
+
+    def output(self, value: Any) -> str:
+        """The variable of a graph output."""
+        if is_symbolic(value):
+            return self.tracer.dynamic.expression(self.tracer, self.writer, value)  # type: ignore[no-any-return]
+        if id(value) not in self.tracer.graph.traced:
+            raise RunEager("a tensor was made outside of the traced operations")
+        self.outputs.append(value)
+        return f"output_{len(self.outputs) - 1}"
+
+    def build(self, value: Any) -> str:
+        """Statements that build an object made while tracing; returns its variable."""
+        kind = type(value)
+        builder = BUILDERS.get(kind)
+        if builder is not None:
+            return builder(self, value)
+        if isinstance(value, (*IDENTITY_TYPES, enum.Enum)) and id(value) not in self.tracer.fresh:
+            if isinstance(value, types.BuiltinFunctionType) and not isinstance(
+                value.__self__, (types.ModuleType, type, type(None))
+            ):
+                return f"{self.value(value.__self__)}.{value.__name__}"
+            return self.constant(value, getattr(value, "__name__", kind.__name__))
+        if kind in ITERATORS:
+            return build_iterator(self, value)
+        if kind in VIEWS:
+            raise RunEager("a view of a dictionary crosses the end of the captured code")
+        if isinstance(value, tuple):
+            items = ", ".join(self.value(item) for item in value)
+            return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}{',' if value else ''}))", "made")
+        if isinstance(value, (list, dict, set, collections.deque, BaseException)) or has_plain_layout(value):
+            if id(value) in self.tracer.fresh:
+                return build_instance(self, value)
+        if kind.__module__ in ("types", "typing") or isinstance(value, (types.CodeType, property)):
+            return self.constant(value, "made")
+        raise RunEager(f"an object of type {kind.__name__} crosses the end of the captured code")
+
+
+def has_plain_layout(value: Any) -> bool:
+    """Whether an object can be rebuilt from its instance dictionary and slots."""
+    kind = type(value)
+    return kind.__new__ is object.__new__ or isinstance(kind.__new__, types.FunctionType)
+
+
+def build_list(emitter: Emitter, value: list[Any]) -> str:
+    """A list: made empty, then filled, so that it may contain itself."""
+    if not any(isinstance(item, (list, dict, set)) or hasattr(item, "__dict__") for item in value):
+        return emitter.assign(f"[{', '.join(emitter.value(item) for item in value)}]", "items")
+    name = emitter.assign("[]", "items")
+    emitter.memo[id(value)] = name
+    items = [emitter.value(item) for item in value]
+    emitter.body.append(f"{name}.extend(({', '.join(items)},))")
+    return name
+
+
+def build_dict(emitter: Emitter, value: dict[Any, Any]) -> str:
+    """A dictionary: made empty, then filled."""
+    name = emitter.assign("{}", "table")
+    emitter.memo[id(value)] = name
+    for key, item in dict.items(value):
+        emitter.body.append(f"{name}[{emitter.value(key)}] = {emitter.value(item)}")
+    return name
+
+
+def build_set(emitter: Emitter, value: Any) -> str:
+    """A set or frozenset."""
+    kind = type(value).__name__
+    return emitter.assign(f"{kind}(({''.join(emitter.value(item) + ', ' for item in value)}))", "elements")
+
+
+def build_tuple(emitter: Emitter, value: tuple[Any, ...]) -> str:
+    """A tuple."""
+    text = literal(value)
+    if text is not None:
+        return text
+    items = [emitter.value(item) for item in value]
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def build_slice(emitter: Emitter, value: slice) -> str:
+    """A slice."""
+    return f"slice({emitter.value(value.start)}, {emitter.value(value.stop)}, {emitter.value(value.step)})"
+
+
+def build_function(emitter: Emitter, value: types.FunctionType) -> str:
+    """A function made while tracing; library functions without a source are held as they are."""
+    if id(value) not in emitter.tracer.fresh:
+        return emitter.constant(value, value.__name__)
+    maker = emitter.constant(types.FunctionType, "FunctionType")
+    cells = tuple(value.__closure__ or ())
+    names = [emitter.value(cell) for cell in cells]
+    closure = f"({', '.join(names)},)" if names else "None"
+    defaults = emitter.value(value.__defaults__)
+    name = emitter.assign(
+        f"{maker}({emitter.constant(value.__code__, 'code')}, {emitter.constant(value.__globals__, 'namespace')}, "
+        f"{value.__name__!r}, {defaults}, {closure})", value.__name__)
+    emitter.memo[id(value)] = name
+    emitter.body.append(f"{name}.__qualname__ = {value.__qualname__!r}")
+    if value.__kwdefaults__:
+        emitter.body.append(f"{name}.__kwdefaults__ = {emitter.value(value.__kwdefaults__)}")
+    if value.__annotations__:
+        emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}")
+    for key, item in value.__dict__.items():
+        emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
+    return name
+
+
+def build_cell(emitter: Emitter, value: types.CellType) -> str:
+    """A cell: made empty, then filled."""
+    name = emitter.assign(f"{emitter.constant(types.CellType, 'CellType')}()", "cell")
+    emitter.memo[id(value)] = name
+    held = contents(value)
+    if held:
+        emitter.body.append(f"{name}.cell_contents = {emitter.value(held[0])}")
+    return name
+
+
+def build_method(emitter: Emitter, value: types.MethodType) -> str:
+    """A bound method."""
+    maker = emitter.constant(types.MethodType, "MethodType")
+    return emitter.assign(f"{maker}({emitter.value(value.__func__)}, {emitter.value(value.__self__)})", "method")
+
+
+def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
+    """A partial call."""
+    parts = [emitter.value(value.func), *(emitter.value(item) for item in value.args)]
+    parts.extend(f"**{{{key!r}: {emitter.value(item)}}}" for key, item in value.keywords.items())
+    return emitter.assign(f"{emitter.constant(functools.partial, 'partial')}({', '.join(parts)})", "partial_call")
+
+
+def build_super(emitter: Emitter, value: Any) -> str:
+    """A `super` object."""
+    return f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})"
+
+
+def build_tensor_method(emitter: Emitter, value: TensorMethod) -> str:
+    """A method of a tensor."""
+    return f"{emitter.value(value.tensor)}.{value.name}"
+
+
+def build_iterator(emitter: Emitter, value: Any) -> str:
+    """A builtin iterator at its present position."""
+    reduced = value.__reduce__()
+    maker, args = reduced[0], reduced[1]
+    name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({', '.join(emitter.value(item) for item in args)})",
+                          "iterator")
+    if len(reduced) > 2 and reduced[2] is not None:
+        emitter.body.append(f"{name}.__setstate__({emitter.value(reduced[2])})")
+    return name
+
+
+def build_instance(emitter: Emitter, value: Any) -> str:
+    """An instance of a user class, or of a subclass of a builtin container or exception."""
+    kind = type(value)
+    cls = emitter.constant(kind, kind.__name__)
+    base = next((one for one in (collections.OrderedDict, dict, list, set, collections.deque) if isinstance(value, one)), None)
+    if isinstance(value, BaseException):
+        args = ", ".join(emitter.value(item) for item in value.args)
+        name = emitter.assign(f"{cls}.__new__({cls}{', ' + args if args else ''})", kind.__name__)
+    elif isinstance(value, collections.deque):
+        name = emitter.assign(f"{cls}(maxlen={value.maxlen})", kind.__name__)
+    else:
+        maker = "object" if base is None else emitter.constant(base, base.__name__)
+        if isinstance(value, collections.defaultdict):
+            maker = cls
+        name = emitter.assign(f"{maker}.__new__({cls})", kind.__name__)
+    emitter.memo[id(value)] = name
+    if isinstance(value, BaseException):
+        fill_exception(emitter, value, name)
+    elif isinstance(value, collections.defaultdict):
+        emitter.body.append(f"{name}.default_factory = {emitter.value(value.default_factory)}")
+    if isinstance(value, dict):
+        owner = "dict" if base is dict else emitter.constant(collections.OrderedDict, "OrderedDict")
+        for key, item in dict.items(value):
+            emitter.body.append(f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})")
+    elif base is not None:
+        items = "".join(emitter.value(item) + ", " for item in value)
+        verb = "update" if base is set else "extend"
+        emitter.body.append(f"{emitter.constant(base, base.__name__)}.{verb}({name}, ({items}))")
+    fill_attributes(emitter, value, name)
+    return name
+
+
+def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
+    """The arguments and the cause of an exception."""
+    args = emitter.value(tuple(value.args))
+    emitter.body.append(f"{name}.args = {args}")
+    if value.__cause__ is not None:
+        emitter.body.append(f"{name}.__cause__ = {emitter.value(value.__cause__)}")
+    if value.__context__ is not None:
+        emitter.body.append(f"{name}.__context__ = {emitter.value(value.__context__)}")
+
+
+def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
+    """The instance dictionary and the slots of an object."""
+    for key, item in getattr(value, "__dict__", {}).items():
+        emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
+    for base in type(value).__mro__:
+        for attribute, raw in base.__dict__.items():
+            if isinstance(raw, types.MemberDescriptorType) and raw.__objclass__.__module__ != "builtins":
+                try:
+                    item = raw.__get__(value)
+                except AttributeError:
+                    continue
+                emitter.body.append(f"object.__setattr__({name}, {attribute!r}, {emitter.value(item)})")
+
+
+Builder = Callable[[Emitter, Any], str]
+BUILDERS: dict[type, Builder] = {
+    list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple, slice: build_slice,
+    types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
+    functools.partial: build_partial, super: build_super, TensorMethod: build_tensor_method,
+}
+
+
+def write_side_effects(emitter: Emitter) -> None:
+    """Statements that bring the user's objects to the state that tracing gave their stand-ins."""
+    effects = emitter.tracer.effects
+    pending: list[str] = []
+    for shadow in effects.changed_shadows():
+        pending.extend(write_shadow(emitter, shadow, emitter.writer.fetch(shadow.source)))
+    for (_, attribute), (owner, value) in effects.attributes.items():
+        text = emitter.value(owner)
+        setter = "object.__setattr__" if not isinstance(owner, (type, torch.Tensor)) else "setattr"
+        if value is MISSING:
+            pending.append(f"{setter.replace('set', 'del')}({text}, {attribute!r})")
+        else:
+            pending.append(f"{setter}({text}, {attribute!r}, {emitter.value(value)})")
+    for (_, name), (namespace, value) in effects.globals.items():
+        table = emitter.constant(namespace, "namespace")
+        pending.append(f"del {table}[{name!r}]" if value is MISSING else f"{table}[{name!r}] = {emitter.value(value)}")
+    emitter.body.extend(pending)
+
+
+def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
+    """Statements that bring one container up to date."""
+    now = contents(shadow.copy)
+    if isinstance(shadow.copy, types.CellType):
+        return [f"{name}.cell_contents = {emitter.value(now[0])}" if now else f"del {name}.cell_contents"]
+    if isinstance(shadow.copy, dict):
+        return write_dict(emitter, shadow, now, name)
+    items = "".join(emitter.value(item) + ", " for item in now)
+    if isinstance(shadow.copy, list):
+        return [f"list.__setitem__({name}, slice(None), [{items}])"]
+    verb = "extend" if isinstance(shadow.copy, collections.deque) else "update"
+    return [f"{name}.clear()", f"{name}.{verb}([{items}])"]
+
+
+def write_dict(emitter: Emitter, shadow: Shadow, now: dict[Any, Any], name: str) -> list[str]:
+    """Statements for the entries of a dictionary that changed, in an order that keeps its order."""
+    before: dict[Any, Any] = shadow.before
+    owner = "dict"
+    if isinstance(shadow.copy, collections.OrderedDict):
+        owner = emitter.constant(collections.OrderedDict, "OrderedDict")
+    kept = [key for key in before if key in now]
+    if list(now)[: len(kept)] != kept:
+        lines = [f"{owner}.clear({name})"]
+        return lines + [f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})"
+                        for key, item in now.items()]
+    lines = [f"{owner}.__delitem__({name}, {emitter.value(key)})" for key in before if key not in now]
+    for key, item in now.items():
+        if key not in before or not same(item, before[key]):
+            lines.append(f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})")
+    return lines
+
+
+def is_null(value: Any) -> bool:
+    """Whether a stack element is the empty slot of a call."""
+    return value is NULL

@@ -1,0 +1,120 @@
+"""Resume functions: the user's own bytecode with a jump at its start.
+
+A resume function takes the saved stack and the live locals, pushes the stack, and goes on at one instruction of the
+original code. Since exception tables are by range, `with` and `try` blocks around that instruction stay in force.
+Must not know about symbolic values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import bytecode
+from bytecode import Bytecode, CellVar, FreeVar, Instr, Label
+
+from minicompile.capture.instruction import UNCOUNTED, VERSION, Program
+
+STACK_PREFIX = "stack_"
+RAISED = "raised_"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeShape:
+    """What distinguishes the resume functions of one code object.
+
+    Attributes:
+        index: the instruction to go on at (index into the decoded stream).
+        stack: one flag per stack element: whether it is a value (else an empty slot).
+        names: the live locals that are passed.
+        cells: the cells that are passed, in the order of the closure.
+        raises: the function raises its last argument at the instruction instead of executing it.
+    """
+
+    index: int
+    stack: tuple[bool, ...]
+    names: tuple[str, ...]
+    cells: tuple[str, ...]
+    raises: bool = False
+
+
+def stack_names(shape: ResumeShape) -> list[str]:
+    """Parameter names for the stack elements that are values."""
+    return [f"{STACK_PREFIX}{place}" for place, is_value in enumerate(shape.stack) if is_value]
+
+
+def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
+    """Assemble the code of a resume function."""
+    code = program.code
+    block = Bytecode.from_code(code)
+    target_ordinal = program.instructions[shape.index].ordinal
+    parameters = [*stack_names(shape), *shape.names, *([RAISED] if shape.raises else [])]
+    body, label = split_body(block, target_ordinal, shape)
+    line = program.instructions[shape.index].line
+    result = Bytecode()
+    result.name = f"resume_in_{code.co_name}"
+    result.qualname = f"resume_in_{code.co_qualname}"
+    result.filename, result.first_lineno, result.docstring = code.co_filename, code.co_firstlineno, None
+    result.argnames, result.argcount, result.posonlyargcount, result.kwonlyargcount = parameters, len(parameters), 0, 0
+    result.freevars, result.cellvars = list(shape.cells), []
+    kept = bytecode.CompilerFlags(code.co_flags) & ~(bytecode.CompilerFlags.VARARGS | bytecode.CompilerFlags.VARKEYWORDS)
+    result.flags = kept | bytecode.CompilerFlags.OPTIMIZED | bytecode.CompilerFlags.NEWLOCALS
+    if shape.cells:
+        result.flags |= bytecode.CompilerFlags.NESTED
+        result.append(Instr("COPY_FREE_VARS", len(shape.cells), lineno=line))
+    result.append(Instr("RESUME", 0, lineno=line))
+    for place, is_value in enumerate(shape.stack):
+        result.append(Instr("LOAD_FAST", f"{STACK_PREFIX}{place}", lineno=line) if is_value else Instr("PUSH_NULL", lineno=line))
+    result.append(Instr("JUMP_FORWARD", label, lineno=line))
+    result.extend(body)
+    return result.to_code()
+
+
+def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[list[Any], Label]:
+    """The original instructions without their prologue, with a label at the target."""
+    label, body = Label(), []
+    ordinal, in_prologue = 0, True
+    cells = set(shape.cells)
+    for item in block:
+        if not isinstance(item, Instr):
+            if not in_prologue or not isinstance(item, Label):
+                body.append(item)
+            else:
+                body.append(item)
+            continue
+        if ordinal == target_ordinal:
+            body.append(label)
+            if shape.raises:
+                body.append(Instr("LOAD_FAST", RAISED, location=item.location))
+                body.append(Instr("RAISE_VARARGS", 1, location=item.location))
+        if item.name not in UNCOUNTED:
+            ordinal += 1
+        if in_prologue and item.name in ("MAKE_CELL", "COPY_FREE_VARS", "RESUME", "RETURN_GENERATOR"):
+            in_prologue = item.name != "RESUME"
+            continue
+        body.append(converted(item, cells))
+    return body, label
+
+
+def converted(item: Instr, cells: set[str]) -> Instr:
+    """An instruction whose cells have become free variables of the resume function."""
+    arg = item.arg
+    if isinstance(arg, CellVar) and arg.name in cells:
+        return Instr(item.name, FreeVar(arg.name), location=item.location)
+    if isinstance(arg, str) and arg in cells and VERSION >= (3, 13) and item.name == "LOAD_FAST":
+        return Instr(item.name, FreeVar(arg), location=item.location)
+    return item
+
+
+class ResumePoint:
+    """One resume function, made anew for each call because its cells differ; compiled through its own cache."""
+
+    def __init__(self, code: types.CodeType, namespace: dict[str, Any], cache: Any) -> None:
+        self.code, self.namespace, self.cache = code, namespace, cache
+        self.__name__ = code.co_name
+
+    def __call__(self, closure: tuple[Any, ...], *args: Any) -> Any:
+        """Go on after the break."""
+        function = types.FunctionType(self.code, self.namespace, self.code.co_name, None, closure)
+        return self.cache.call(function, args, {})

@@ -1,0 +1,102 @@
+"""Stand-ins for the user's mutable objects while tracing, and what changed in them.
+
+A container that comes from outside is copied into a *shadow* of the same type, on which Python's own methods run; the
+original is compared with its snapshot when the frame ends. Nothing here touches the user's objects, and nothing here
+writes code: `reconstruct` turns the changes into statements.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any
+
+from minicompile.capture.source import Source
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+
+
+class Lazy:
+    """A value from outside that has not been looked at: no guard depends on it yet."""
+
+    __slots__ = ("source", "real", "resolved")
+
+    def __init__(self, source: Source, real: Any) -> None:
+        self.source, self.real, self.resolved = source, real, MISSING
+
+
+class Shadow:
+    """A copy of a container (or cell) of the user's, with what it held at first.
+
+    Attributes:
+        real: the user's object; source: where it is; copy: the stand-in on which tracing works.
+        before: the elements (list), items (dict) or contents (cell) at first, possibly lazy.
+        structure_guarded: length and keys are already guarded.
+        absent: keys that were looked up and not found.
+    """
+
+    __slots__ = ("real", "source", "copy", "before", "structure_guarded", "absent", "present")
+
+    def __init__(self, real: Any, source: Source, copy: Any, before: Any) -> None:
+        self.real, self.source, self.copy, self.before = real, source, copy, before
+        self.structure_guarded = False
+        self.absent: set[Any] = set()
+        self.present: set[Any] = set()
+
+
+def same(now: Any, before: Any) -> bool:
+    """Whether a slot still holds what it held at first."""
+    return now is before or (type(before) is Lazy and before.resolved is not MISSING and before.resolved is now)
+
+
+class SideEffects:
+    """Shadows by identity, and stores to attributes and globals that have no shadow.
+
+    Attributes:
+        shadows: id of the stand-in to its shadow; by_real: id of the user's object to its shadow.
+        attributes: (id of object, name) to (object, value) for slots, classes and modules.
+        globals: (id of globals dictionary, name) to (dictionary, value).
+    """
+
+    def __init__(self) -> None:
+        self.shadows: dict[int, Shadow] = {}
+        self.by_real: dict[int, Shadow] = {}
+        self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self.globals: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
+
+    def add(self, shadow: Shadow) -> None:
+        """Register a new shadow."""
+        self.shadows[id(shadow.copy)] = shadow
+        self.by_real[id(shadow.real)] = shadow
+
+    def changed_shadows(self) -> list[Shadow]:
+        """The shadows whose contents differ from what they were at first."""
+        return [shadow for shadow in self.shadows.values() if is_changed(shadow)]
+
+
+def contents(container: Any) -> Any:
+    """A snapshot of a container, cell or set, comparable slot by slot."""
+    if isinstance(container, dict):
+        return dict(dict.items(container))
+    if isinstance(container, list):
+        return list.copy(container)
+    if isinstance(container, collections.deque):
+        return list(container)
+    if isinstance(container, types.CellType):
+        try:
+            return [container.cell_contents]
+        except ValueError:
+            return []
+    return set(container)
+
+
+def is_changed(shadow: Shadow) -> bool:
+    """Whether the stand-in of a container differs from its snapshot."""
+    now, before = contents(shadow.copy), shadow.before
+    if isinstance(now, dict):
+        if len(now) != len(before) or any(a is not b and a != b for a, b in zip(now, before, strict=True)):
+            return True
+        return any(not same(value, before[key]) for key, value in now.items())
+    if isinstance(now, list):
+        return len(now) != len(before) or not all(map(same, now, before))
+    return bool(now != before)

@@ -1,0 +1,250 @@
+"""Every use that capture makes of torch's private interfaces, and its classification of torch's public functions.
+
+Written against torch 2.11 and 2.13. Private names used: `torch._subclasses.FakeTensorMode`, `ShapeEnv`,
+`torch._C._dynamo.guards.TensorGuards`, the `_is_compiling_flag` of `torch.compiler`, the lengths of the function and
+dispatch mode stacks, the functorch interpreter stack. Must not know about bytecode, sources or the user's program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._C._dynamo.guards import TensorGuards
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+__all__ = ["DATA_DEPENDENT", "DimDynamic", "FakeTensor", "FakeTensorMode", "ShapeEnv", "StatelessSymbolicContext",
+           "TensorGuards", "classify", "compiling", "is_traceable", "new_fake_mode", "restore_state", "torch_state",
+           "unusable_state"]
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
+                  UnsupportedFakeTensorException)
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake tensor mode whose data-dependent operations raise instead of inventing symbols."""
+    env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=False)
+
+
+def torch_state() -> tuple[Any, ...]:
+    """The part of torch's global state that changes what a captured graph means."""
+    autocast: Any = False
+    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+        autocast += (torch.is_autocast_cache_enabled(),)
+    modes = torch._C._len_torch_function_stack()
+    return (
+        torch.is_grad_enabled(), torch.get_default_dtype(), autocast, torch.is_inference_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(), torch.get_default_device() if modes else None, modes,
+        torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
+    )
+
+
+STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "deterministic algorithms",
+               "the default device", "the torch function modes", "the torch dispatch modes", "the torch.func transforms")
+
+
+def unusable_state(state: tuple[Any, ...]) -> str | None:
+    """Why nothing can be captured under `state`, or `None`."""
+    modes = state[6] - (1 if state[5] is not None and str(state[5]) != "cpu" and state[6] else 0)
+    if modes > 0 and not isinstance(torch._C._get_function_stack_at(0), torch.utils._device.DeviceContext):
+        return "a torch function mode is active"
+    if state[7]:
+        return "a torch dispatch mode is active"
+    if not state[8]:
+        return "a torch.func transform is active"
+    return None
+
+
+def restore_state(state: tuple[Any, ...]) -> None:
+    """Put back what tracing may have changed of torch's global state."""
+    torch._C._set_grad_enabled(state[0])
+    for position, kind in enumerate(("cpu", "cuda")):
+        enabled, dtype = state[2][position] if state[2] else (False, torch.get_autocast_dtype(kind))
+        if torch.is_autocast_enabled(kind) != enabled:
+            torch.set_autocast_enabled(kind, enabled)
+        if enabled:
+            torch.set_autocast_dtype(kind, dtype)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Make `torch.compiler.is_compiling()` true."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def is_traceable(tensor: torch.Tensor) -> str | None:
+    """Why a tensor cannot be a graph input, or `None` if it can."""
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter and kind is not torch.nn.Buffer:
+        return f"a tensor of the subclass {kind.__name__}"
+    if tensor.layout is not torch.strided:
+        return "a sparse tensor"
+    if tensor.is_quantized:
+        return "a quantised tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_complex():
+        return "a complex tensor"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside a torch.func transform"
+    if tensor.is_conj() or tensor.is_neg():
+        return "a lazily conjugated tensor"
+    return None
+
+
+# Functions that only ask about metadata or global state; they run while tracing and leave no node.
+QUERIES: frozenset[Any] = frozenset(
+    function
+    for function in (
+        torch.is_tensor, torch.is_floating_point, torch.is_complex, torch.is_grad_enabled, torch.get_default_dtype,
+        torch.finfo, torch.iinfo, torch.device, torch.Size, torch.broadcast_shapes, torch.promote_types,
+        torch.result_type, torch.can_cast, torch.numel, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
+        torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.jit.is_scripting, torch.jit.is_tracing,
+        torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.cuda.is_available,
+        torch.are_deterministic_algorithms_enabled, torch.get_default_device, torch._C._get_tracing_state,
+        torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,
+        torch.overrides.has_torch_function_variadic, torch.overrides.is_tensor_like, torch.is_storage,
+        torch.backends.mha.get_fastpath_enabled, torch.backends.cuda.is_flash_attention_available,
+        torch.amp.is_autocast_available, torch._C._is_torch_function_mode_enabled, torch.is_same_size, torch.dtype,
+        torch.is_distributed if hasattr(torch, "is_distributed") else None, torch.nn.modules.utils._single,
+        torch.nn.modules.utils._pair, torch.nn.modules.utils._triple, torch._C._is_any_autocast_enabled,
+        torch.is_any_autocast_enabled if hasattr(torch, "is_any_autocast_enabled") else None,
+        torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
+        getattr(torch._C, "_get_privateuse1_backend_name", None), torch.distributed.is_available,
+        torch.get_float32_matmul_precision, torch.is_warn_always_enabled, torch.cuda.device_count,
+        torch.is_nonzero if False else None,
+    )
+    if function is not None
+)
+
+# Functions that change thread-local state: they run while tracing (and are undone), and are nodes of the graph.
+STATE_CHANGES: frozenset[Any] = frozenset({
+    torch._C._set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled,
+    torch.autocast_increment_nesting, torch.autocast_decrement_nesting, torch.clear_autocast_cache,
+})
+
+# Functions that look like operations but act on the process, on the autograd engine or on real storage.
+NEVER_IN_GRAPH: dict[Any, str] = {
+    torch.manual_seed: "random seed", torch.seed: "random seed", torch.initial_seed: "random seed",
+    torch.get_rng_state: "random seed", torch.set_rng_state: "random seed",
+    torch.save: "input or output", torch.load: "input or output", torch.from_numpy: "NumPy",
+    torch.set_default_dtype: "global torch setting", torch.set_default_device: "global torch setting",
+    torch.set_num_threads: "global torch setting", torch.use_deterministic_algorithms: "global torch setting",
+    torch.set_float32_matmul_precision: "global torch setting", torch.autograd.grad: "autograd call",
+    torch.autograd.backward: "autograd call", torch.compile: "nested compiler", torch.set_printoptions: "input or output",
+    torch.equal: "tensor value", torch.allclose: "tensor value", torch.is_nonzero: "tensor value",
+    torch.frombuffer: "real memory", torch.from_file: "real memory", torch.asarray: "real memory",
+    torch.vmap: "torch.func transform", torch.cond: "higher-order operator",
+}
+METHODS_NEVER_IN_GRAPH: dict[str, str] = {
+    "item": "tensor value", "tolist": "tensor value", "numpy": "NumPy", "__array__": "NumPy", "backward": "autograd call",
+    "register_hook": "tensor hook", "retain_grad": "autograd call", "requires_grad_": "autograd call",
+    "data_ptr": "real memory", "untyped_storage": "real memory", "storage": "real memory", "is_set_to": "real memory",
+    "__reduce_ex__": "real memory", "__deepcopy__": "real memory", "__bool__": "tensor value", "__float__": "tensor value",
+    "__int__": "tensor value", "__index__": "tensor value", "__complex__": "tensor value", "equal": "tensor value",
+    "allclose": "tensor value", "is_nonzero": "tensor value", "__repr__": "input or output", "__str__": "input or output",
+    "__format__": "input or output", "set_": "real memory", "share_memory_": "real memory", "__contains__": "tensor value",
+    "to_sparse": "sparse tensor", "to_sparse_csr": "sparse tensor", "register_post_accumulate_grad_hook": "tensor hook",
+    "detach_": "autograd call", "__hash__": "real memory", "as_subclass": "tensor subclass", "resize_": "real memory",
+    "resize_as_": "real memory", "pin_memory": "real memory", "is_shared": "real memory", "apply_": "tensor value",
+    "map_": "tensor value", "__dlpack__": "real memory", "to_mkldnn": "real memory", "__setstate__": "real memory",
+}
+TENSOR_QUERY_METHODS = frozenset({
+    "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "storage_offset", "is_floating_point",
+    "is_complex", "is_contiguous", "is_signed", "get_device", "is_inference", "is_conj", "is_neg", "is_same_size",
+    "dim_order", "has_names", "is_pinned",
+})
+VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+METADATA_PROPERTIES = frozenset({
+    "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout", "is_cuda", "is_cpu", "is_sparse",
+    "is_quantized", "is_meta", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "itemsize", "nbytes", "names",
+    "is_sparse_csr", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "is_hpu", "output_nr",
+})
+
+
+def collect_operations() -> set[int]:
+    """Identities of the torch functions that become nodes."""
+    found: set[int] = set()
+    spaces = (torch, F, torch.linalg, torch.fft, torch.special, torch._C._nn, torch.functional, torch._C._VariableFunctions,
+              torch._C._linalg, torch._C._fft, torch._C._special)
+    for space in spaces:
+        for name in dir(space):
+            value = getattr(space, name, None)
+            if name.startswith("__") or isinstance(value, (type, types.ModuleType)) or not callable(value):
+                continue
+            owner = getattr(value, "__module__", None) or "torch"
+            if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)) or owner in (
+                "torch.nn.functional", "torch.functional", "torch._jit_internal", "torch._VF", "torch"
+            ):
+                found.add(id(value))
+    for value in (*QUERIES, *STATE_CHANGES, *NEVER_IN_GRAPH):
+        found.discard(id(value))
+    for name in ("typename", "compile", "get_device_module", "is_deterministic_algorithms_warn_only_enabled"):
+        found.discard(id(getattr(torch, name, None)))
+    return found
+
+
+OPERATIONS = collect_operations()
+
+
+def classify(function: Any) -> str | None:
+    """`operation`, `query`, `state`, `never`, or `None` for a callable that is not a torch function."""
+    if id(function) in OPERATIONS:
+        return "operation"
+    try:
+        if function in QUERIES:
+            return "query"
+        if function in STATE_CHANGES:
+            return "state"
+        if function in NEVER_IN_GRAPH:
+            return "never"
+    except TypeError:
+        return None
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.library.CustomOpDef)):
+        return "operation"
+    return None
+
+
+def tensor_method_names() -> frozenset[str]:
+    """Names of the methods of `torch.Tensor` that may become `call_method` nodes."""
+    names = set()
+    for name in dir(torch.Tensor):
+        value: Any = getattr(torch.Tensor, name, None)
+        if callable(value) and not isinstance(value, type):
+            names.add(name)
+    return frozenset(names)
+
+
+TENSOR_METHODS = tensor_method_names()
+LIBRARY_PREFIXES = ("torch", "numpy", "triton")
+
+
+def is_library(module: str | None, package: str = "torch") -> bool:
+    """Whether a module name belongs to `package`."""
+    return module is not None and (module == package or module.startswith(package + "."))
+
+
+Operation = Callable[..., Any]

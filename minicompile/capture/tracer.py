@@ -1,0 +1,392 @@
+"""The symbolic interpreter: frames, the step loop, exceptions, inlining and generators.
+
+Values on a symbolic stack are ordinary Python objects, with four stand-ins: fake tensors for tensors, symbolic numbers
+for numbers that vary, shadows for containers and cells from outside, and `Lazy` for what nobody has looked at. Objects
+from outside are never changed while tracing; objects made while tracing are real. The tracer must not write code.
+"""
+
+from __future__ import annotations
+
+import builtins
+import linecache
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from minicompile.capture import torch_interface
+from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode
+from minicompile.capture.guards import GuardSet
+from minicompile.capture.instruction import Program, decode
+from minicompile.capture.opcodes import HANDLERS, Outcome
+from minicompile.capture.output_graph import OutputGraph
+from minicompile.capture.side_effects import MISSING, Lazy, SideEffects
+from minicompile.capture.source import Attribute, Baked, Item, Source
+from minicompile.capture.values import wrap
+from minicompile.config import Config
+from minicompile.errors import Location
+
+MAXIMUM_DEPTH = 150
+GENERATOR_FLAG, COROUTINE_FLAGS = 0x20, 0x80 | 0x200
+
+
+class Frame:
+    """One symbolic activation of a code object."""
+
+    __slots__ = ("program", "index", "stack", "variables", "cells", "function", "globals", "keyword_names", "handled",
+                 "started", "step", "stop")
+
+    def __init__(self, function: types.FunctionType, variables: dict[str, Any]) -> None:
+        code = function.__code__
+        self.program: Program = decode(code)
+        self.function, self.globals = function, function.__globals__
+        self.variables = variables
+        self.cells: dict[str, Any] = {}
+        self.index, self.step, self.stop = 0, 0, -1
+        self.stack: list[Any] = []
+        self.keyword_names: tuple[str, ...] = ()
+        self.handled: list[Any] = []
+        self.started = False
+
+    @property
+    def code(self) -> types.CodeType:
+        """The code object."""
+        return self.program.code
+
+    def line(self) -> int:
+        """The source line of the instruction that is being executed."""
+        position = min(max(self.index - 1, 0), len(self.program.instructions) - 1)
+        return self.program.instructions[position].line
+
+
+class Generator:
+    """A generator of the traced program: a suspended frame. Native code may iterate over it."""
+
+    def __init__(self, tracer: Tracer, frame: Frame) -> None:
+        self.tracer, self.frame = tracer, frame
+        self.finished = False
+        self.returned: Any = None
+
+    def __iter__(self) -> Generator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.resume(None)
+
+    def resume(self, sent: Any, raised: BaseException | None = None) -> Any:
+        """Run to the next `yield`; raises `StopIteration` at the end."""
+        if self.finished:
+            if raised is not None:
+                raise RaisedInUserCode(raised)
+            raise StopIteration
+        frame = self.frame
+        if frame.started:
+            frame.stack.append(sent)
+        elif frame.index == 0 and sent is not None:
+            raise RaisedInUserCode(TypeError("can't send non-None value to a just-started generator"))
+        frame.started = True
+        try:
+            outcome = self.tracer.run(frame, raised)
+        except BaseException:
+            self.finished = True
+            raise
+        if outcome.yielded:
+            return outcome.value
+        self.finished = True
+        self.returned = outcome.value
+        raise StopIteration(outcome.value)
+
+    def close(self) -> None:
+        """As `generator.close()`."""
+        if self.finished or not self.frame.started:
+            self.finished = True
+            return
+        try:
+            self.resume(None, GeneratorExit())
+        except StopIteration:
+            return
+        except RaisedInUserCode as raised:
+            if not isinstance(raised.value, GeneratorExit):
+                raise
+            return
+        raise RaisedInUserCode(RuntimeError("generator ignored GeneratorExit"))
+
+
+class Tracer:
+    """All state of one attempt to capture one call.
+
+    Attributes:
+        sources: id of a value to where it came from; reals: id of a value to the user's own object behind it.
+        fresh: ids of the objects made while tracing.
+        known: id of a user's object to (stand-in, source).
+    """
+
+    def __init__(self, config: Config, dynamic: Any = None) -> None:
+        self.config, self.dynamic = config, dynamic
+        self.guards = GuardSet()
+        self.graph = OutputGraph()
+        self.effects = SideEffects()
+        self.frames: list[Frame] = []
+        self.sources: dict[int, Source] = {}
+        self.reals: dict[int, Any] = {}
+        self.fresh: set[int] = set()
+        self.known: dict[int, tuple[Any, Source]] = {}
+        self.class_reads: set[tuple[int, str]] = set()
+        self.global_values: dict[tuple[int, str], Any] = {}
+        self.absent_globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        self.global_sources: dict[int, Source] = {}
+        self.locations: dict[tuple[Any, int], Location] = {}
+        self.keep: list[Any] = []
+        self.state = torch_interface.torch_state()
+        self.specials: dict[str, Any] = {}
+
+    # Values from outside.
+
+    def wrap(self, real: Any, source: Source) -> Any:
+        """The stand-in for a value from outside; records what has to be guarded."""
+        return wrap(self, real, source)
+
+    def resolve(self, value: Any) -> Any:
+        """The stand-in behind a lazy value; anything else as it is."""
+        if type(value) is Lazy:
+            if value.resolved is MISSING:
+                value.resolved = wrap(self, value.real, value.source)
+            return value.resolved
+        return value
+
+    def register(self, value: Any, real: Any, source: Source) -> None:
+        """Remember where a value came from."""
+        self.sources[id(value)] = source
+        self.reals[id(value)] = real
+        self.known[id(real)] = (value, source)
+        self.keep.append((value, real))
+
+    def made(self, value: Any) -> Any:
+        """Remember that an object was made while tracing."""
+        self.fresh.add(id(value))
+        self.keep.append(value)
+        return value
+
+    def globals_source(self, namespace: dict[str, Any]) -> Source:
+        """The source of a module's globals."""
+        source = self.global_sources.get(id(namespace))
+        if source is None:
+            source = Baked(namespace, f"globals of {namespace.get('__name__', 'a module')}")
+            self.global_sources[id(namespace)] = source
+            self.keep.append(namespace)
+        return source
+
+    def load_global(self, namespace: dict[str, Any], name: str) -> Any:
+        """The value of a global or builtin name."""
+        key = (id(namespace), name)
+        written = self.effects.globals.get(key)
+        if written is not None:
+            if written[1] is MISSING:
+                raise RaisedInUserCode(NameError(f"name '{name}' is not defined"))
+            return written[1]
+        if key in self.global_values:
+            return self.global_values[key]
+        if name in namespace:
+            value = self.wrap(namespace[name], Item(self.globals_source(namespace), name))
+        else:
+            if not torch_interface.is_library(namespace.get("__name__")):
+                self.absent_globals.setdefault(id(namespace), (namespace, set()))[1].add(name)
+            scope = namespace.get("__builtins__", builtins)
+            table = scope if isinstance(scope, dict) else vars(scope)
+            if name not in table:
+                raise RaisedInUserCode(NameError(f"name '{name}' is not defined"))
+            value = table[name]
+        self.global_values[key] = value
+        return value
+
+    def cell(self, real: types.CellType, source: Source) -> types.CellType:
+        """The stand-in for a cell of the user's closure."""
+        result: types.CellType = self.wrap(real, source)
+        return result
+
+    # Where we are.
+
+    def location_of(self, frame: Frame) -> Location:
+        """The user's line that a frame is at."""
+        line = frame.line()
+        key = (frame.code, line)
+        place = self.locations.get(key)
+        if place is None:
+            text = linecache.getline(frame.code.co_filename, line).strip()
+            place = Location(frame.code.co_filename, line, frame.code.co_name, text)
+            self.locations[key] = place
+        return place
+
+    def location(self) -> Location | None:
+        """The innermost line of the user's code, torch's own modules left out."""
+        for frame in reversed(self.frames):
+            if not torch_interface.is_library(frame.globals.get("__name__")):
+                return self.location_of(frame)
+        return self.location_of(self.frames[-1]) if self.frames else None
+
+    def user_stack(self) -> tuple[Location, ...]:
+        """The lines of all active frames, outermost first."""
+        return tuple(self.location_of(frame) for frame in self.frames)
+
+    # Running.
+
+    def operation(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Record a torch operation."""
+        return self.graph.call(op, target, args, kwargs or {}, self.location())
+
+    def run(self, frame: Frame, raised: BaseException | None = None) -> Outcome:
+        """Execute a frame until it returns, yields or raises."""
+        if len(self.frames) > MAXIMUM_DEPTH:
+            raise Break("recursion", f"more than {MAXIMUM_DEPTH} calls are nested")
+        self.frames.append(frame)
+        instructions = frame.program.instructions
+        try:
+            if raised is not None:
+                self.unwind(frame, RaisedInUserCode(raised))
+            while True:
+                if frame.step == frame.stop:
+                    raise CutHere
+                frame.step += 1
+                instruction = instructions[frame.index]
+                frame.index += 1
+                handler = HANDLERS.get(instruction.name)
+                if handler is None:
+                    raise Break("unsupported instruction", f"the instruction {instruction.name}")
+                try:
+                    outcome = handler(self, frame, instruction)
+                except RaisedInUserCode as error:
+                    self.unwind(frame, error)
+                    continue
+                except Break as stop:
+                    if not stop.stack:
+                        stop.stack, stop.depth = self.user_stack(), len(self.frames)
+                    raise
+                if outcome is not None:
+                    return outcome
+        finally:
+            self.frames.pop()
+
+    def unwind(self, frame: Frame, error: RaisedInUserCode) -> None:
+        """Continue at the handler that covers the current instruction, or let the exception out."""
+        position = frame.index - 1
+        entry = frame.program.handler_of(position)
+        if entry is None:
+            raise error
+        if frame.handled and error.value.__context__ is None and error.value is not frame.handled[-1]:
+            context = frame.handled[-1]
+            if isinstance(context, BaseException):
+                error.value.__context__ = context
+        del frame.stack[entry.depth:]
+        if entry.push_offset:
+            frame.stack.append(frame.program.instructions[max(position, 0)].offset)
+        frame.stack.append(error.value)
+        if id(error.value) not in self.sources:
+            self.made(error.value)
+        frame.index = entry.target
+
+    def inline(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Interpret a call of a Python function."""
+        frame = self.enter(function, args, kwargs)
+        flags = frame.code.co_flags
+        if flags & COROUTINE_FLAGS:
+            raise Break("asynchronous code", f"`{function.__qualname__}` is a coroutine")
+        if flags & GENERATOR_FLAG:
+            return self.made(Generator(self, frame))
+        return self.run(frame).value
+
+    def enter(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        """A frame with the arguments bound and the cells made."""
+        code = function.__code__
+        frame = Frame(function, self.bind(function, args, kwargs))
+        for name in code.co_cellvars:
+            frame.cells[name] = self.made(types.CellType(frame.variables.pop(name))
+                                          if name in frame.variables else types.CellType())
+        if code.co_freevars:
+            source = self.sources.get(id(function))
+            for position, (name, cell) in enumerate(zip(code.co_freevars, function.__closure__ or (), strict=True)):
+                if id(function) in self.fresh:
+                    frame.cells[name] = cell
+                else:
+                    frame.cells[name] = self.outside_cell(source, function, position, name, cell)
+        return frame
+
+    def outside_cell(self, source: Source | None, function: Any, position: int, name: str, cell: Any) -> Any:
+        """The stand-in for the closure cell of a function that was not made while tracing."""
+        from_function = source or Baked(function, function.__qualname__)
+        return self.cell(cell, free_variable(from_function, position, name))
+
+    def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Match arguments to parameters as a call does."""
+        code = function.__code__
+        count, keyword_only = code.co_argcount, code.co_kwonlyargcount
+        names = code.co_varnames
+        bound = dict(zip(names[:count], args, strict=False))
+        extra = {}
+        accepts = names[code.co_posonlyargcount : count + keyword_only]
+        for key, value in kwargs.items():
+            if key in accepts:
+                if key in bound:
+                    raise_in_user(TypeError(f"{function.__qualname__}() got multiple values for argument '{key}'"))
+                bound[key] = value
+            elif code.co_flags & 0x08:
+                extra[key] = value
+            else:
+                raise_in_user(TypeError(f"{function.__qualname__}() got an unexpected keyword argument '{key}'"))
+        position = count + keyword_only
+        if code.co_flags & 0x04:
+            bound[names[position]] = tuple(self.resolve(item) for item in args[count:])
+            position += 1
+        elif len(args) > count:
+            raise_in_user(TypeError(f"{function.__qualname__}() takes {count} positional arguments but {len(args)} "
+                                    f"were given"))
+        if code.co_flags & 0x08:
+            bound[names[position]] = self.made(extra)
+        for name in names[: count + keyword_only]:
+            if name not in bound:
+                bound[name] = self.default(function, name, names.index(name), count)
+        return bound
+
+    def default(self, function: types.FunctionType, name: str, position: int, count: int) -> Any:
+        """The default of a parameter."""
+        defaults, keyword_defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+        if position < count:
+            place = position - (count - len(defaults))
+            if place < 0:
+                raise_in_user(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
+            value, attribute, key = defaults[place], "__defaults__", place
+        else:
+            if name not in keyword_defaults:
+                raise_in_user(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
+            value, attribute, key = keyword_defaults[name], "__kwdefaults__", name  # type: ignore[assignment]
+        if id(function) in self.fresh:
+            return value
+        source = self.sources.get(id(function)) or Baked(function, function.__qualname__)
+        return Lazy(Item(Attribute(source, attribute), key), value)
+
+    def iterate(self, value: Any) -> Iterator[Any]:
+        """The elements that iterating over a traced value gives."""
+        iterator = self.specials["iterate"](self, value)
+        while True:
+            try:
+                item = self.specials["advance"](self, iterator)
+            except StopIteration:
+                return
+            yield item
+
+
+def raise_in_user(error: BaseException) -> None:
+    """Raise an exception of the traced program."""
+    raise RaisedInUserCode(error)
+
+
+def free_variable(source: Source, position: int, name: str) -> Source:
+    """The source of a closure cell."""
+    from minicompile.capture.source import FreeVariable  # keeps the name out of the tracer's public surface
+
+    return FreeVariable(source, position, name)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value on the symbolic stack is a tensor."""
+    return isinstance(value, torch.Tensor)

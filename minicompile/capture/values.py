@@ -1,0 +1,371 @@
+"""Turns a value from outside into its stand-in on the symbolic stack, and records what has to be guarded for that.
+
+Guards are as weak as the stand-in allows: a container is guarded by type until somebody looks at its structure, its
+elements stay lazy. Must not run any of the user's code.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.capture.break_kinds import Break
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents
+from minicompile.capture.source import Attribute, Baked, CellContents, DictEntry, Item, Source, literal
+from minicompile.capture.torch_interface import is_library, is_traceable
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Tracer
+
+CONSTANT_TYPES = frozenset({
+    type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
+    torch.device, torch.layout, torch.memory_format, torch.Size,
+})
+IDENTITY_TYPES = (type, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType,
+                  types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
+                  types.MemberDescriptorType, types.GenericAlias, types.UnionType, types.CodeType)
+TYPING_MODULES = frozenset({"typing", "types"})
+
+
+def is_trusted_module(name: str | None) -> bool:
+    """Whether functions and classes of a module are taken not to be replaced: the standard library and torch."""
+    if name is None:
+        return False
+    return name.partition(".")[0] in TRUSTED_PACKAGES
+
+
+TRUSTED_PACKAGES = frozenset(sys.stdlib_module_names | {"torch"}) - {"__main__"}
+
+
+def is_trusted(source: Source) -> bool:
+    """Whether a source leads into a module whose functions and classes are taken not to be replaced."""
+    parent = source.parent
+    if isinstance(parent, Baked) and isinstance(parent.value, dict):
+        return is_trusted_module(parent.value.get("__name__"))
+    if isinstance(parent, Attribute) and isinstance(parent.parent, Baked) and parent.name == "__dict__":
+        return is_trusted_module(getattr(parent.parent.value, "__module__", None))
+    if isinstance(parent, Baked) and isinstance(parent.value, types.ModuleType):
+        return is_trusted_module(parent.value.__name__)
+    return False
+
+
+def wrap(tracer: Tracer, real: Any, source: Source) -> Any:
+    """The stand-in for `real`, found at `source`."""
+    kind = type(real)
+    if kind in CONSTANT_TYPES:
+        return wrap_constant(tracer, real, source)
+    known = tracer.known.get(id(real))
+    if known is not None:
+        stand_in, first = known
+        if first is not source and not is_trusted(source):
+            tracer.guards.relation(source, first, True, tracer.location())
+        return stand_in
+    rule = RULES.get(kind)
+    if rule is not None:
+        return rule(tracer, real, source)
+    for base, base_rule in BASE_RULES:
+        if isinstance(real, base):
+            return base_rule(tracer, real, source)
+    return wrap_object(tracer, real, source)
+
+
+def wrap_constant(tracer: Tracer, real: Any, source: Source) -> Any:
+    """An immutable value: guarded to be equal, unless it is a number that is known to vary."""
+    if type(real) in (int, float) and tracer.dynamic is not None:
+        symbol = tracer.dynamic.number(tracer, real, source)
+        if symbol is not None:
+            return symbol
+    tracer.guards.constant(source, real, tracer.location())
+    return real
+
+
+def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A class, module or builtin: guarded to be the same object."""
+    if not is_trusted(source):
+        tracer.guards.identity(source, real, tracer.location())
+    tracer.register(real, real, source)
+    return real
+
+
+def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A Python function: the same object where it is named globally, the same code where it is passed around."""
+    if not is_trusted(source):
+        parent = source.parent
+        if isinstance(parent, Baked) or (isinstance(parent, Attribute) and isinstance(parent.parent, Baked)):
+            tracer.guards.identity(source, real, tracer.location())
+        else:
+            tracer.guards.test(source, "type({0}) is {3} and {0}.__code__ is {1} and {0}.__globals__ is {2}",
+                               (real.__code__, real.__globals__, types.FunctionType),
+                               f"`{{0}}` is the function {real.__qualname__}", "identity", tracer.location())
+    tracer.register(real, real, source)
+    return real
+
+
+def wrap_method(tracer: Tracer, real: types.MethodType, source: Source) -> Any:
+    """A bound method: its function and its object each by their own rules."""
+    tracer.guards.type(source, real, tracer.location())
+    function = wrap(tracer, real.__func__, Attribute(source, "__func__"))
+    owner = wrap(tracer, real.__self__, Attribute(source, "__self__"))
+    method = types.MethodType(function, owner)
+    tracer.register(method, real, source)
+    return method
+
+
+def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A builtin function, or a builtin method bound to an object from outside."""
+    owner = real.__self__
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
+        return wrap_identity(tracer, real, source)
+    tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
+                       f"`{{0}}` is the method {real.__name__}", "identity", tracer.location())
+    bound = getattr(wrap(tracer, owner, Attribute(source, "__self__")), real.__name__)
+    tracer.register(bound, real, source)
+    return bound
+
+
+def wrap_tensor(tracer: Tracer, real: torch.Tensor, source: Source) -> Any:
+    """A tensor: a fake one that becomes a graph input when it is used."""
+    reason = is_traceable(real)
+    if reason is not None:
+        kind = "sparse tensor" if "sparse" in reason else "tensor subclass" if "subclass" in reason else "unsupported tensor"
+        raise Break(kind, f"`{source.words()}` is {reason}")
+    fake, sizes, strides = tracer.dynamic.fake_tensor(tracer, real, source)
+    tracer.guards.items.append(tensor_guard(tracer, source, real, sizes, strides))
+    kind = "parameter" if isinstance(real, torch.nn.Parameter) else "buffer" if in_buffers(source) else "tensor"
+    tracer.graph.add_input(fake, source, kind, real)
+    tracer.register(fake, real, source)
+    return fake
+
+
+def tensor_guard(tracer: Tracer, source: Source, real: torch.Tensor, sizes: Any, strides: Any) -> Any:
+    """The guard on a tensor's metadata."""
+    from minicompile.capture.guards import TensorGuard  # the only use; keeps this module's imports to what wraps
+
+    return TensorGuard(source, real, sizes, strides, location=tracer.location())
+
+
+def in_buffers(source: Source) -> bool:
+    """Whether a source goes through a module's `_buffers`."""
+    parent = source.parent
+    return isinstance(parent, Item) and parent.key == "_buffers"
+
+
+def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
+    """A tuple or named tuple: type, length and every element."""
+    tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
+                       f"`{{0}}` is a {type(real).__name__} of {len(real)}", "structure", tracer.location(), len(real))
+    items = [wrap(tracer, item, Item(source, position)) for position, item in enumerate(real)]
+    if any(item is not original for item, original in zip(items, real, strict=True)):
+        stand_in = tuple.__new__(type(real), items)
+    else:
+        stand_in = real
+    tracer.register(stand_in, real, source)
+    return stand_in
+
+
+def wrap_list(tracer: Tracer, real: list[Any], source: Source) -> Any:
+    """A list or a subclass of it."""
+    tracer.guards.type(source, real, tracer.location())
+    copy = list.__new__(type(real))
+    list.extend(copy, [Lazy(Item(source, position), item) for position, item in enumerate(list.__iter__(real))])
+    return shadowed(tracer, real, source, copy)
+
+
+def wrap_deque(tracer: Tracer, real: collections.deque[Any], source: Source) -> Any:
+    """A deque: guarded whole, since every use reads its ends."""
+    tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
+                       f"`{{0}}` is a deque of {len(real)}", "structure", tracer.location(), len(real))
+    copy = collections.deque([wrap(tracer, item, Item(source, position)) for position, item in enumerate(real)],
+                             real.maxlen)
+    return shadowed(tracer, real, source, copy, True)
+
+
+def is_plain_key(key: Any) -> bool:
+    """Whether a dictionary key can be written into generated code."""
+    return literal(key) is not None or isinstance(key, (enum.Enum, type, torch.dtype, torch.device, types.FunctionType,
+                                                        types.ModuleType, types.BuiltinFunctionType))
+
+
+def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
+    """A dictionary or a subclass of it: values stay lazy, keys are guarded when somebody looks at them."""
+    tracer.guards.type(source, real, tracer.location())
+    copy = new_dict(tracer, real, source)
+    plain = True
+    for position, (key, value) in enumerate(dict.items(real)):
+        if is_plain_key(key):
+            dict.__setitem__(copy, key, Lazy(Item(source, key), value))
+        else:
+            plain = False
+            stand_in = wrap(tracer, key, DictEntry(source, position, "keys"))
+            dict.__setitem__(copy, stand_in, Lazy(DictEntry(source, position, "values"), value))
+    result = shadowed(tracer, real, source, copy)
+    if not plain:
+        tracer.guards.test(source, "len({0}) == {1}", (len(real),), f"`{{0}}` has {len(real)} entries", "structure",
+                           tracer.location(), len(real))
+        tracer.effects.shadows[id(result)].structure_guarded = True
+    return result
+
+
+def new_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
+    """An empty dictionary of the type of `real`."""
+    kind = type(real)
+    if isinstance(real, collections.OrderedDict):
+        return collections.OrderedDict.__new__(kind)
+    if isinstance(real, collections.defaultdict):
+        copy = collections.defaultdict.__new__(kind)
+        copy.default_factory = wrap(tracer, real.default_factory, Attribute(source, "default_factory"))
+        return copy
+    return dict.__new__(kind)
+
+
+def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
+    """A set of constants; sets of anything else are not looked into."""
+    if not all(is_plain_key(item) for item in real):
+        return wrap_object(tracer, real, source)
+    tracer.guards.test(source, "type({0}) is {1} and {0} == {2}", (type(real), type(real)(real)),
+                       "`{0}` has the same elements", "structure", tracer.location(), set(real))
+    if isinstance(real, frozenset):
+        tracer.register(real, real, source)
+        return real
+    return shadowed(tracer, real, source, type(real)(real), True)
+
+
+def wrap_cell(tracer: Tracer, real: types.CellType, source: Source) -> Any:
+    """A closure cell; what it holds stays lazy."""
+    try:
+        copy = types.CellType(Lazy(CellContents(source), real.cell_contents))
+    except ValueError:
+        copy = types.CellType()
+        tracer.guards.test(source, "is_empty_cell({0})", (), "`{0}` is not assigned yet", "constant", tracer.location())
+    return shadowed(tracer, real, source, copy, True)
+
+
+def shadowed(tracer: Tracer, real: Any, source: Source, copy: Any, structure_guarded: bool = False) -> Any:
+    """Register a stand-in container."""
+    shadow = Shadow(real, source, copy, contents(copy))
+    shadow.structure_guarded = structure_guarded
+    tracer.effects.add(shadow)
+    tracer.register(copy, real, source)
+    return copy
+
+
+def wrap_object(tracer: Tracer, real: Any, source: Source) -> Any:
+    """Any other object stands for itself; its type is guarded, and its attributes when they are read."""
+    if isinstance(real, enum.Enum) or type(real).__module__ in TYPING_MODULES:
+        return wrap_identity(tracer, real, source)
+    if not (is_trusted(source) and not hasattr(real, "__dict__")):
+        tracer.guards.type(source, real, tracer.location())
+    tracer.register(real, real, source)
+    return real
+
+
+def wrap_partial(tracer: Tracer, real: functools.partial[Any], source: Source) -> Any:
+    """A partial call: the callable and the arguments by their own rules."""
+    tracer.guards.type(source, real, tracer.location())
+    function = wrap(tracer, real.func, Attribute(source, "func"))
+    args = wrap(tracer, real.args, Attribute(source, "args"))
+    keywords = wrap(tracer, real.keywords, Attribute(source, "keywords"))
+    guard_structure(tracer, keywords)
+    copy = functools.partial(function, *args, **{key: tracer.resolve(item) for key, item in keywords.items()})
+    tracer.register(copy, real, source)
+    return copy
+
+
+def guard_structure(tracer: Tracer, value: Any) -> None:
+    """Guard the length of a list or the keys of a dictionary from outside, once."""
+    shadow = tracer.effects.shadows.get(id(value))
+    if shadow is None or shadow.structure_guarded:
+        return
+    shadow.structure_guarded = True
+    real, source, place = shadow.real, shadow.source, tracer.location()
+    if isinstance(real, list):
+        count = list.__len__(real)
+        tracer.guards.test(source, "len({0}) == {1}", (count,), f"`{{0}}` has {count} elements", "structure", place, count)
+    elif isinstance(real, dict):
+        keys = list(dict.keys(real))
+        if not keys:
+            tracer.guards.test(source, "not {0}", (), "`{0}` is empty", "structure", place, keys)
+        else:
+            tracer.guards.test(source, "list({0}) == {1}", (keys,), f"`{{0}}` has the keys {keys}"[:200].replace("{", "{{")
+                               .replace("}", "}}").replace("{{0}}", "{0}"), "structure", place, keys)
+
+
+def guard_absent(tracer: Tracer, value: Any, key: Any) -> None:
+    """Guard that a dictionary from outside has no such key."""
+    shadow = tracer.effects.shadows.get(id(value))
+    if shadow is not None and not shadow.structure_guarded and key not in shadow.real:
+        shadow.absent.add(key)
+
+
+def guard_present(tracer: Tracer, value: Any, key: Any) -> None:
+    """Guard that a dictionary from outside has a key whose value is not read."""
+    shadow = tracer.effects.shadows.get(id(value))
+    if shadow is not None and not shadow.structure_guarded and key in shadow.real and key not in shadow.present:
+        shadow.present.add(key)
+        tracer.guards.test(shadow.source, "{1} in {0}", (key,), f"`{{0}}` has the key {str(key)[:40]}".replace("{", "{{")
+                           .replace("}", "}}").replace("{{0}}", "{0}"), "structure", tracer.location(), key)
+
+
+def slot(tracer: Tracer, container: Any, key: Any) -> Any:
+    """The element of a list or dictionary, no longer lazy."""
+    base: Any = dict if isinstance(container, dict) else list
+    value = base.__getitem__(container, key)
+    if type(value) is Lazy:
+        value = tracer.resolve(value)
+        base.__setitem__(container, key, value)
+    return value
+
+
+def force(tracer: Tracer, value: Any, deep: bool = True, seen: set[int] | None = None) -> None:
+    """Make the elements of a container not lazy and guard its structure; with `deep`, of all containers inside."""
+    kind = type(value)
+    if kind in CONSTANT_TYPES or not isinstance(value, (list, dict, tuple, collections.deque, set)):
+        return
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    guard_structure(tracer, value)
+    items: Any
+    if isinstance(value, list):
+        items = [slot(tracer, value, position) for position in range(list.__len__(value))]
+    elif isinstance(value, dict):
+        items = [slot(tracer, value, key) for key in list(dict.keys(value))]
+        items.extend(dict.keys(value))
+    else:
+        items = list(value)
+    if deep:
+        for item in items:
+            force(tracer, item, True, seen)
+
+
+def is_outside(tracer: Tracer, value: Any) -> bool:
+    """Whether a value is an object of the user's that must not be changed while tracing."""
+    return id(value) in tracer.reals
+
+
+def wrap_numpy(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A NumPy value: opaque."""
+    tracer.guards.type(source, real, tracer.location())
+    tracer.register(real, real, source)
+    return real
+
+
+Rule = Callable[["Tracer", Any, Source], Any]
+RULES: dict[type, Rule] = {
+    torch.Tensor: wrap_tensor, torch.nn.Parameter: wrap_tensor, types.FunctionType: wrap_function,
+    types.MethodType: wrap_method, types.BuiltinFunctionType: wrap_builtin, tuple: wrap_tuple, list: wrap_list,
+    dict: wrap_dict, set: wrap_set, frozenset: wrap_set, collections.deque: wrap_deque, types.CellType: wrap_cell,
+    functools.partial: wrap_partial, type(MISSING): wrap_object,
+}
+BASE_RULES: tuple[tuple[Any, Rule], ...] = (
+    (torch.Tensor, wrap_tensor), (IDENTITY_TYPES, wrap_identity), (enum.Enum, wrap_identity), (tuple, wrap_tuple),
+    (list, wrap_list), (dict, wrap_dict),
+)

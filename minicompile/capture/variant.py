@@ -1,0 +1,416 @@
+"""From one attempt at tracing to one generated function: guards, graph, side effects, result.
+
+`capture_call` traces a call, cutting the frame where it must; `Variant` is the function that results. Must not keep
+entries or decide when to recompile; `frame_cache` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.capture import opcodes_calls, torch_interface
+from minicompile.capture.attributes import get_attribute
+from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
+from minicompile.capture.builtin_rules import SPECIALS
+from minicompile.capture.calls import COMPILED_MARK, DISABLED_MARK, module_has_hooks
+from minicompile.capture.dynamic import DynamicPlan
+from minicompile.capture.graph_break import Cutter
+from minicompile.capture.guards import Guard, TensorGuard, Writer, same_float
+from minicompile.capture.reconstruct import Emitter, write_side_effects
+from minicompile.capture.source import Argument, Attribute, Baked, Root, identifier
+from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Tracer
+from minicompile.config import Config
+from minicompile.errors import Location, Unsupported
+from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
+
+MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
+MAXIMUM_ATTEMPTS = 4
+assert opcodes_calls
+
+
+class Variant:
+    """One compiled variant of a call.
+
+    Attributes:
+        function: the generated function of (callable, args, kwargs); returns `MISS` when a guard fails.
+        guards: what it depends on; state: torch's global state at capture.
+        eager: why the variant runs the original, or `None`.
+    """
+
+    def __init__(self, function: Callable[..., Any], guards: list[Guard | TensorGuard], state: tuple[Any, ...], source: str,
+                 eager: str | None) -> None:
+        self.function, self.guards, self.state, self.source, self.eager = function, guards, state, source, eager
+        self.explain: Callable[..., int] | None = None
+
+
+class Context:
+    """What capturing one call needs from the cache that asked for it."""
+
+    def __init__(self, config: Config, plan: DynamicPlan, resume_point: Callable[..., Any],
+                 call_compiled: Callable[..., Any], compile_graph: Callable[[CapturedGraph], Callable[..., Sequence[Any]]],
+                 record_break: Callable[[GraphBreak], None]) -> None:
+        self.config, self.plan = config, plan
+        self.resume_point, self.call_compiled, self.compile_graph = resume_point, call_compiled, compile_graph
+        self.record_break = record_break
+
+
+class Attempt:
+    """One run of the tracer over one call."""
+
+    def __init__(self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.context = context
+        self.tracer = Tracer(context.config, context.plan)
+        self.tracer.specials = {**SPECIALS, "global_hooks": global_hooks, "wrapped_source": wrapped_source,
+                                "compiled_target": compiled_target}
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.frame: Frame | None = None
+
+    def trace(self, stop: int) -> Any:
+        """Interpret the call; returns its value."""
+        tracer = self.tracer
+        reason = torch_interface.unusable_state(tracer.state)
+        if reason is not None:
+            raise RunEager(reason, expected=True)
+        target, args, kwargs = self.root_call()
+        if target.__code__.co_flags & (GENERATOR_FLAG | COROUTINE_FLAGS):
+            raise RunEager(f"`{target.__qualname__}` is a generator or a coroutine")
+        frame = tracer.enter(target, args, kwargs)
+        frame.stop = stop
+        self.frame = frame
+        return tracer.run(frame).value
+
+    def root_call(self) -> tuple[types.FunctionType, tuple[Any, ...], dict[str, Any]]:
+        """The Python function behind the callable, with its symbolic arguments."""
+        tracer = self.tracer
+        root, positional, keyword = Root("F", "the function"), Root("A", "args"), Root("K", "kwargs")
+        tracer.guards.test(positional, "len({0}) == {1}", (len(self.args),),
+                           f"the call has {len(self.args)} positional arguments", "structure")
+        if self.kwargs:
+            names = list(self.kwargs)
+            tracer.guards.test(keyword, "list({0}) == {1}", (names,), f"the keyword arguments are {names}", "structure")
+        else:
+            tracer.guards.test(keyword, "not {0}", (), "the call has no keyword arguments", "structure")
+        labels = parameter_names(self.function)
+        from minicompile.capture.side_effects import Lazy  # named once, for the arguments
+
+        args: tuple[Any, ...] = tuple(
+            Lazy(Argument(positional, place, labels[place] if place < len(labels) else f"args[{place}]"), value)
+            for place, value in enumerate(self.args))
+        kwargs: dict[str, Any] = {key: Lazy(Argument(keyword, key, key), value) for key, value in self.kwargs.items()}
+        target = tracer.wrap(self.function, root)
+        while not isinstance(target, types.FunctionType):
+            target, args, kwargs = self.unwrap(target, args, kwargs)
+        if DISABLED_MARK in target.__dict__ or "_torchdynamo_disable" in target.__dict__:
+            raise RunEager(f"`{target.__qualname__}` is disabled", expected=True)
+        return target, args, kwargs
+
+    def unwrap(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """One step from a callable towards the Python function that it calls."""
+        tracer = self.tracer
+        if isinstance(target, types.MethodType):
+            return target.__func__, (target.__self__, *args), kwargs
+        if isinstance(target, functools.partial):
+            return target.func, (*target.args, *args), {**target.keywords, **kwargs}
+        if isinstance(target, torch.nn.Module) and type(target).__call__ is torch.nn.Module.__call__:
+            if isinstance(target, torch.jit.ScriptModule):
+                raise RunEager("a scripted module")
+            if not module_has_hooks(tracer, target):
+                return get_attribute(tracer, target, "forward"), args, kwargs
+            if target._backward_hooks or target._backward_pre_hooks:
+                raise RunEager("the module has backward hooks")
+            return torch.nn.Module._call_impl, (target, *args), kwargs
+        caller = type(target).__call__ if not isinstance(target, type) else None
+        if isinstance(caller, types.FunctionType):
+            return get_attribute(tracer, target, "__call__"), args, kwargs
+        raise RunEager(f"`{getattr(target, '__name__', type(target).__name__)}` is not written in Python")
+
+
+def parameter_names(function: Any) -> list[str]:
+    """The names by which the user knows the positional arguments."""
+    target, skip = function, 0
+    if isinstance(target, functools.partial):
+        return []
+    if isinstance(target, torch.nn.Module):
+        target, skip = type(target).forward, 1
+    elif isinstance(target, types.MethodType):
+        target, skip = target.__func__, 1
+    code = getattr(target, "__code__", None)
+    return list(code.co_varnames[skip : code.co_argcount]) if code is not None else []
+
+
+def global_hooks(tracer: Tracer) -> bool:
+    """Whether hooks on all modules are registered; guards that there are none."""
+    namespace = vars(torch.nn.modules.module)
+    found = False
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+                 "_global_backward_pre_hooks"):
+        table = tracer.load_global(namespace, name)
+        from minicompile.capture.values import guard_structure  # named once, for this check
+
+        guard_structure(tracer, table)
+        found = found or len(table) > 0
+    return found
+
+
+def wrapped_source(tracer: Tracer, function: Any) -> Any:
+    """The source of the function inside an `lru_cache`."""
+    return Attribute(tracer.sources.get(id(function)) or Baked(function, "cached"), "__wrapped__")
+
+
+def compiled_target(tracer: Tracer, function: Any, inner: str) -> Any:
+    """The original inside a compiled callable."""
+    return get_attribute(tracer, function, inner)
+
+
+def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+    """Trace a call and write the function that replaces it."""
+    stop: Break | None = None
+    step = -1
+    for _ in range(MAXIMUM_ATTEMPTS):
+        attempt = Attempt(context, function, args, kwargs)
+        try:
+            with torch_interface.compiling():
+                try:
+                    value = attempt.trace(step)
+                    return Assembly(attempt).returning(value)
+                except CutHere:
+                    if stop is None or attempt.frame is None:
+                        raise RunEager("the frame was cut without a reason") from None
+                    return Assembly(attempt).cut(attempt.frame, stop)
+                finally:
+                    torch_interface.restore_state(attempt.tracer.state)
+        except Break as error:
+            if context.config.fullgraph:
+                raise Unsupported(error.kind, error.reason, error.hint, error.stack) from None
+            if attempt.frame is None or stop is not None:
+                return Assembly(attempt).eager(f"{error.reason}", error.stack[-1] if error.stack else None)
+            stop, step = error, attempt.frame.step - 1
+        except RaisedInUserCode as error:
+            return Assembly(attempt).eager(f"the call raises {type(error.value).__name__}", None, expected=True)
+        except RunEager as error:
+            if context.config.fullgraph and not error.expected:
+                stack = stop.stack if stop is not None else ()
+                raise Unsupported(error.kind, error.reason, "", stack) from None
+            place = stop.stack[-1] if stop is not None and stop.stack else None
+            return Assembly(attempt).eager(error.reason, place, error.expected)
+    raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
+
+
+class Assembly:
+    """Writes the generated function of one attempt."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt, self.tracer, self.context = attempt, attempt.tracer, attempt.context
+        self.writer = Writer()
+        self.emitter = Emitter(self.tracer, self.writer)
+
+    @property
+    def name(self) -> str:
+        """The user's function as an identifier."""
+        function = self.attempt.function
+        if isinstance(function, types.MethodType) and isinstance(function.__self__, torch.nn.Module):
+            return identifier(type(function.__self__).__name__)
+        name = getattr(function, "__name__", None) or type(function).__name__
+        return identifier(name, "function")
+
+    def returning(self, value: Any) -> Variant:
+        """The function for a frame that was captured whole."""
+        result = self.emitter.value(value)
+        write_side_effects(self.emitter)
+        return self.finish([f"return {result}"], None)
+
+    def cut(self, frame: Frame, stop: Break) -> Variant:
+        """The function for a frame that ends in a graph break."""
+        cutter = Cutter(self.tracer, frame, stop, self.emitter, self.context.resume_point, self.context.call_compiled)
+        lines = cutter.write()
+        write_side_effects(self.emitter)
+        record = GraphBreak(stop.kind, stop.reason, stop.hint, stop.stack)
+        if stop.depth <= 1 or frame.program.instructions[frame.index].name not in CALLS:
+            self.context.record_break(record)
+        return self.finish(lines, record)
+
+    def finish(self, lines: list[str], graph_break: GraphBreak | None) -> Variant:
+        """Compile the graph and put the parts together."""
+        tracer, graph = self.tracer, self.tracer.graph
+        self.check_mutation()
+        call_lines: list[str] = []
+        if graph.operations or self.emitter.outputs:
+            module = graph.finish(self.emitter.outputs)
+            inputs = graph.graph_inputs()
+            captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name, tracer.state[0],
+                                     self.start())
+            compiled = self.context.compile_graph(captured)
+            arguments = ", ".join(self.input_text(entry) for entry in graph.inputs)
+            outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
+            call = f"{self.emitter.constant(compiled, 'graph')}({arguments})"
+            call_lines.append(f"{outputs}= {call}" if outputs else call)
+        call_lines.extend(self.state_lines())
+        return self.assemble([*call_lines, *self.emitter.body, *lines], None)
+
+    def input_text(self, entry: Any) -> str:
+        """The expression of a graph input."""
+        return self.writer.fetch(entry.source)
+
+    def start(self) -> Location | None:
+        """Where the captured code begins."""
+        frame = self.attempt.frame
+        if frame is None:
+            return None
+        return Location(frame.code.co_filename, frame.code.co_firstlineno, frame.code.co_name)
+
+    def state_lines(self) -> list[str]:
+        """Statements that set torch's global state as the traced code left it."""
+        before, after = self.tracer.state, torch_interface.torch_state()
+        if before == after:
+            return []
+        restore = self.emitter.constant(torch_interface.restore_state, "set_torch_state")
+        return [f"{restore}({self.emitter.constant(after, 'state')})"]
+
+    def check_mutation(self) -> None:
+        """Refuse inputs that are changed in place while another input shares their memory."""
+        mutated = self.tracer.graph.mutated_inputs()
+        if not mutated:
+            return
+        others = [entry for entry in self.tracer.graph.inputs if isinstance(entry.value, torch.Tensor)]
+        tensors = [entry.real for entry in others if entry.real is not None]
+        changed = [entry.real for entry in mutated if entry.real is not None]
+        if not no_overlap(changed, tensors):
+            raise RunEager("an input that is changed in place shares memory with another input", "shared memory")
+        for entry in others:
+            self.writer.keep.append(entry)
+        self.overlap = ([entry.source for entry in mutated], [entry.source for entry in others])
+
+    overlap: tuple[list[Any], list[Any]] | None = None
+
+    def guard_records(self) -> tuple[GuardRecord, ...]:
+        """The guards for people."""
+        writer = Writer()
+        records = []
+        for guard in self.tracer.guards.items:
+            if isinstance(guard, TensorGuard):
+                records.append(GuardRecord(f"is_same_kind_of_tensor({guard.source.words()})", guard.sentence(), guard.location))
+            else:
+                names = [short(value) for value in guard.constants]
+                other = guard.other.words() if guard.other is not None else ""
+                text = guard.condition.format(guard.source.words(), *names, other=other)
+                records.append(GuardRecord(text, guard.sentence.replace("{0}", guard.source.words()), guard.location))
+        del writer
+        return tuple(records)
+
+    def eager(self, reason: str, place: Location | None, expected: bool = False) -> Variant:
+        """A variant that runs the original."""
+        self.tracer.effects.shadows.clear()
+        variant = self.assemble(["return F(*A, **K)"], reason)
+        variant.expected, variant.location = expected, place  # type: ignore[attr-defined]
+        return variant
+
+    def add_absence_guards(self) -> None:
+        """Guards on names that were looked up and not found."""
+        for namespace, names in self.tracer.absent_globals.values():
+            source = self.tracer.globals_source(namespace)
+            self.tracer.guards.test(source, "{0}.keys().isdisjoint({1})", (frozenset(names),),
+                                    f"no global is named {', '.join(sorted(names))}", "absent")
+        for shadow in list(self.tracer.effects.by_real.values()):
+            if shadow.absent and not shadow.structure_guarded:
+                keys = frozenset(shadow.absent)
+                self.tracer.guards.test(shadow.source, "{0}.keys().isdisjoint({1})", (keys,),
+                                        f"`{{0}}` has no {', '.join(sorted(map(str, keys)))}", "absent")
+
+    def assemble(self, body: list[str], eager: str | None) -> Variant:
+        """The text of the whole function, compiled."""
+        tracer, writer = self.tracer, self.writer
+        if eager is None:
+            self.add_absence_guards()
+        guards = list(tracer.guards.items)
+        guard_writer = Writer()
+        guard_writer.namespace, guard_writer.used = writer.namespace, writer.used
+        guard_writer.named, guard_writer.keep, guard_writer.by_text = writer.named, writer.keep, writer.by_text
+        fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS")
+        if self.overlap is not None:
+            names = [[guard_writer.fetch(source) for source in part] for part in self.overlap]
+            fetch_lines = guard_writer.lines
+            fetch_lines.append(f"if not no_overlap(({', '.join(names[0])},), ({', '.join(names[1])},)): return MISS")
+        name, written = self.name, set(fetch_lines)
+        text = "\n".join([
+            f"def {name}(F, A, K):", "    try:", *(f"        {line}" for line in fetch_lines),
+            *(f"        {line}" for line in writer.lines if line not in written), "    except GUARD_ERRORS:", "        return MISS",
+            *(f"    {line}" for line in body), ""])
+        namespace = {**writer.namespace, "MISS": MISS, "GUARD_ERRORS": (Exception,), "torch_state": torch_interface.torch_state,
+                     "same_float": same_float, "no_overlap": no_overlap, "is_empty_cell": is_empty_cell}
+        function = compile_source(text, name, namespace)
+        return Variant(function, guards, tracer.state, text, eager)
+
+
+CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+
+
+def short(value: Any) -> str:
+    """A value as part of a guard's text for people."""
+    text = getattr(value, "__qualname__", None) or repr(value)
+    return text if len(text) < 80 else type(value).__name__
+
+
+def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple[Any, ...],
+                 line: Callable[[str], str]) -> list[str]:
+    """Statements that test all guards; tensors at once at the end."""
+    writer.lines.append(line(f"torch_state() == {writer.constant(state, 'state')}"))
+    tensors: list[TensorGuard] = []
+    for guard in guards:
+        if isinstance(guard, TensorGuard):
+            tensors.append(guard)
+            writer.fetch(guard.source)
+        else:
+            text = writer.condition(guard)
+            writer.lines.append(line(text))
+    if tensors:
+        unique = list({id(guard.tensor): guard for guard in tensors}.values())
+        check = tensor_check(unique)
+        names = ", ".join(writer.fetch(guard.source) for guard in unique)
+        writer.lines.append(line(f"{writer.constant(check, 'check_tensors')}({names})"))
+    return writer.lines
+
+
+def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
+    """The check of all tensors in C++."""
+    sizes = [list(guard.sizes) for guard in guards]
+    strides = [list(guard.strides) for guard in guards]
+    return torch_interface.TensorGuards(*[guard.tensor for guard in guards], dynamic_dims_sizes=sizes,
+                                        dynamic_dims_strides=strides).check
+
+
+def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether no changed tensor shares its storage with another of the tensors."""
+    storages: dict[int, int] = {}
+    for tensor in others:
+        pointer = tensor.untyped_storage()._cdata
+        storages[pointer] = storages.get(pointer, 0) + 1
+    return all(storages.get(tensor.untyped_storage()._cdata, 0) <= 1 for tensor in changed)
+
+
+def is_empty_cell(cell: Any) -> bool:
+    """Whether a closure cell holds nothing."""
+    try:
+        cell.cell_contents
+    except ValueError:
+        return True
+    return False
+
+
+counter = iter(range(1 << 60))
+
+
+def compile_source(text: str, name: str, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """Compile generated source so that debuggers and tracebacks show it."""
+    filename = f"<minicompile {name} {next(counter)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    exec(compile(text, filename, "exec"), namespace)  # noqa: S102 - the text is ours
+    function: Callable[..., Any] = namespace[name]
+    return function
+
+
