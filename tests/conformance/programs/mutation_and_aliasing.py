@@ -1,0 +1,434 @@
+"""Programs that change tensors in place, look at them through views, and return what shares storage."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.conformance.catalogue import call, count, leaf, normal, program, under
+
+
+@program(core=True)
+def input_changed_in_place():
+    def outer(x):
+        x.add_(1)
+        x.mul_(2)
+        return x.sum()
+
+    return outer, [call(count(3)), call(count(2, 2))]
+
+
+@program(core=True)
+def input_returned():
+    def outer(x, y):
+        return x, y, x + y, x
+
+    x = normal(2)
+    return outer, [call(x, normal(2)), call(x, x)]
+
+
+@program(core=True)
+def view_of_an_input_returned():
+    def outer(x):
+        return x[0], x.t(), x.view(-1), x.detach(), x.expand(2, *x.shape)
+
+    return outer, [call(count(2, 2)), call(leaf(3, 2))]
+
+
+@program
+def two_outputs_share_storage():
+    def outer(x):
+        y = x * 2
+        return y, y[1:], y.view(-1, 1)
+
+    return outer, [call(count(3)), call(leaf(2))]
+
+
+@program
+def split_outputs_are_views():
+    def outer(x):
+        a, b = (x + 1).chunk(2)
+        return a, b
+
+    return outer, [call(count(4))]
+
+
+@program(core=True)
+def view_changed_then_base_read():
+    def outer(x):
+        y = x * 1
+        row = y[0]
+        row += 10
+        y[:, 1].zero_()
+        return y.sum(), row, y
+
+    return outer, [call(count(2, 3)), call(leaf(2, 2))]
+
+
+@program
+def view_of_an_input_changed():
+    def outer(x):
+        x[0].fill_(5)
+        x.view(-1)[-1] = 7
+        x.t()[0].neg_()
+        return x * 2
+
+    return outer, [call(count(2, 2)), call(count(3, 2))]
+
+
+@program
+def base_changed_then_view_read():
+    def outer(x):
+        y = x + 0
+        view = y[1:]
+        y.mul_(3)
+        y[1] = -1
+        return view, view.sum()
+
+    return outer, [call(count(3))]
+
+
+@program(core=True)
+def same_tensor_twice():
+    def outer(a, b):
+        a.add_(1)
+        return a + b, a is b
+
+    x = count(3)
+    return outer, [call(x, x), call(count(3), count(3)), call(x, x)]
+
+
+@program
+def overlapping_views_as_arguments():
+    def outer(a, b):
+        a.add_(1)
+        return a * b
+
+    base = count(4)
+    return outer, [call(base[:3], base[1:]), call(count(3), count(3)), call(base, base)]
+
+
+@program
+def view_and_base_as_arguments():
+    def outer(base, view):
+        view.mul_(10)
+        return base.sum(), base + 0
+
+    base = count(2, 2)
+    return outer, [call(base, base[0]), call(count(2, 2), count(2)), call(base, base.t())]
+
+
+@program
+def mutated_after_being_used():
+    def outer(x):
+        before = x * 2
+        x.zero_()
+        after = x + 1
+        x.fill_(9)
+        return before, after, x
+
+    return outer, [call(count(3)), call(count(2))]
+
+
+@program
+def copy_into_a_slice():
+    def outer(cache, new, position):
+        cache[:, position : position + new.shape[1]].copy_(new)
+        return cache[:, : position + new.shape[1]].sum(1)
+
+    cache = torch.zeros(1, 6)
+    return outer, [call(cache, normal(1, 2), 0), call(cache, normal(1, 1), 2), call(cache, normal(1, 1), 3)]
+
+
+@program
+def index_put_with_accumulate():
+    def outer(x, index, values):
+        x.index_put_((index,), values, accumulate=True)
+        x.index_copy_(0, torch.tensor([0]), values[:1])
+        x.index_add_(0, index, values)
+        x.scatter_add_(0, index, values)
+        return x
+
+    return outer, [call(count(4), torch.tensor([1, 1, 3]), torch.ones(3))]
+
+
+@program
+def metadata_changed_in_place():
+    def outer(x):
+        y = x + 0
+        y.t_().unsqueeze_(0)
+        x.squeeze_()
+        return y, x.shape, y.transpose_(0, 1)
+
+    return outer, [call(count(3, 1)), call(count(1, 2))]
+
+
+@program
+def resize_and_set_data():
+    def outer(x):
+        y = torch.empty(2)
+        y.resize_(3).copy_(x)
+        z = torch.zeros(3)
+        z.set_(y)
+        return y, z
+
+    return outer, [call(count(3))]
+
+
+@program(core=True)
+def data_attribute():
+    def outer(x):
+        x.data.mul_(2)
+        y = x.data
+        x.data = x.data + 1
+        return y, y.requires_grad, x * 1
+
+    return outer, [call(leaf(2)), call(normal(2))]
+
+
+@program
+def detach_then_mutate():
+    def outer(x):
+        y = x * 2
+        frozen = y.detach()
+        frozen.zero_()
+        return y, frozen
+
+    return outer, [call(normal(2)), call(normal(3))]
+
+
+@program(core=True)
+def requires_grad_set_in_the_frame():
+    def outer(x):
+        y = x.detach().clone().requires_grad_()
+        z = (y * y).sum()
+        (gradient,) = torch.autograd.grad(z, y)
+        return gradient, y.is_leaf, y.requires_grad
+
+    return outer, [call(normal(3)), call(leaf(2))]
+
+
+@program
+def requires_grad_set_on_an_input():
+    def outer(x):
+        x.requires_grad_()
+        return x * 3
+
+    return outer, [call(normal(2)), call(normal(2))]
+
+
+@program
+def no_op_conversions_alias():
+    def outer(x):
+        return x.to(torch.float32), x.contiguous(), x.float(), x.reshape(x.shape), x.clone(), x.view_as(x), x.to(x.device)
+
+    return outer, [call(normal(2, 2)), call(normal(2, 2).t()), call(normal(2).double())]
+
+
+@program
+def reshape_copies_or_views():
+    def outer(x):
+        y = x.reshape(-1)
+        y[0] = 100
+        return x.sum(), y
+
+    return outer, [call(count(2, 2)), call(count(2, 2).t()), call(count(1, 2))]
+
+
+@program
+def inplace_on_a_list_of_tensors():
+    def outer(xs):
+        for i, x in enumerate(xs):
+            x.mul_(i)
+        torch._foreach_add_(xs, 1.0)
+        return torch.stack(xs).sum()
+
+    return outer, [call([count(2), count(2)]), call([count(2), count(2), count(2)])]
+
+
+@program
+def inplace_activation_and_dropout():
+    def outer(x):
+        y = x * 1
+        torch.relu_(y.mul_(3).add_(1))
+        z = torch.nn.functional.leaky_relu(x * 2, inplace=True)
+        return y, z, torch.nn.functional.dropout(x + 0, 0.5, training=x.shape[0] == 2, inplace=True)
+
+    return outer, [call(normal(3)), call(leaf(2))]
+
+
+@program
+def augmented_assignment_of_an_argument():
+    def outer(x, y):
+        x += y
+        x -= 1
+        x @= torch.eye(2)
+        return x
+
+    return outer, [call(count(2, 2), normal(2, 2))]
+
+
+@program
+def inplace_with_type_promotion():
+    def outer(counts, x):
+        counts += x.long()
+        counts.floor_divide_(2)
+        x += counts
+        return counts, x
+
+    return outer, [call(torch.arange(3), count(3)), call(torch.arange(2), count(2))]
+
+
+@program(raises=RuntimeError)
+def inplace_on_a_leaf_refused():
+    def outer(x):
+        y = x.sum()
+        x.add_(1)
+        return y
+
+    return outer, [call(normal(2)), call(leaf(2))]
+
+
+@program(raises=RuntimeError)
+def inplace_on_an_expanded_tensor_refused():
+    def outer(x):
+        y = x + 1
+        y.expand(3, 2).add_(1)
+        return y
+
+    return outer, [call(normal(1, 2).expand(3, 2).clone()[:1]), call(normal(2))]
+
+
+@program
+def leaf_changed_under_no_grad():
+    def outer(w, x, rate):
+        loss = (w * x).sum()
+        loss.backward()
+        with torch.no_grad():
+            w -= rate * w.grad
+            w.grad.zero_()
+        return loss.detach()
+
+    w = leaf(3)
+    return outer, [call(w, normal(3), 0.1), call(w, normal(3), 0.1), call(w, normal(3), 0.2)]
+
+
+@program
+def version_counter():
+    def outer(x):
+        before = x._version
+        x.add_(1)
+        x[0] = 5
+        return x._version - before, x
+
+    return outer, [call(count(2)), call(count(3))]
+
+
+@program
+def alias_kept_across_calls():
+    kept = []
+
+    def outer(x):
+        kept.append(x)
+        kept[0].add_(1)
+        return kept[0] + x
+
+    return outer, [call(count(2)), call(count(2)), call(count(2))], kept
+
+
+@program
+def cached_output_returned_again():
+    cache = {}
+
+    def outer(x):
+        if "y" not in cache:
+            cache["y"] = x * 2
+        return cache["y"]
+
+    return outer, [call(normal(2)), call(normal(2)), call(normal(3))], cache
+
+
+@program
+def list_of_views_returned_and_changed():
+    def outer(x):
+        rows = list(x.unbind(0))
+        rows[0].mul_(2)
+        rows.append(rows[0])
+        return rows
+
+    return outer, [call(count(2, 2)), call(count(3, 1))]
+
+
+@program
+def swap_contents():
+    def outer(a, b):
+        saved = a.clone()
+        a.copy_(b)
+        b.copy_(saved)
+        return a, b
+
+    return outer, [call(count(2), normal(2))]
+
+
+@program
+def fill_a_preallocated_buffer_in_a_loop():
+    def outer(x, n):
+        result = torch.empty(n, *x.shape)
+        for i in range(n):
+            result[i] = x * i
+            if i:
+                result[i] += result[i - 1]
+        return result
+
+    return outer, [call(normal(2), 3), call(normal(2), 4)]
+
+
+@program
+def view_dtype_and_bit_tricks():
+    def outer(x):
+        bits = x.view(torch.int32)
+        bits[0] = 0
+        return x, bits, (x + 1).view(torch.int32) >> 23
+
+    return outer, [call(count(3) + 1)]
+
+
+@program
+def diagonal_and_triangle_writes():
+    def outer(x):
+        x.fill_diagonal_(0)
+        x.diagonal(1).add_(5)
+        torch.diagonal(x, -1)[:] = -1
+        x.triu_()
+        return x
+
+    return outer, [call(count(3, 3) + 1)]
+
+
+@program
+def real_and_imaginary_views():
+    def outer(z):
+        z.real.mul_(2)
+        z.imag[0] = 0
+        return z, z.conj()
+
+    return outer, [call(torch.complex(count(2), count(2) + 1))]
+
+
+@program
+def inference_tensor_argument():
+    def outer(x):
+        return x * 2, x.is_inference()
+
+    with torch.inference_mode():
+        x = count(2)
+    return outer, [call(x), call(count(2)), under(torch.inference_mode, count(2))]
+
+
+@program
+def mutation_through_a_nested_structure():
+    def outer(batch):
+        batch["states"][0]["h"].add_(batch["x"])
+        batch["states"].append({"h": batch["states"][0]["h"] * 2})
+        return batch["states"][-1]
+
+    return outer, [call({"x": normal(2), "states": [{"h": count(2)}]}), call({"x": normal(3), "states": [{"h": count(3)}]})]
