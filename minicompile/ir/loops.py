@@ -158,6 +158,7 @@ class ExternKernel:
         outputs: buffers the call creates, `None` for a result that is not a tensor, in the operator's order.
         out_argument: the call writes into `outputs[0]`, passed as keyword `out=` (saves an allocation and a copy).
         overwrites: buffers whose storage the call changes in place; `outputs` then names their new versions.
+        unpack: the call returns a tuple or list of `outputs`, also where there is only one.
         pure: the same arguments give the same result and nothing else happens (no randomness, no I/O).
         reason: why this is extern, for the report.
     """
@@ -168,6 +169,7 @@ class ExternKernel:
     outputs: tuple[Buffer | None, ...]
     out_argument: bool = False
     overwrites: tuple[str, ...] = ()
+    unpack: bool = False
     pure: bool = True
     reason: str = ""
     origins: tuple[Origin, ...] = ()

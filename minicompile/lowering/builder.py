@@ -1,0 +1,306 @@
+"""Emits buffers, loops and extern calls; what every rule works through.
+
+The builder keeps names unique, gives buffers eager's strides, and undoes what an abandoned rule emitted. It must not
+know any operator, and it never decides about fusion: one rule's loops are emitted as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.config import Config
+from minicompile.ir.expr import Constant, Expr, cast
+from minicompile.ir.index import ONE, ZERO, Index
+from minicompile.ir.loops import (
+    Buffer,
+    BufferView,
+    ExternKernel,
+    Loop,
+    LoweredGraph,
+    Operation,
+    Origin,
+    Reduction,
+    ReductionKind,
+    Scan,
+)
+from minicompile.lowering.registry import UseExtern
+from minicompile.lowering.sizes import contiguous_strides, is_empty, overlaps, size_indices
+from minicompile.lowering.values import LOOP_DTYPES, TensorValue, axes_of, loop_axes
+
+Indices = tuple[Index, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """How much a builder had emitted when a rule began."""
+
+    operations: int
+    buffers: int
+
+
+class GraphBuilder:
+    """The lowered graph under construction.
+
+    Attributes:
+        config: the compiler's settings.
+        device: where loops run; buffers of other devices are left to extern kernels.
+        node: the FX node being lowered.
+        origin: the same, as recorded on operations.
+    """
+
+    def __init__(self, name: str, config: Config, device: torch.device) -> None:
+        self.name = name
+        self.config = config
+        self.device = device
+        self.node: Any = None
+        self.origin: Origin | None = None
+        self.buffers: dict[str, Buffer] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.operations: list[Operation] = []
+        self.moved: dict[tuple[TensorValue, torch.device], TensorValue] = {}
+        self._names: set[str] = set()
+
+    # Names and buffers
+
+    def unique_name(self, hint: str) -> str:
+        """A fresh identifier near `hint`."""
+        name = hint if hint.isidentifier() and not keyword.iskeyword(hint) else f"buffer_{hint}"
+        count = 0
+        while name in self._names:
+            count += 1
+            name = f"{hint}_{count}"
+        self._names.add(name)
+        return name
+
+    def checkpoint(self) -> Checkpoint:
+        """The point to which `roll_back` returns."""
+        return Checkpoint(len(self.operations), len(self.buffers))
+
+    def roll_back(self, point: Checkpoint) -> None:
+        """Drop everything emitted since `point`."""
+        del self.operations[point.operations :]
+        for name in list(self.buffers)[point.buffers :]:
+            del self.buffers[name]
+            self._names.discard(name)
+        self.moved = {key: value for key, value in self.moved.items() if value.buffer in self.buffers}
+
+    def new_buffer(
+        self,
+        sizes: Indices,
+        dtype: torch.dtype,
+        *,
+        strides: Indices | None = None,
+        device: torch.device | None = None,
+        suffix: str = "",
+    ) -> Buffer:
+        """A computed buffer named after the node; strides that overlap are replaced by row-major ones."""
+        if strides is None or overlaps(sizes, strides):
+            strides = contiguous_strides(sizes)
+        hint = self.node.name + (f"_{suffix}" if suffix else "")
+        buffer = Buffer(self.unique_name(hint), dtype, device or self.device, sizes, strides)
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    def whole(self, buffer: Buffer) -> TensorValue:
+        """The value that is all of `buffer`."""
+        return TensorValue(buffer.name, buffer.dtype, buffer.dtype, buffer.device, buffer.sizes, buffer.strides)
+
+    # The node's own result, as fake tensors know it
+
+    @property
+    def val(self) -> Any:
+        """The node's fake result."""
+        return self.node.meta["val"]
+
+    # Loops
+
+    def pointwise(
+        self,
+        sizes: Indices,
+        dtype: torch.dtype,
+        body: Callable[[Indices], Expr],
+        *,
+        strides: Indices | None = None,
+        suffix: str = "",
+    ) -> TensorValue:
+        """A buffer whose element at `i` is `body(i)`, cast to `dtype`."""
+        buffer = self.new_buffer(sizes, dtype, strides=strides, suffix=suffix)
+        result = self.whole(buffer)
+        if is_empty(sizes):
+            return self._empty(buffer)
+        indices = loop_axes(sizes)
+        self._emit(buffer.name, axes_of(indices), cast(body(indices), dtype), result.at(indices))
+        return result
+
+    def like_node(self, body: Callable[[Indices], Expr], index: int | None = None) -> TensorValue:
+        """`pointwise` with the sizes, strides and dtype of the node's result (its `index`-th one)."""
+        val = self.val if index is None else self.val[index]
+        suffix = "" if index is None else str(index)
+        sizes, strides = size_indices(val.shape), size_indices(val.stride())
+        return self.pointwise(sizes, val.dtype, body, strides=strides, suffix=suffix)
+
+    def reduce(
+        self,
+        kind: ReductionKind,
+        sizes: Indices,
+        dims: Iterable[int],
+        dtype: torch.dtype,
+        body: Callable[[Indices], Expr],
+        *,
+        keepdim: bool = False,
+        strides: Indices | None = None,
+        suffix: str = "",
+        identity: int | float | bool | None = None,
+    ) -> TensorValue:
+        """Fold `body` over `dims` of a space of `sizes`; an empty fold gives `identity`."""
+        folded = set(dims)
+        kept = tuple(d for d in range(len(sizes)) if d not in folded)
+        out_sizes = tuple(ONE if d in folded else s for d, s in enumerate(sizes) if keepdim or d not in folded)
+        if is_empty(sizes[d] for d in folded):
+            if identity is None:
+                raise UseExtern("a reduction without identity over nothing")
+            fill = Constant(identity, dtype)
+            return self.pointwise(out_sizes, dtype, lambda _: fill, strides=strides, suffix=suffix)
+        buffer = self.new_buffer(out_sizes, dtype, strides=strides, suffix=suffix)
+        result = self.whole(buffer)
+        if is_empty(out_sizes):
+            return self._empty(buffer)
+        outer = loop_axes(tuple(sizes[d] for d in kept))
+        inner = loop_axes(tuple(sizes[d] for d in sorted(folded)), "r")
+        by_dim = dict(zip(kept, outer, strict=True)) | dict(zip(sorted(folded), inner, strict=True))
+        value = body(tuple(by_dim[d] for d in range(len(sizes))))
+        place = tuple(ZERO if d in folded else by_dim[d] for d in range(len(sizes)) if keepdim or d not in folded)
+        axes = axes_of(inner)
+        self._emit(buffer.name, axes_of(outer), value, result.at(place), fold=Reduction(kind, axes) if axes else None)
+        return result
+
+    def scan(
+        self, kind: Any, dim: int, dtype: torch.dtype, body: Callable[[Indices], Expr], reverse: bool = False
+    ) -> TensorValue:
+        """Scan `body` along `dim` over the node's result."""
+        sizes = size_indices(self.val.shape)
+        buffer = self.new_buffer(sizes, dtype, strides=size_indices(self.val.stride()))
+        result = self.whole(buffer)
+        if is_empty(sizes):
+            return self._empty(buffer)
+        indices = loop_axes(sizes)
+        fold = Scan(kind, axes_of([indices[dim]])[0], reverse) if indices[dim].terms else None
+        self._emit(buffer.name, axes_of(indices), body(indices), result.at(indices), fold=fold)
+        return result
+
+    def overwrite(
+        self,
+        target: TensorValue,
+        indices: Indices,
+        value: Expr,
+        place: Index,
+        *,
+        accumulate: bool = False,
+        condition: Expr | None = None,
+        suffix: str = "",
+    ) -> TensorValue:
+        """Write `value` at flat offset `place` of `target`'s storage; the result is `target`'s new version."""
+        old = self.buffers[target.buffer]
+        hint = self.node.name + (f"_{suffix}" if suffix else "")
+        new = dataclasses.replace(old, name=self.unique_name(hint), role="computed")
+        self.buffers[new.name] = new
+        self._emit(
+            new.name, axes_of(indices), cast(value, old.dtype), place,
+            accumulate=accumulate, condition=condition, overwrites=old.name,
+        )  # fmt: skip
+        return dataclasses.replace(target, buffer=new.name)
+
+    def _emit(self, name: str, axes: tuple[Any, ...], value: Expr, store: Index, **options: Any) -> None:
+        origins = (self.origin,) if self.origin else ()
+        self.operations.append(Loop(name, axes, value, store, origins=origins, **options))
+
+    def _empty(self, buffer: Buffer) -> TensorValue:
+        """A buffer without elements needs only to exist."""
+        arguments = (tuple(map(_plain, buffer.sizes)), tuple(map(_plain, buffer.strides)))
+        options = (("dtype", buffer.dtype), ("device", buffer.device))
+        self.extern("torch.ops.aten.empty_strided.default", arguments, options, (buffer,), reason="no elements")
+        return self.whole(buffer)
+
+    # Copies
+
+    def copy(
+        self, value: TensorValue, *, strides: Indices | None = None, dtype: torch.dtype | None = None, suffix: str = ""
+    ) -> TensorValue:
+        """`value` in a buffer of its own."""
+        if value.dtype not in LOOP_DTYPES or value.device != self.device:
+            view = self.argument(value)
+            buffer = self.new_buffer(
+                value.sizes, dtype or value.dtype, strides=strides, device=value.device, suffix=suffix or "copy"
+            )
+            options = () if dtype is None else (("dtype", dtype),)
+            self.extern("torch.ops.aten._to_copy.default", (view,), options, (buffer,), reason="a plain copy")
+            return self.whole(buffer)
+        return self.pointwise(
+            value.sizes, dtype or value.dtype, value.load, strides=strides, suffix=suffix or "contiguous"
+        )
+
+    def realised(self, value: TensorValue) -> TensorValue:
+        """`value` itself if its access is linear, else a copy of it."""
+        return value if value.strides is not None else self.copy(value)
+
+    def moved_to(self, value: TensorValue, device: torch.device) -> TensorValue:
+        """`value` on `device`; copied there once, however often it is asked for."""
+        if value.device == device:
+            return value
+        key = (value, device)
+        if key not in self.moved:
+            buffer = self.new_buffer(value.sizes, value.dtype, device=device, suffix="moved")
+            self.extern(
+                "torch.ops.aten._to_copy.default", (self.argument(value),), (("device", device),), (buffer,),
+                reason=f"moves a tensor from {value.device} to {device}",
+            )  # fmt: skip
+            self.moved[key] = self.whole(buffer)
+        return self.moved[key]
+
+    # Extern calls
+
+    def argument(self, value: Any) -> Any:
+        """`value` as an extern kernel's argument: tensors as views, sizes as plain integers where constant."""
+        if isinstance(value, TensorValue):
+            linear = self.realised(value)
+            assert linear.strides is not None
+            return BufferView(linear.buffer, linear.sizes, linear.strides, linear.offset, linear.dtype)
+        if isinstance(value, Index):
+            return _plain(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.argument, value))
+        return value
+
+    def extern(
+        self,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...],
+        outputs: tuple[Buffer | None, ...],
+        *,
+        reason: str,
+        **options: Any,
+    ) -> None:
+        """Emit a call; arguments are already in extern form (see `argument`)."""
+        origins = (self.origin,) if self.origin else ()
+        self.operations.append(
+            ExternKernel(target, args, kwargs, outputs, reason=reason, origins=origins, **options)
+        )
+
+    def finish(self, inputs: tuple[str, ...], size_inputs: dict[str, Index], outputs: tuple[Any, ...]) -> LoweredGraph:
+        """The finished graph."""
+        return LoweredGraph(
+            inputs, size_inputs, self.buffers, self.constants, tuple(self.operations), outputs, self.name
+        )
+
+
+def _plain(index: Index) -> int | Index:
+    constant = index.constant
+    return index if constant is None else constant
+
+

@@ -1,0 +1,143 @@
+"""Operators called as they are: matmuls, convolutions, sorting, and everything without a rule.
+
+Arguments become strided views of buffers, results become buffers with the layout that the fake result promises. An
+operator that returns a view is replaced by its copying form, so that no two buffers share storage by accident. This
+module must not decide between a library's kernel and ours; the target's name is enough for later stages to do so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minicompile.errors import Unsupported
+from minicompile.ir.loops import Buffer
+from minicompile.lowering.builder import GraphBuilder
+from minicompile.lowering.registry import lowers, overload
+from minicompile.lowering.sizes import size_indices
+from minicompile.lowering.values import TensorValue
+
+# Operators whose `out=` form computes the same; the result is written into memory that the program plans.
+OUT_FORMS: dict[str, str] = {
+    "aten.mm.default": "aten.mm.out",
+    "aten.bmm.default": "aten.bmm.out",
+    "aten.addmm.default": "aten.addmm.out",
+    "aten.baddbmm.default": "aten.baddbmm.out",
+}
+
+COPYING_FORMS: dict[str, str] = {
+    "aten._conj.default": "aten._conj_physical.default",
+    "aten._neg_view.default": "aten._neg_view_copy.default",
+    "aten.reshape.default": "aten._reshape_copy.default",
+    "aten._reshape_alias.default": "aten._reshape_copy.default",
+    "aten._unsafe_view.default": "aten._reshape_copy.default",
+    "aten.view.default": "aten._reshape_copy.default",
+    "aten.contiguous.default": "aten.clone.default",
+}
+
+IMPURE_NAMES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "uniform", "exponential", "geometric",
+                "cauchy", "rrelu", "binomial")  # fmt: skip
+
+MATMUL_REASON = "a matrix product"
+
+
+def call_operator(builder: GraphBuilder, target: Any, args: Any, kwargs: dict[str, Any], reason: str) -> Any:
+    """Emit a call of `target` and return its results as values."""
+    target, args = without_aliases(target, tuple(args))
+    mutated = mutated_arguments(target, args, kwargs)
+    arguments = builder.argument(args)
+    options = tuple((name, builder.argument(value)) for name, value in kwargs.items())
+    if mutated:
+        return _call_in_place(builder, target, arguments, options, mutated, reason)
+    single = not isinstance(builder.val, (tuple, list))
+    results = [builder.val] if single else list(builder.val)
+    outputs = tuple(_output_buffer(builder, result, "" if single else str(i)) for i, result in enumerate(results))
+    name = qualified_name(target)
+    out_form = OUT_FORMS.get(name)
+    builder.extern(
+        f"torch.ops.{out_form or name}", arguments, options, outputs,
+        reason=reason, out_argument=out_form is not None, unpack=not single, pure=is_pure(target),
+    )  # fmt: skip
+    values = tuple(None if buffer is None else builder.whole(buffer) for buffer in outputs)
+    return values[0] if single else values
+
+
+def qualified_name(target: Any) -> str:
+    """`aten.mm.default` for an overload."""
+    return f"{target.namespace}.{target._schema.name.split('::')[1]}.{target._overloadname}"
+
+
+def is_pure(target: Any) -> bool:
+    """Whether the call may be repeated or dropped."""
+    name = target._schema.name.split("::")[1]
+    if torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in ("aten", "prims", "minicompile"):
+        return False
+    return not any(part in name for part in IMPURE_NAMES)
+
+
+def without_aliases(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The operator that copies where `target` would return a view of its argument."""
+    name = qualified_name(target)
+    if name in COPYING_FORMS:
+        copying = overload(COPYING_FORMS[name])
+        return copying, args[:1] if copying is torch.ops.aten.clone.default else args
+    returns = target._schema.returns
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in returns) or _lists_views(target):
+        namespace, base, form = name.split(".", 2)
+        found = overload(f"{namespace}.{base}_copy.{form}")
+        if found is None:
+            raise Unsupported("view operator", f"{name} returns a view and has no copying form")
+        return found, args
+    return target, args
+
+
+def _lists_views(target: Any) -> bool:
+    arguments = target._schema.arguments
+    return any(a.alias_info is not None and not a.alias_info.is_write and a.alias_info.after_set for a in arguments)
+
+
+def mutated_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TensorValue, ...]:
+    """The tensors that the operator writes."""
+    found = []
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            found.extend(given if isinstance(given, (list, tuple)) else [given])
+    return tuple(value for value in found if isinstance(value, TensorValue))
+
+
+def _call_in_place(
+    builder: GraphBuilder, target: Any, args: Any, kwargs: Any, mutated: tuple[TensorValue, ...], reason: str
+) -> Any:
+    """A call that writes some arguments: they get new names for the same storage."""
+    raise Unsupported(
+        "in-place operator", f"{qualified_name(target)} writes its arguments, which must be functional by now ({reason})"
+    )
+
+
+def _output_buffer(builder: GraphBuilder, result: Any, suffix: str) -> Buffer | None:
+    if isinstance(result, torch.Tensor):
+        if result.layout != torch.strided:
+            raise Unsupported("sparse tensor", f"{builder.node.target} returns a {result.layout} tensor")
+        return builder.new_buffer(
+            size_indices(result.shape), result.dtype,
+            strides=size_indices(result.stride()), device=result.device, suffix=suffix,
+        )  # fmt: skip
+    if result is None:
+        return None
+    if isinstance(result, (list, tuple)):
+        raise Unsupported("nested result", f"{builder.node.target} returns lists inside its result")
+    raise Unsupported("number from data", f"{builder.node.target} returns a {type(result).__name__} read from the data")
+
+
+@lowers("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
+    """A library product, written where the program wants it."""
+    return call_operator(builder, builder.node.target, args, kwargs, MATMUL_REASON)
+
+
+@lowers("aten.convolution.default", "aten.convolution_backward.default")
+def lower_convolution(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
+    """The library's convolution, in the memory format of its arguments."""
+    return call_operator(builder, builder.node.target, args, kwargs, "a convolution")

@@ -1,0 +1,371 @@
+"""The formulas of pointwise operators over scalar expressions, as eager's kernels compute them.
+
+Each function takes `Scalar`s of one dtype and Python numbers. Half precisions are computed in fp32 by every reader of
+the expression. This module must not know about tensors, dtype promotion or ATen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from minicompile.lowering.registry import UseExtern
+from minicompile.lowering.scalar import Number, Scalar, truth, where
+
+SQRT_HALF = math.sqrt(0.5)
+TWO_BY_SQRT_PI = 2 / math.sqrt(math.pi)
+SQRT_TWO_BY_PI = math.sqrt(2 / math.pi)
+
+
+def add(a: Scalar, b: Scalar | Number, alpha: Number = 1) -> Scalar:
+    """`a + alpha * b`."""
+    return a + b if alpha == 1 else a + b * alpha
+
+
+def subtract(a: Scalar, b: Scalar | Number, alpha: Number = 1) -> Scalar:
+    """`a - alpha * b`."""
+    return a - b if alpha == 1 else a - b * alpha
+
+
+def reversed_subtract(a: Scalar, b: Scalar | Number, alpha: Number = 1) -> Scalar:
+    """`b - alpha * a`."""
+    return b - (a if alpha == 1 else a * alpha)
+
+
+def divide(a: Scalar, b: Scalar | Number, rounding_mode: str | None = None) -> Scalar:
+    """`a / b`, rounded as asked."""
+    if rounding_mode is None:
+        return a / b
+    if rounding_mode == "floor":
+        return a.call("floordiv", b)
+    return (a / b).call("trunc") if a.dtype.is_floating_point else a.call("truncdiv", b)
+
+
+def integral_identity(operation: str) -> object:
+    """A rounding operation that leaves integers alone."""
+    return lambda a: a.call(operation) if a.dtype.is_floating_point else a
+
+
+def absolute(a: Scalar) -> Scalar:
+    """`|a|`."""
+    return a if a.dtype in (torch.bool, torch.uint8) else a.call("abs")
+
+
+def sign(a: Scalar) -> Scalar:
+    """-1, 0 or 1."""
+    return a if a.dtype == torch.bool else a.call("sign")
+
+
+def relu(a: Scalar) -> Scalar:
+    """NaN stays NaN."""
+    return a.call("maximum", 0)
+
+
+def fraction(a: Scalar) -> Scalar:
+    """`a - trunc(a)`."""
+    return a - a.call("trunc")
+
+
+def round_decimals(a: Scalar, decimals: int) -> Scalar:
+    """Round to a number of decimals."""
+    if not a.dtype.is_floating_point or decimals == 0:
+        return a.call("round") if a.dtype.is_floating_point else a
+    power = 10 ** abs(decimals)
+    return (a * power).call("round") / power if decimals > 0 else (a / power).call("round") * power
+
+
+def power(a: Scalar | Number, b: Scalar | Number) -> Scalar:
+    """`a ** b`, with the special exponents that eager also treats apart."""
+    if not isinstance(a, Scalar):
+        assert isinstance(b, Scalar)
+        if a == 2 and b.dtype.is_floating_point:
+            return b.call("exp2")
+        return b.reversed_call("pow", a)
+    if isinstance(b, Scalar):
+        return a.call("pow", b)
+    if a.dtype.is_floating_point:
+        special = {0.5: lambda: a.call("sqrt"), -0.5: lambda: a.call("rsqrt"), -1.0: lambda: 1 / a,
+                   -2.0: lambda: 1 / (a * a)}  # fmt: skip
+        if b in special:
+            return special[b]()
+    elif isinstance(b, float) or b < 0:
+        raise UseExtern("an integer tensor to a negative or fractional power")
+    if b == 0:
+        return Scalar(a.lift(1))
+    if b in (1, 2, 3, 4):
+        square = a * a if b > 1 else a
+        return {1: a, 2: square, 3: square * a, 4: square * square}[int(b)]
+    return a.call("pow", b)
+
+
+def clamp(a: Scalar, low: Scalar | Number | None = None, high: Scalar | Number | None = None) -> Scalar:
+    """`min(max(a, low), high)`, NaN propagating."""
+    if low is not None:
+        a = a.call("maximum", low)
+    return a if high is None else a.call("minimum", high)
+
+
+def is_finite(a: Scalar) -> Scalar:
+    """Neither infinite nor NaN."""
+    return a.call("abs") < math.inf if a.dtype.is_floating_point else truth(True)
+
+
+def is_infinite(a: Scalar) -> Scalar:
+    """Infinite."""
+    return a.call("isinf", dtype=torch.bool) if a.dtype.is_floating_point else truth(False)
+
+
+def sign_bit(a: Scalar) -> Scalar:
+    """The sign bit is set."""
+    if a.dtype == torch.bool:
+        return truth(False)
+    return a.call("signbit", dtype=torch.bool) if a.dtype.is_floating_point else a < 0
+
+
+def nan_to_num(a: Scalar, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Scalar:
+    """Replace NaN and infinities."""
+    if not a.dtype.is_floating_point:
+        return a
+    limits = torch.finfo(a.dtype)
+    large = limits.max if posinf is None else posinf
+    small = limits.min if neginf is None else neginf
+    return where(a.is_nan(), nan or 0.0, where(a.equals(math.inf), large, where(a.equals(-math.inf), small, a)))
+
+
+def xlogy(a: Scalar | Number, b: Scalar | Number, logarithm: str = "log") -> Scalar:
+    """`a * log(b)`, 0 where `a` is 0, NaN where `b` is."""
+    anchor = b if isinstance(b, Scalar) else a
+    assert isinstance(anchor, Scalar)
+    left, right = Scalar(anchor.lift(a)), Scalar(anchor.lift(b))
+    return where(right.is_nan(), math.nan, where(left.equals(0), 0, left * right.call(logarithm)))
+
+
+def log_add_exp(a: Scalar, b: Scalar, two: bool = False) -> Scalar:
+    """`log(exp(a) + exp(b))`, or to base 2."""
+    larger, smaller = a.call("maximum", b), a.call("minimum", b)
+    if two:
+        rest = (1 + (smaller - larger).call("exp2")).call("log2")
+    else:
+        rest = (smaller - larger).call("exp").call("log1p")
+    return where(is_infinite(a) & a.equals(b), a, larger + rest)
+
+
+def heaviside(a: Scalar, at_zero: Scalar) -> Scalar:
+    """0, `at_zero` or 1; NaN gives what eager gives (0)."""
+    return where(a.equals(0), at_zero, (a > 0).to(a.dtype))
+
+
+def sinc(a: Scalar) -> Scalar:
+    """`sin(pi a) / (pi a)`."""
+    scaled = a * math.pi
+    return where(a.equals(0), 1, scaled.call("sin") / scaled)
+
+
+def logit(a: Scalar, eps: float | None = None) -> Scalar:
+    """`log(a / (1 - a))`."""
+    if eps is not None:
+        a = where(a < eps, eps, where(a > 1 - eps, 1 - eps, a))
+    return (a / (1 - a)).call("log")
+
+
+def logit_backward(grad: Scalar, a: Scalar, eps: float | None = None) -> Scalar:
+    """Gradient of `logit`."""
+    if eps is not None:
+        return where((a < eps) | (a > 1 - eps), 0, grad / (a * (1 - a)))
+    return where((a < 0) | (a > 1), math.nan, grad / (a * (1 - a)))
+
+
+def add_product(a: Scalar, b: Scalar, c: Scalar, value: Number = 1) -> Scalar:
+    """`a + value * b * c`."""
+    return a + (b * c if value == 1 else b * value * c)
+
+
+def add_quotient(a: Scalar, b: Scalar, c: Scalar, value: Number = 1) -> Scalar:
+    """`a + value * b / c`."""
+    return a + (b / c if value == 1 else b * value / c)
+
+
+def lerp(a: Scalar, b: Scalar, weight: Scalar | Number) -> Scalar:
+    """Linear interpolation, exact at both ends."""
+    low, high = a + weight * (b - a), b - (b - a) * (1 - weight)
+    if isinstance(weight, Scalar):
+        return where(weight.call("abs") < 0.5, low, high)
+    return low if abs(weight) < 0.5 else high
+
+
+def masked_fill(a: Scalar, mask: Scalar, value: Scalar | Number) -> Scalar:
+    """`value` where the mask holds."""
+    return where(mask, value, a)
+
+
+def threshold(a: Scalar, limit: Number, value: Number) -> Scalar:
+    """`value` where `a <= limit`."""
+    return where(a <= limit, value, a)
+
+
+def threshold_backward(grad: Scalar, a: Scalar, limit: Number) -> Scalar:
+    """Gradient of `threshold` and relu."""
+    return where(a <= limit, 0, grad)
+
+
+def gelu(a: Scalar, approximate: str = "none") -> Scalar:
+    """Gaussian error linear unit."""
+    if approximate == "tanh":
+        inner = SQRT_TWO_BY_PI * (a + 0.044715 * (a * a * a))
+        return 0.5 * a * (1 + inner.call("tanh"))
+    return a * 0.5 * (1 + (a * SQRT_HALF).call("erf"))
+
+
+def gelu_backward(grad: Scalar, a: Scalar, approximate: str = "none") -> Scalar:
+    """Gradient of `gelu`."""
+    if approximate == "tanh":
+        tangent = (SQRT_TWO_BY_PI * (a + 0.044715 * (a * a * a))).call("tanh")
+        slope = SQRT_TWO_BY_PI * (1 + 3 * 0.044715 * (a * a))
+        return grad * (0.5 * (1 + tangent) + 0.5 * a * (1 - tangent * tangent) * slope)
+    density = (a * a * -0.5).call("exp") * (TWO_BY_SQRT_PI * SQRT_HALF * 0.5)
+    return grad * (0.5 * (1 + (a * SQRT_HALF).call("erf")) + a * density)
+
+
+def silu(a: Scalar) -> Scalar:
+    """`a * sigmoid(a)`."""
+    return a / (1 + (-a).call("exp"))
+
+
+def silu_backward(grad: Scalar, a: Scalar) -> Scalar:
+    """Gradient of `silu`."""
+    gate = a.call("sigmoid")
+    return grad * gate * (1 + a * (1 - gate))
+
+
+def softplus(a: Scalar, beta: Number = 1, limit: Number = 20) -> Scalar:
+    """`log(1 + exp(beta a)) / beta`, `a` where that overflows."""
+    scaled = a * beta
+    return where(scaled > limit, a, scaled.call("exp").call("log1p") / beta)
+
+
+def softplus_backward(grad: Scalar, a: Scalar, beta: Number, limit: Number) -> Scalar:
+    """Gradient of `softplus`."""
+    grown = (a * beta).call("exp")
+    return where(a * beta > limit, grad, grad * grown / (grown + 1))
+
+
+def mish(a: Scalar) -> Scalar:
+    """`a * tanh(log(1 + exp(a)))`."""
+    return a * a.call("exp").call("log1p").call("tanh")
+
+
+def mish_backward(grad: Scalar, a: Scalar) -> Scalar:
+    """Gradient of `mish`."""
+    gate, tangent = a.call("sigmoid"), a.call("exp").call("log1p").call("tanh")
+    return grad * (tangent + a * gate * (1 - tangent * tangent))
+
+
+def elu(a: Scalar, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Scalar:
+    """Exponential linear unit; also celu and selu."""
+    negative = (a * input_scale).call("expm1") * (alpha * scale)
+    return where(a <= 0, negative, a * scale)
+
+
+def elu_backward(
+    grad: Scalar, alpha: Number, scale: Number, input_scale: Number, is_result: bool, a: Scalar
+) -> Scalar:
+    """Gradient of `elu`, from its result or its argument."""
+    if is_result:
+        negative = grad * input_scale * (a + alpha * scale)
+    else:
+        negative = grad * (input_scale * alpha * scale) * (a * input_scale).call("exp")
+    return where(a <= 0, negative, grad * scale)
+
+
+def hardtanh_backward(grad: Scalar, a: Scalar, low: Number, high: Number) -> Scalar:
+    """Gradient of `hardtanh`."""
+    return where((a <= low) | (a >= high), 0, grad)
+
+
+def hardsigmoid(a: Scalar) -> Scalar:
+    """`relu6(a + 3) / 6`."""
+    return clamp(a + 3, 0, 6) / 6
+
+
+def hardsigmoid_backward(grad: Scalar, a: Scalar) -> Scalar:
+    """Gradient of `hardsigmoid`."""
+    return where((a > -3) & (a < 3), grad * (1 / 6), 0)
+
+
+def hardswish(a: Scalar) -> Scalar:
+    """`a * relu6(a + 3) / 6`."""
+    return a * clamp(a + 3, 0, 6) / 6
+
+
+def hardswish_backward(grad: Scalar, a: Scalar) -> Scalar:
+    """Gradient of `hardswish`."""
+    return where(a <= -3, 0, where(a < 3, grad * (a / 3 + 0.5), grad))
+
+
+def leaky_relu(a: Scalar, slope: Number = 0.01) -> Scalar:
+    """`a`, or `slope * a` where negative."""
+    return where(a > 0, a, a * slope)
+
+
+def leaky_relu_backward(grad: Scalar, a: Scalar, slope: Number, is_result: bool) -> Scalar:
+    """Gradient of `leaky_relu`."""
+    return where(a > 0, grad, grad * slope)
+
+
+def prelu(a: Scalar, weight: Scalar) -> Scalar:
+    """`leaky_relu` with a slope per element."""
+    return where(a > 0, a, weight * a)
+
+
+def hardshrink(a: Scalar, limit: Number = 0.5) -> Scalar:
+    """0 within the limit."""
+    return where((a >= -limit) & (a <= limit), 0, a)
+
+
+def hardshrink_backward(grad: Scalar, a: Scalar, limit: Number) -> Scalar:
+    """Gradient of `hardshrink` and `softshrink`."""
+    return where((a >= -limit) & (a <= limit), 0, grad)
+
+
+def softshrink(a: Scalar, limit: Number = 0.5) -> Scalar:
+    """Moved towards 0 by the limit; NaN stays."""
+    return where(a > limit, a - limit, where(a < -limit, a + limit, a * 0))
+
+
+def log_sigmoid(a: Scalar) -> Scalar:
+    """`log(sigmoid(a))` without overflow."""
+    return a.call("minimum", 0) - (-a.call("abs")).call("exp").call("log1p")
+
+
+def log_sigmoid_backward(grad: Scalar, a: Scalar) -> Scalar:
+    """Gradient of `log_sigmoid`."""
+    small = (-a.call("abs")).call("exp")
+    negative = a < 0
+    return grad * (where(negative, Scalar(a.lift(1)), 0) - where(negative, Scalar(a.lift(1)), -1) * (small / (1 + small)))
+
+
+def sigmoid_backward(grad: Scalar, result: Scalar) -> Scalar:
+    """Gradient of the sigmoid from its result."""
+    return grad * (1 - result) * result
+
+
+def tanh_backward(grad: Scalar, result: Scalar) -> Scalar:
+    """Gradient of tanh from its result."""
+    return grad * (1 - result * result)
+
+
+def entropy(a: Scalar) -> Scalar:
+    """`-a * log(a)`, 0 at 0, minus infinity below, NaN at NaN."""
+    return where(a.is_nan(), a, where(a > 0, -a * a.call("log"), where(a.equals(0), 0, Scalar(a.lift(-math.inf)))))
+
+
+def normal_cdf(a: Scalar) -> Scalar:
+    """The standard normal distribution function."""
+    scaled = a * SQRT_HALF
+    return where(a < -1, scaled.call("neg").call("erfc") * 0.5, (1 + scaled.call("erf")) * 0.5)
+
+
+def mse(a: Scalar, b: Scalar) -> Scalar:
+    """The squared difference."""
+    return (a - b) * (a - b)

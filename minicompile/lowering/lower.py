@@ -1,0 +1,209 @@
+"""The walk over an ATen graph that applies the rules.
+
+Every operator must come out right: a rule that does not fit, a dtype, a device or an operator without a rule becomes an
+extern kernel with the reason. This module must not know single operators, except for writes of graph inputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from minicompile.config import Config
+from minicompile.errors import Unsupported
+from minicompile.ir.index import Index
+from minicompile.ir.loops import Buffer, BufferView, LoweredGraph, Origin
+from minicompile.lowering import creation, extern, pointwise, reduction, view  # noqa: F401  (they register their rules)
+from minicompile.lowering.builder import GraphBuilder
+from minicompile.lowering.extern import call_operator
+from minicompile.lowering.registry import RULES, VIEWS, UseExtern
+from minicompile.lowering.sizes import is_one, size_index, size_indices
+from minicompile.lowering.values import LOOP_DTYPES, TensorValue
+
+
+def lower_graph(module: GraphModule, config: Config, name: str) -> LoweredGraph:
+    """Turn a functional ATen graph into loops and extern kernels."""
+    return GraphLowering(module, config, name).run()
+
+
+def main_device(module: GraphModule) -> torch.device:
+    """Where loops run: the first accelerator that a tensor of the graph lives on, else the CPU."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type not in ("cpu", "meta"):
+                return tensor.device
+    return torch.device("cpu")
+
+
+class GraphLowering:
+    """One run of `lower_graph`."""
+
+    def __init__(self, module: GraphModule, config: Config, name: str) -> None:
+        self.module = module
+        self.builder = GraphBuilder(name, config, main_device(module))
+        self.values: dict[Node, Any] = {}
+        self.inputs: list[str] = []
+        self.size_inputs: dict[str, Index] = {}
+        self.outputs: tuple[Any, ...] = ()
+
+    def run(self) -> LoweredGraph:
+        """Lower every node in order."""
+        for node in self.module.graph.nodes:
+            self.builder.node = node
+            self.builder.origin = origin_of(node) if node.op == "call_function" else None
+            self.values[node] = self._lower(node)
+        return self.builder.finish(tuple(self.inputs), self.size_inputs, self.outputs)
+
+    def _lower(self, node: Node) -> Any:
+        match node.op:
+            case "placeholder":
+                return self._placeholder(node)
+            case "get_attr":
+                return self._constant(node)
+            case "call_function":
+                return self._call(node)
+            case "output":
+                self.outputs = tuple(self._output(result) for result in node.args[0])  # type: ignore[union-attr]
+                return None
+        raise Unsupported("graph node", f"a graph cannot hold a {node.op} node ({node.name})")
+
+    # Inputs and constants
+
+    def _placeholder(self, node: Node) -> Any:
+        name = self.builder.unique_name(node.name)
+        self.inputs.append(name)
+        example = node.meta.get("val")
+        if isinstance(example, torch.Tensor):
+            return self._known_tensor(name, example, "input")
+        if isinstance(example, (torch.SymInt, int)) and not isinstance(example, bool):
+            self.size_inputs[name] = size_index(example)
+            return self.size_inputs[name]
+        if example is None:
+            return None
+        raise Unsupported("graph input", f"{node.name} is a {type(example).__name__}")
+
+    def _constant(self, node: Node) -> Any:
+        value: Any = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = self.builder.unique_name(node.name)
+        self.builder.constants[name] = value.detach()
+        return self._known_tensor(name, value, "constant")
+
+    def _known_tensor(self, name: str, example: torch.Tensor, role: Any) -> TensorValue:
+        if example.layout != torch.strided:
+            raise Unsupported("sparse tensor", f"{name} is a {example.layout} tensor")
+        sizes, strides = size_indices(example.shape), size_indices(example.stride())
+        self.builder.buffers[name] = Buffer(name, example.dtype, example.device, sizes, strides, role)
+        return TensorValue(name, example.dtype, example.dtype, example.device, sizes, strides)
+
+    # Operators
+
+    def _call(self, node: Node) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            container, position = node.args
+            return self.values[container][position]  # type: ignore[index]
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return size_index(value)
+        if isinstance(value, (int, float, bool)) and not isinstance(target, torch._ops.OpOverload):
+            return value
+        if not isinstance(target, torch._ops.OpOverload):
+            raise Unsupported("graph function", f"{node.name} calls {target}, which is not an ATen operator")
+        args = self._arguments(node.args)
+        kwargs = {key: self._arguments(argument) for key, argument in node.kwargs.items()}
+        return self._apply(node, target, args, kwargs)
+
+    def _arguments(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return self.values[argument]
+        if isinstance(argument, (tuple, list)):
+            return tuple(map(self._arguments, argument)) if type(argument) is tuple else [*map(self._arguments, argument)]
+        if isinstance(argument, slice):
+            raise Unsupported("graph argument", f"{argument} in {self.builder.node.name}")
+        return argument
+
+    def _apply(self, node: Node, target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        rule = RULES.get(target)
+        reason = "no rule for this operator"
+        if rule is not None:
+            point = self.builder.checkpoint()
+            try:
+                if target in VIEWS:
+                    return self._checked_view(rule(self.builder, *args, **kwargs))
+                self._require_loops(node, args, kwargs)
+                args, kwargs = self._on_main_device(args), {k: self._on_main_device(v) for k, v in kwargs.items()}
+                return rule(self.builder, *args, **kwargs)
+            except UseExtern as refusal:
+                self.builder.roll_back(point)
+                reason = str(refusal)
+        return call_operator(self.builder, target, args, kwargs, reason)
+
+    def _checked_view(self, result: Any) -> Any:
+        """Accesses that are not linear can only be copied by a loop."""
+        for value in result if isinstance(result, tuple) else (result,):
+            if value.strides is None and (value.dtype not in LOOP_DTYPES or value.device != self.builder.device):
+                raise UseExtern(f"a view that is not strided, of {value.dtype} on {value.device}")
+        return result
+
+    def _require_loops(self, node: Node, args: Any, kwargs: dict[str, Any]) -> None:
+        """Refuse what loops cannot hold: other dtypes, and results on other devices."""
+        value = node.meta["val"]
+        for result in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(result, torch.Tensor):
+                if result.dtype not in LOOP_DTYPES:
+                    raise UseExtern(f"loops do not compute {result.dtype}")
+                if result.device != self.builder.device:
+                    raise UseExtern(f"the result is on {result.device}, the graph runs on {self.builder.device}")
+        for argument in tensors_in((args, tuple(kwargs.values()))):
+            if argument.dtype not in LOOP_DTYPES:
+                raise UseExtern(f"loops do not read {argument.dtype}")
+
+    def _on_main_device(self, argument: Any) -> Any:
+        if isinstance(argument, TensorValue):
+            return self.builder.moved_to(argument, self.builder.device)
+        if isinstance(argument, (tuple, list)):
+            return type(argument)(map(self._on_main_device, argument))
+        return argument
+
+    # Outputs
+
+    def _output(self, result: Any) -> Any:
+        if not isinstance(result, Node):
+            return size_index(result) if isinstance(result, torch.SymInt) else result
+        value = self.values[result]
+        if not isinstance(value, TensorValue):
+            return value
+        example = result.meta["val"]
+        sizes, strides = size_indices(example.shape), size_indices(example.stride())
+        self.builder.node = result
+        if value.strides is None or value.copied:
+            value = self.builder.copy(value, strides=strides, suffix="out")
+        assert value.strides is not None
+        shown = tuple(
+            eager if is_one(size) else own for size, own, eager in zip(sizes, value.strides, strides, strict=True)
+        )
+        return BufferView(value.buffer, sizes, shown, value.offset, value.dtype)
+
+
+def origin_of(node: Node) -> Origin:
+    """Where a node comes from, for names, comments and reports."""
+    meta = node.meta
+    written = meta.get("operator") or getattr(node.target, "__name__", str(node.target))
+    return Origin(node.name, str(written), meta.get("variable") or "", meta.get("location"))
+
+
+def tensors_in(value: Any) -> list[TensorValue]:
+    """Every tensor in nested lists and tuples."""
+    if isinstance(value, TensorValue):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [found for item in value for found in tensors_in(item)]
+    return []

@@ -1,0 +1,384 @@
+"""Reductions, and the operators that are a reduction with pointwise work around it.
+
+A loop has no work after its fold, so a mean is a sum into fp32 and a division. Half precisions are folded from fp32
+values into fp32 buffers wherever more work follows. This module must not know how a fold is scheduled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.ir.expr import Expr, cast
+from minicompile.ir.index import ONE, ZERO, Index, product
+from minicompile.lowering.builder import GraphBuilder, Indices
+from minicompile.lowering.registry import UseExtern, lowers
+from minicompile.lowering.scalar import Scalar, index_value, where
+from minicompile.lowering.sizes import is_empty, is_one, size_indices
+from minicompile.lowering.values import TensorValue
+from minicompile.lowering.view import wrap
+
+
+def dims_of(value: TensorValue, dims: Any) -> list[int]:
+    """The dimensions to fold; none given means all."""
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return list(range(value.rank))
+    if value.rank == 0:
+        return []
+    return sorted({wrap(d, value.rank) for d in ([dims] if isinstance(dims, int) else dims)})
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What statistics are kept in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _node_strides(builder: GraphBuilder) -> Indices:
+    return size_indices(builder.val.stride())
+
+
+def _fold(
+    builder: GraphBuilder, kind: Any, value: TensorValue, dims: list[int], body: Callable[[Scalar], Scalar],
+    *, dtype: torch.dtype, keepdim: bool, identity: Any = None,
+) -> TensorValue:  # fmt: skip
+    """One fold whose result is the node's."""
+    return builder.reduce(
+        kind, value.sizes, dims, dtype, lambda i: body(Scalar(value.load(i))).expr,
+        keepdim=keepdim, strides=_node_strides(builder), identity=identity,
+    )  # fmt: skip
+
+
+@lowers("aten.sum.default", "aten.sum.dim_IntList")
+def lower_sum(
+    builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> TensorValue:
+    """Integers and booleans add up in int64."""
+    result = builder.val.dtype
+    return _fold(
+        builder, "sum", value, dims_of(value, dims), lambda x: x.to(result), dtype=result, keepdim=keepdim, identity=0
+    )
+
+
+@lowers("aten.prod.default", "aten.prod.dim_int")
+def lower_prod(
+    builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> TensorValue:
+    """Integers and booleans multiply in int64."""
+    result = builder.val.dtype
+    return _fold(
+        builder, "prod", value, dims_of(value, dim), lambda x: x.to(result), dtype=result, keepdim=keepdim, identity=1
+    )
+
+
+def _extreme(kind: str) -> Callable[..., TensorValue]:
+    def rule(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
+        return _fold(builder, kind, value, dims_of(value, dims), lambda x: x, dtype=value.dtype, keepdim=keepdim)
+
+    return rule
+
+
+lowers("aten.amax.default", "aten.max.default")(_extreme("max"))
+lowers("aten.amin.default", "aten.min.default")(_extreme("min"))
+
+
+@lowers("aten.aminmax.default")
+def lower_aminmax(builder: GraphBuilder, value: TensorValue, *, dim: Any = None, keepdim: bool = False) -> Any:
+    """Both extremes."""
+    dims = dims_of(value, dim)
+    return tuple(
+        builder.reduce(kind, value.sizes, dims, value.dtype, value.load, keepdim=keepdim, suffix=kind)  # type: ignore[arg-type]
+        for kind in ("min", "max")
+    )
+
+
+@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
+def lower_any(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
+    """Some element is non-zero."""
+    found = _any(builder, value, dims, keepdim, lambda x: x.to(torch.bool))
+    return found if builder.val.dtype == torch.bool else builder.like_node(found.load)
+
+
+@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
+def lower_all(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
+    """No element is zero."""
+    found = _any(builder, value, dims, keepdim, lambda x: ~x.to(torch.bool))
+    return builder.like_node(lambda i: (~Scalar(found.load(i))).to(builder.val.dtype).expr)
+
+
+def _any(
+    builder: GraphBuilder, value: TensorValue, dims: Any, keepdim: bool, body: Callable[[Scalar], Scalar]
+) -> TensorValue:
+    chosen = [] if isinstance(dims, (list, tuple)) and not dims else dims_of(value, dims)
+    return _fold(builder, "any", value, chosen, body, dtype=torch.bool, keepdim=keepdim, identity=False)
+
+
+def _position(builder: GraphBuilder, kind: str, value: TensorValue, dims: list[int], keepdim: bool) -> TensorValue:
+    """Where the extreme is, in row-major order of the folded dimensions."""
+    if is_empty(value.sizes[d] for d in dims):
+        raise UseExtern("a position in nothing")
+    strides = None if isinstance(builder.val, (tuple, list)) else _node_strides(builder)
+    if all(is_one(value.sizes[d]) for d in dims):
+        kept = tuple(ONE if d in dims else s for d, s in enumerate(value.sizes) if keepdim or d not in dims)
+        return builder.pointwise(kept, torch.int64, lambda _: index_value(ZERO).expr, strides=strides, suffix=kind)
+    return builder.reduce(
+        kind, value.sizes, dims, torch.int64, value.load, keepdim=keepdim, strides=strides, suffix=kind  # type: ignore[arg-type]
+    )
+
+
+@lowers("aten.argmax.default")
+def lower_argmax(builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
+    """Position of the largest element."""
+    return _position(builder, "argmax", value, dims_of(value, dim), keepdim)
+
+
+@lowers("aten.argmin.default")
+def lower_argmin(builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
+    """Position of the smallest element."""
+    return _position(builder, "argmin", value, dims_of(value, dim), keepdim)
+
+
+def _extreme_with_position(kind: str) -> Callable[..., Any]:
+    def rule(builder: GraphBuilder, value: TensorValue, dim: int, keepdim: bool = False) -> Any:
+        dims = dims_of(value, dim)
+        if value.dtype == torch.bool:
+            raise UseExtern("extreme positions of booleans")
+        extreme = builder.reduce(kind, value.sizes, dims, value.dtype, value.load, keepdim=keepdim, suffix="values")  # type: ignore[arg-type]
+        return extreme, _position(builder, f"arg{kind}", value, dims, keepdim)
+
+    return rule
+
+
+lowers("aten.max.dim")(_extreme_with_position("max"))
+lowers("aten.min.dim")(_extreme_with_position("min"))
+
+
+def folded_count(value: TensorValue, dims: Sequence[int]) -> Index:
+    """How many elements go into one result."""
+    return product(value.sizes[d] for d in dims)
+
+
+def sum_into(
+    builder: GraphBuilder, sizes: Indices, dims: list[int], dtype: torch.dtype,
+    body: Callable[[Indices], Expr], suffix: str, kind: Any = "sum",
+) -> TensorValue:  # fmt: skip
+    """A fold of intermediate values that keeps its dimensions."""
+    identity = {"sum": 0, "max": -math.inf}[kind]
+    return builder.reduce(kind, sizes, dims, dtype, body, keepdim=True, suffix=suffix, identity=identity)
+
+
+def _kept_indices(indices: Indices, dims: list[int], rank: int, keepdim: bool) -> Indices:
+    """Where a result of `keepdim=False` finds its row in a `keepdim=True` buffer."""
+    if keepdim:
+        return indices
+    remaining = iter(indices)
+    return tuple(ZERO if d in dims else next(remaining) for d in range(rank))
+
+
+@lowers("aten.mean.default", "aten.mean.dim")
+def lower_mean(
+    builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> TensorValue:
+    """Sum over count; nothing at all gives NaN."""
+    chosen = dims_of(value, dims)
+    wide = working_dtype(builder.val.dtype)
+    summed = sum_into(builder, value.sizes, chosen, wide, lambda i: cast(value.load(i), wide), "sum")
+    count = folded_count(value, chosen)
+    return builder.like_node(
+        lambda i: (Scalar(summed.load(_kept_indices(i, chosen, value.rank, keepdim))) / count)  # type: ignore[operator]
+        .to(builder.val.dtype).expr
+    )  # fmt: skip
+
+
+def moments(
+    builder: GraphBuilder, value: TensorValue, dims: list[int], wide: torch.dtype
+) -> tuple[TensorValue, TensorValue]:
+    """The mean, and the sum of squared distances from it, both with kept dimensions: two passes, no cancellation."""
+    count = folded_count(value, dims)
+    summed = sum_into(builder, value.sizes, dims, wide, lambda i: cast(value.load(i), wide), "sum")
+    mean = builder.pointwise(
+        summed.sizes, wide, lambda i: (Scalar(summed.load(i)) / count).expr, suffix="mean"  # type: ignore[operator]
+    )
+
+    def centred_square(indices: Indices) -> Expr:
+        centred = Scalar(cast(value.load(indices), wide)) - Scalar(mean.load_broadcast(indices))
+        return (centred * centred).expr
+
+    return mean, sum_into(builder, value.sizes, dims, wide, centred_square, "squares")
+
+
+def _spread(builder: GraphBuilder, value: TensorValue, dims: Any, correction: Any, root: bool, with_mean: bool,
+            keepdim: bool) -> Any:  # fmt: skip
+    """Variance or deviation, and the mean if asked."""
+    chosen = dims_of(value, dims)
+    result = builder.val[0].dtype if with_mean else builder.val.dtype
+    mean, squares = moments(builder, value, chosen, working_dtype(result))
+    count = folded_count(value, chosen)
+    if count.constant is None:
+        raise UseExtern("the variance over a symbolic size")
+    divisor = max(count.constant - (1 if correction is None else correction), 0)
+
+    def spread(indices: Indices) -> Expr:
+        variance = Scalar(squares.load(_kept_indices(indices, chosen, value.rank, keepdim))) / divisor
+        return cast((variance.call("sqrt") if root else variance).expr, result)
+
+    def centre(indices: Indices) -> Expr:
+        return cast(mean.load(_kept_indices(indices, chosen, value.rank, keepdim)), result)
+
+    if with_mean:
+        return builder.like_node(spread, 0), builder.like_node(centre, 1)
+    return builder.like_node(spread)
+
+
+def _register_spreads() -> None:
+    for name, root, with_mean in (
+        ("var", False, False), ("std", True, False), ("var_mean", False, True), ("std_mean", True, True),
+    ):  # fmt: skip
+
+        def rule(
+            builder: GraphBuilder, value: TensorValue, dims: Any = None, *, correction: Any = None,
+            keepdim: bool = False, root: bool = root, with_mean: bool = with_mean,
+        ) -> Any:  # fmt: skip
+            return _spread(builder, value, dims, correction, root, with_mean, keepdim)
+
+        lowers(f"aten.{name}.correction")(rule)
+
+
+_register_spreads()
+
+
+@lowers("aten.linalg_vector_norm.default")
+def lower_vector_norm(
+    builder: GraphBuilder, value: TensorValue, order: Any = 2, dims: Any = None, keepdim: bool = False, *,
+    dtype: Any = None,
+) -> TensorValue:  # fmt: skip
+    """The norms that are a sum or an extreme of absolute values."""
+    chosen = dims_of(value, dims)
+    wide = working_dtype(builder.val.dtype)
+
+    def magnitude(indices: Indices) -> Scalar:
+        return Scalar(cast(value.load(indices), wide)).call("abs")
+
+    if order in (math.inf, -math.inf):
+        if is_empty(value.sizes):
+            raise UseExtern("an extreme of nothing")
+        kind = "max" if order > 0 else "min"
+        fold: Callable[[Indices], Expr] = lambda i: magnitude(i).expr  # noqa: E731
+        finish: Callable[[Scalar], Scalar] = lambda x: x  # noqa: E731
+    else:
+        kind, (fold, finish) = "sum", _norm_parts(order, magnitude)
+    folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=True, suffix="fold", identity=0)  # type: ignore[arg-type]
+    return builder.like_node(
+        lambda i: cast(
+            finish(Scalar(folded.load(_kept_indices(i, chosen, value.rank, keepdim)))).expr, builder.val.dtype
+        )
+    )
+
+
+def _norm_parts(order: Any, magnitude: Callable[[Indices], Scalar]) -> Any:
+    """What is summed, and what is done with the sum."""
+    if order == 2:
+        return lambda i: (magnitude(i) * magnitude(i)).expr, lambda x: x.call("sqrt")
+    if order == 1:
+        return lambda i: magnitude(i).expr, lambda x: x
+    if order == 0:
+        return lambda i: (lambda m: m.differs(0).to(m.dtype).expr)(magnitude(i)), lambda x: x
+    return lambda i: magnitude(i).call("pow", order).expr, lambda x: x.call("pow", 1 / order)
+
+
+def _softmax_parts(builder: GraphBuilder, value: TensorValue, dim: int) -> tuple[list[int], torch.dtype, Any]:
+    """The folded dimension, the dtype of the statistics, and `value - max` as a function of the indices."""
+    dims = dims_of(value, dim)
+    wide = working_dtype(builder.val.dtype)
+    largest = sum_into(builder, value.sizes, dims, wide, lambda i: cast(value.load(i), wide), "max", kind="max")
+
+    def shifted(indices: Indices) -> Scalar:
+        return Scalar(cast(value.load(indices), wide)) - Scalar(largest.load_broadcast(indices))
+
+    return dims, wide, shifted
+
+
+@lowers("aten._softmax.default", "aten._safe_softmax.default")
+def lower_softmax(builder: GraphBuilder, value: TensorValue, dim: int, *_: Any, **__: Any) -> TensorValue:
+    """`exp(x - max) / sum`; the safe one gives 0 where a row is all minus infinity."""
+    dims, wide, shifted = _softmax_parts(builder, value, dim)
+    summed = sum_into(builder, value.sizes, dims, wide, lambda i: shifted(i).call("exp").expr, "sum")
+    safe = builder.node.target is torch.ops.aten._safe_softmax.default
+
+    def body(indices: Indices) -> Expr:
+        result = shifted(indices).call("exp") / Scalar(summed.load_broadcast(indices))
+        if safe:
+            result = where(_all_masked(builder, value, dims, indices), 0, result)
+        return cast(result.expr, builder.val.dtype)
+
+    return builder.like_node(body)
+
+
+def _all_masked(builder: GraphBuilder, value: TensorValue, dims: list[int], indices: Indices) -> Scalar:
+    finite = builder.reduce(
+        "any", value.sizes, dims, torch.bool, lambda i: Scalar(value.load(i)).differs(-math.inf).expr,
+        keepdim=True, suffix="unmasked", identity=False,
+    )  # fmt: skip
+    return ~Scalar(finite.load_broadcast(indices))
+
+
+@lowers("aten._log_softmax.default")
+def lower_log_softmax(builder: GraphBuilder, value: TensorValue, dim: int, *_: Any) -> TensorValue:
+    """`x - max - log(sum(exp(x - max)))`."""
+    dims, wide, shifted = _softmax_parts(builder, value, dim)
+    summed = sum_into(builder, value.sizes, dims, wide, lambda i: shifted(i).call("exp").expr, "sum")
+    return builder.like_node(
+        lambda i: cast((shifted(i) - Scalar(summed.load_broadcast(i)).call("log")).expr, builder.val.dtype)
+    )
+
+
+@lowers("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
+def lower_softmax_backward(
+    builder: GraphBuilder, grad: TensorValue, result: TensorValue, dim: int, dtype: torch.dtype
+) -> TensorValue:
+    """Gradients from the saved result."""
+    dims = dims_of(result, dim)
+    wide = working_dtype(grad.dtype)
+    logarithmic = builder.node.target is torch.ops.aten._log_softmax_backward_data.default
+
+    def parts(indices: Indices) -> tuple[Scalar, Scalar]:
+        return Scalar(cast(grad.load(indices), wide)), Scalar(cast(result.load(indices), wide))
+
+    def summand(indices: Indices) -> Expr:
+        g, y = parts(indices)
+        return (g if logarithmic else g * y).expr
+
+    summed = sum_into(builder, result.sizes, dims, wide, summand, "sum")
+
+    def body(indices: Indices) -> Expr:
+        (g, y), s = parts(indices), Scalar(summed.load_broadcast(indices))
+        return cast((g - y.call("exp") * s if logarithmic else y * (g - s)).expr, builder.val.dtype)
+
+    return builder.like_node(body)
+
+
+@lowers("aten.logsumexp.default")
+def lower_logsumexp(builder: GraphBuilder, value: TensorValue, dims: Any, keepdim: bool = False) -> TensorValue:
+    """Shifted by the maximum unless that is infinite."""
+    if not value.dtype.is_floating_point:
+        raise UseExtern("logsumexp of integers")
+    chosen = dims_of(value, dims)
+    wide = working_dtype(value.dtype)
+    largest = sum_into(builder, value.sizes, chosen, wide, lambda i: cast(value.load(i), wide), "max", kind="max")
+
+    def shift(indices: Indices) -> Scalar:
+        top = Scalar(largest.load_broadcast(indices))
+        return where(top.call("abs").equals(math.inf), 0, top)
+
+    summed = sum_into(
+        builder, value.sizes, chosen, wide,
+        lambda i: (Scalar(cast(value.load(i), wide)) - shift(i)).call("exp").expr, "sum",
+    )  # fmt: skip
+
+    def body(indices: Indices) -> Expr:
+        kept = _kept_indices(indices, chosen, value.rank, keepdim)
+        return cast((Scalar(summed.load(kept)).call("log") + shift(kept)).expr, builder.val.dtype)
+
+    return builder.like_node(body)

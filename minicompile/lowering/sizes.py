@@ -1,0 +1,103 @@
+"""Sizes at the boundary: integers and torch's symbolic integers become `Index`.
+
+Symbolic sizes are SymPy expressions of torch's `ShapeEnv`; they are read by class name, so that this module never
+imports SymPy and a static graph never pays for it. It must not know about tensors' values or loops.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from minicompile.errors import Unsupported
+from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index, hint, product, total
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _integer(value: int) -> Index:
+    return as_index(value)
+
+
+def size_index(value: Any) -> Index:
+    """An `Index` for an `int`, a `torch.SymInt` or an `Index`."""
+    if type(value) is int:
+        return _integer(value)
+    if isinstance(value, Index):
+        return value
+    if isinstance(value, torch.SymInt):
+        return _symbolic(value.node.expr, value.node.shape_env)
+    return _integer(int(value))
+
+
+def size_indices(values: Iterable[Any]) -> tuple[Index, ...]:
+    """`size_index` of each."""
+    return tuple(size_index(value) for value in values)
+
+
+def is_one(size: Index) -> bool:
+    """Whether a size is known to be 1."""
+    return size is ONE
+
+
+def is_empty(sizes: Iterable[Index]) -> bool:
+    """Whether some size is known to be 0."""
+    return any(size is ZERO for size in sizes)
+
+
+def contiguous_strides(sizes: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Row-major strides; like torch's, a size of 0 counts as 1."""
+    strides: list[Index] = []
+    step = ONE
+    for size in reversed(sizes):
+        strides.append(step)
+        if size is not ZERO:
+            step = step * size
+    return tuple(reversed(strides))
+
+
+def overlaps(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
+    """Whether two positions share an element (as far as the sizes seen at compile time tell)."""
+    end = 1
+    for stride, size in sorted((hint(stride), hint(size)) for size, stride in zip(sizes, strides, strict=True)):
+        if size > 1:
+            if stride < end:
+                return True
+            end = stride * (size - 1) + end
+    return False
+
+
+def _symbolic(expression: Any, shape_env: Any) -> Index:
+    """A SymPy integer expression as an `Index`."""
+    kind = type(expression).__name__
+    if kind == "Symbol":
+        return as_index(_symbol(expression, shape_env))
+    if expression.is_Integer:
+        return _integer(int(expression))
+    arguments = expression.args
+    if kind == "Add":
+        return total(_symbolic(a, shape_env) for a in arguments)
+    if kind == "Mul":
+        return product(_symbolic(a, shape_env) for a in arguments)
+    if kind == "Pow" and arguments[1].is_Integer and int(arguments[1]) >= 0:
+        return product([_symbolic(arguments[0], shape_env)] * int(arguments[1]))
+    if kind in ("FloorDiv", "CleanDiv"):
+        return _symbolic(arguments[0], shape_env) // _symbolic(arguments[1], shape_env)
+    if kind in ("Mod", "PythonMod"):
+        return _symbolic(arguments[0], shape_env) % _symbolic(arguments[1], shape_env)
+    if kind == "ModularIndexing":
+        base, divisor, modulus = (_symbolic(a, shape_env) for a in arguments)
+        return (base // divisor) % modulus
+    raise Unsupported("symbolic size", f"a size is {expression}, and {kind} has no integer form here")
+
+
+def _symbol(symbol: Any, shape_env: Any) -> Symbol:
+    values = getattr(shape_env, "backed_var_to_val", None) or getattr(shape_env, "var_to_val", {})
+    if symbol not in values:
+        raise Unsupported("data-dependent size", f"the size {symbol} is known only from the data")
+    bounds = shape_env.var_to_range.get(symbol)
+    lowest = int(bounds.lower) if bounds is not None and math.isfinite(float(bounds.lower)) else 0
+    return Symbol(str(symbol), int(values[symbol]), max(lowest, 0))

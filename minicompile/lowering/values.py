@@ -1,0 +1,132 @@
+"""What lowering computes with: a tensor as a buffer and an access into it.
+
+A `TensorValue` is `sizes` and a flat element offset over placeholder axes, so a view is a value of the same buffer with
+another offset. Where the offset is linear, `strides` and `offset` say so, which is what a call of an operator needs.
+This module must not emit loops or know operators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from minicompile.ir.expr import Apply, Expr, Load
+from minicompile.ir.index import ZERO, Axis, FloorDiv, Index, Mod, as_index, substitute
+from minicompile.lowering.sizes import is_one
+
+LOOP_DTYPES = frozenset({
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+})  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def loop_axes(sizes: tuple[Index, ...], prefix: str = "i") -> tuple[Index, ...]:
+    """One axis per size as an index; sizes of one need none and are 0."""
+    return tuple(ZERO if is_one(s) else as_index(Axis(f"{prefix}{d}", s)) for d, s in enumerate(sizes))
+
+
+def axes_of(indices: Sequence[Index]) -> tuple[Axis, ...]:
+    """The axes among indices made by `loop_axes`."""
+    return tuple(index.terms[0][0][0] for index in indices if index.terms)  # type: ignore[misc]
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _linear(strides: tuple[Index, ...], offset: Index, indices: tuple[Index, ...]) -> Index:
+    result = offset
+    for stride, index in zip(strides, indices, strict=True):
+        if index.terms:
+            result = result + stride * index
+    return result
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _substituted(flat: Index, placeholders: tuple[Index, ...], indices: tuple[Index, ...]) -> Index:
+    pairs = zip(placeholders, indices, strict=True)
+    return substitute(flat, {p.terms[0][0][0]: index for p, index in pairs if p.terms})
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _linear_form(flat: Index, placeholders: tuple[Index, ...]) -> tuple[tuple[Index, ...], Index] | None:
+    """`(strides, offset)` if `flat` is linear in the placeholders with non-negative strides."""
+    position = {p.terms[0][0][0]: d for d, p in enumerate(placeholders) if p.terms}
+    strides = [ZERO] * len(placeholders)
+    offset = ZERO
+    for monomial, coefficient in flat.terms:
+        mine = [a for a in monomial if a in position]
+        if any(isinstance(a, (FloorDiv, Mod)) for a in monomial) or len(mine) > 1 or (mine and coefficient < 0):
+            return None
+        rest = Index(((tuple(a for a in monomial if a not in position), coefficient),))
+        if mine:
+            strides[position[mine[0]]] = strides[position[mine[0]]] + rest
+        else:
+            offset = offset + rest
+    return tuple(strides), offset
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorValue:
+    """A tensor in the middle of lowering.
+
+    Attributes:
+        buffer: where its elements lie.
+        dtype, stored: as the graph sees it, and as the buffer has it (they differ after `view(dtype)`).
+        device, sizes: as in torch.
+        strides: in elements, where the access is linear; `None` where it is not. Sizes of one may have any.
+        offset: of the first element, where the access is linear.
+        flat: the flat offset over `loop_axes(sizes, "v")`, where the access is not linear.
+        copied: eager would have made a copy here; it must be made if the value leaves the graph.
+    """
+
+    buffer: str
+    dtype: torch.dtype
+    stored: torch.dtype
+    device: torch.device
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...] | None
+    offset: Index = ZERO
+    flat: Index | None = None
+    copied: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.sizes)
+
+    def at(self, indices: Sequence[Index]) -> Index:
+        """Flat element offset of the element at `indices`."""
+        if self.strides is not None:
+            return _linear(self.strides, self.offset, tuple(indices))
+        assert self.flat is not None
+        return _substituted(self.flat, loop_axes(self.sizes, "v"), tuple(indices))
+
+    def load(self, indices: Sequence[Index]) -> Expr:
+        """The element at `indices`, in the value's dtype."""
+        element = Load(self.buffer, self.at(indices), self.stored)
+        return element if self.stored == self.dtype else Apply("bitcast", (element,), self.dtype)
+
+    def load_broadcast(self, indices: Sequence[Index]) -> Expr:
+        """The element that broadcasting puts at `indices` of a result of at least this rank."""
+        own = indices[len(indices) - len(self.sizes) :] if self.sizes else ()
+        return self.load([ZERO if is_one(size) else index for size, index in zip(self.sizes, own, strict=True)])
+
+    def reindexed(
+        self, sizes: tuple[Index, ...], source: Callable[[tuple[Index, ...]], Sequence[Index]], copied: bool = False
+    ) -> TensorValue:
+        """The view of `sizes` whose element at `i` is this value's element at `source(i)`."""
+        placeholders = loop_axes(sizes, "v")
+        return self.with_flat(sizes, self.at(source(placeholders)), copied)
+
+    def with_flat(self, sizes: tuple[Index, ...], flat: Index, copied: bool = False) -> TensorValue:
+        """The view of `sizes` with a flat offset over `loop_axes(sizes, "v")`."""
+        linear = _linear_form(flat, loop_axes(sizes, "v"))
+        if linear is not None:
+            return dataclasses.replace(
+                self, sizes=sizes, strides=linear[0], offset=linear[1], flat=None, copied=self.copied or copied
+            )
+        return dataclasses.replace(
+            self, sizes=sizes, strides=None, offset=ZERO, flat=flat, copied=self.copied or copied
+        )

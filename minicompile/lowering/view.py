@@ -1,0 +1,354 @@
+"""Views: operators that compute nothing and only rewrite accesses.
+
+Flips, rolls and repeats copy in eager; here they are accesses as well, copied only if the value leaves the graph. This
+module must not emit loops (copies that a layout forces apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minicompile.ir.index import ONE, ZERO, Index, hint, product, upper_bound
+from minicompile.lowering.builder import GraphBuilder, Indices
+from minicompile.lowering.registry import UseExtern, lowers_view
+from minicompile.lowering.sizes import is_empty, is_one, size_index, size_indices
+from minicompile.lowering.values import LOOP_DTYPES, TensorValue, loop_axes
+
+
+def wrap(dim: int, rank: int) -> int:
+    """A dimension counted from the front."""
+    return dim + max(rank, 1) if dim < 0 else dim
+
+
+def result_sizes(builder: GraphBuilder) -> Indices:
+    """Sizes of the node's result."""
+    return size_indices(builder.val.shape)
+
+
+@lowers_view(
+    "aten.alias.default", "aten.detach.default", "aten.lift_fresh.default", "aten.lift.default",
+    "aten.view_as.default",
+)  # fmt: skip
+def lower_alias(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
+    """The value itself."""
+    return value
+
+
+@lowers_view(
+    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten._reshape_alias.default",
+    "aten.flatten.using_ints", "aten.unflatten.int",
+)  # fmt: skip
+def lower_reshape(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
+    """The same elements in row-major order under other sizes."""
+    return reshaped(value, result_sizes(builder))
+
+
+def reshaped(value: TensorValue, sizes: Indices) -> TensorValue:
+    """`value` with other sizes of the same product."""
+    if sizes == value.sizes:
+        return value
+    if is_empty(sizes):
+        return value.with_flat(sizes, ZERO)
+    groups = matching_groups(value.sizes, sizes)
+
+    def source(indices: Indices) -> Sequence[Index]:
+        result = [ZERO] * value.rank
+        for old, new in groups:
+            split_index(row_major([indices[d] for d in new], [sizes[d] for d in new]), old, value.sizes, result)
+        return result
+
+    return value.reindexed(sizes, source)
+
+
+def row_major(indices: Sequence[Index], sizes: Sequence[Index]) -> Index:
+    """The position of `indices` in row-major order."""
+    flat = ZERO
+    for index, size in zip(indices, sizes, strict=True):
+        flat = flat * size + index
+    return flat
+
+
+def split_index(flat: Index, dims: Sequence[int], sizes: Sequence[Index], result: list[Index]) -> None:
+    """The inverse of `row_major`: write each dimension's index into `result`."""
+    inner = ONE
+    for position, dim in enumerate(reversed(dims)):
+        quotient = flat // inner
+        result[dim] = quotient if position == len(dims) - 1 else quotient % sizes[dim]
+        inner = inner * sizes[dim]
+
+
+def matching_groups(old: Indices, new: Indices) -> list[tuple[list[int], list[int]]]:
+    """Cut both shapes into the smallest consecutive groups of equal product; sizes of one are left out."""
+    lefts = [d for d, s in enumerate(old) if not is_one(s)]
+    rights = [d for d, s in enumerate(new) if not is_one(s)]
+    groups: list[tuple[list[int], list[int]]] = []
+    while lefts or rights:
+        group_left, group_right = lefts[:1], rights[:1]
+        del lefts[:1], rights[:1]
+        while (a := product(old[d] for d in group_left)) is not (b := product(new[d] for d in group_right)):
+            smaller_left = hint(a) < hint(b) or not rights
+            if smaller_left and lefts:
+                group_left.append(lefts.pop(0))
+            elif rights:
+                group_right.append(rights.pop(0))
+            else:
+                break
+        groups.append((group_left, group_right))
+    return groups
+
+
+@lowers_view("aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default")
+def lower_expand(builder: GraphBuilder, value: TensorValue, *_: Any, **__: Any) -> TensorValue:
+    """Sizes of one repeated."""
+    return expanded(value, result_sizes(builder))
+
+
+def expanded(value: TensorValue, sizes: Indices) -> TensorValue:
+    """`value` broadcast to `sizes`."""
+    lead = len(sizes) - value.rank
+
+    def source(indices: Indices) -> Sequence[Index]:
+        return [ZERO if is_one(size) else index for size, index in zip(value.sizes, indices[lead:], strict=True)]
+
+    return value.reindexed(sizes, source)
+
+
+def permuted(value: TensorValue, order: Sequence[int]) -> TensorValue:
+    """Dimension `d` of the result is dimension `order[d]` of the value."""
+
+    def source(indices: Indices) -> Sequence[Index]:
+        result = [ZERO] * value.rank
+        for place, dim in enumerate(order):
+            result[dim] = indices[place]
+        return result
+
+    return value.reindexed(tuple(value.sizes[d] for d in order), source)
+
+
+@lowers_view("aten.permute.default", "prims.transpose.default")
+def lower_permute(builder: GraphBuilder, value: TensorValue, order: Sequence[int]) -> TensorValue:
+    """Dimensions in another order."""
+    return permuted(value, [wrap(d, value.rank) for d in order])
+
+
+@lowers_view("aten.transpose.int", "aten.t.default", "aten.numpy_T.default", "aten.swapaxes.default")
+def lower_transpose(builder: GraphBuilder, value: TensorValue, first: int = 0, second: int = 1) -> TensorValue:
+    """Two dimensions swapped."""
+    order = list(range(value.rank))
+    if value.rank > 1:
+        a, b = wrap(first, value.rank), wrap(second, value.rank)
+        order[a], order[b] = order[b], order[a]
+    return permuted(value, order)
+
+
+@lowers_view("aten.slice.Tensor")
+def lower_slice(
+    builder: GraphBuilder, value: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> TensorValue:
+    """Every `step`-th element between `start` and `end`."""
+    dim = wrap(dim, value.rank)
+    first = clamped_position(start, value.sizes[dim]) if start is not None else ZERO
+    return sliced(value, dim, first, size_index(step), result_sizes(builder)[dim])
+
+
+def clamped_position(position: Any, size: Index) -> Index:
+    """A slice bound as Python reads it, within `[0, size]` (as the sizes seen at compile time have it)."""
+    index = size_index(position)
+    if hint(index) < 0:
+        index = index + size
+    return ZERO if hint(index) < 0 else size if hint(index) > hint(size) else index
+
+
+def sliced(value: TensorValue, dim: int, start: Index, step: Index, size: Index) -> TensorValue:
+    """`size` elements of `dim` from `start`, `step` apart."""
+    sizes = value.sizes[:dim] + (size,) + value.sizes[dim + 1 :]
+    if size is ZERO:
+        return value.with_flat(sizes, ZERO)
+    return value.reindexed(sizes, lambda i: [*i[:dim], start + i[dim] * step, *i[dim + 1 :]])
+
+
+@lowers_view("aten.narrow.default")
+def lower_narrow(builder: GraphBuilder, value: TensorValue, dim: int, start: Any, length: Any) -> TensorValue:
+    """`length` elements from `start`."""
+    dim = wrap(dim, value.rank)
+    return sliced(value, dim, clamped_position(start, value.sizes[dim]), ONE, size_index(length))
+
+
+@lowers_view("aten.select.int")
+def lower_select(builder: GraphBuilder, value: TensorValue, dim: int, index: Any) -> TensorValue:
+    """One position of a dimension."""
+    return selected(value, wrap(dim, value.rank), size_index(index))
+
+
+def selected(value: TensorValue, dim: int, index: Index) -> TensorValue:
+    """`value[:, ..., index]` at `dim`."""
+    if hint(index) < 0:
+        index = index + value.sizes[dim]
+    return value.reindexed(value.sizes[:dim] + value.sizes[dim + 1 :], lambda i: [*i[:dim], index, *i[dim:]])
+
+
+@lowers_view("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+def lower_squeeze(builder: GraphBuilder, value: TensorValue, dims: Any = None) -> TensorValue:
+    """Without the dimensions of size one."""
+    chosen = range(value.rank) if dims is None else [dims] if isinstance(dims, int) else dims
+    dropped = {wrap(d, value.rank) for d in chosen} & {d for d, s in enumerate(value.sizes) if is_one(s)}
+    kept = [d for d in range(value.rank) if d not in dropped]
+
+    def source(indices: Indices) -> Sequence[Index]:
+        by_dim = dict(zip(kept, indices, strict=True))
+        return [by_dim.get(d, ZERO) for d in range(value.rank)]
+
+    return value.reindexed(tuple(value.sizes[d] for d in kept), source)
+
+
+@lowers_view("aten.unsqueeze.default")
+def lower_unsqueeze(builder: GraphBuilder, value: TensorValue, dim: int) -> TensorValue:
+    """A new dimension of size one."""
+    dim = dim + value.rank + 1 if dim < 0 else dim
+    return unsqueezed(value, dim)
+
+
+def unsqueezed(value: TensorValue, dim: int) -> TensorValue:
+    """A size of one put before `dim`."""
+    return value.reindexed(value.sizes[:dim] + (ONE,) + value.sizes[dim:], lambda i: [*i[:dim], *i[dim + 1 :]])
+
+
+@lowers_view("aten.as_strided.default")
+def lower_as_strided(
+    builder: GraphBuilder, value: TensorValue, sizes: Any, strides: Any, offset: Any = None
+) -> TensorValue:
+    """Any strided window of the storage, which must be the buffer's own."""
+    buffer = builder.buffers[value.buffer]
+    if value.stored != value.dtype or value.copied:
+        raise UseExtern("as_strided of a value that has no storage of its own")
+    start = value.offset if offset is None else size_index(offset)
+    new_sizes, steps = size_indices(sizes), size_indices(strides)
+    flat = start
+    for index, step in zip(loop_axes(new_sizes, "v"), steps, strict=True):
+        flat = flat + index * step
+    last = start if is_empty(new_sizes) else upper_bound(flat)
+    extent = ONE
+    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
+        extent = extent + (size - 1) * stride
+    if value.strides is None or hint(last) >= hint(extent):
+        raise UseExtern("as_strided reaches beyond the tensor's own elements")
+    return value.with_flat(new_sizes, flat)
+
+
+@lowers_view("aten.diagonal.default")
+def lower_diagonal(
+    builder: GraphBuilder, value: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> TensorValue:
+    """A diagonal, as the last dimension."""
+    first, second = wrap(dim1, value.rank), wrap(dim2, value.rank)
+    others = [d for d in range(value.rank) if d not in (first, second)]
+
+    def source(indices: Indices) -> Sequence[Index]:
+        by_dim = dict(zip(others, indices, strict=False))
+        by_dim[first] = indices[-1] + max(-offset, 0)
+        by_dim[second] = indices[-1] + max(offset, 0)
+        return [by_dim[d] for d in range(value.rank)]
+
+    sizes = result_sizes(builder)
+    return value.with_flat(sizes, ZERO) if is_empty(sizes) else value.reindexed(sizes, source)
+
+
+@lowers_view("aten.unfold.default")
+def lower_unfold(builder: GraphBuilder, value: TensorValue, dim: int, size: int, step: int) -> TensorValue:
+    """Windows along a dimension, each as a new last dimension."""
+    dim = wrap(dim, value.rank)
+    if value.rank == 0:
+        return value.reindexed(result_sizes(builder), lambda i: [])
+    return value.reindexed(
+        result_sizes(builder), lambda i: [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : value.rank]]
+    )
+
+
+@lowers_view(
+    "aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default",
+    "aten.tensor_split.sections", "aten.tensor_split.indices", "aten.unsafe_split.Tensor",
+    "aten.unsafe_split_with_sizes.default", "aten.unsafe_chunk.default",
+)  # fmt: skip
+def lower_split(builder: GraphBuilder, value: TensorValue, _how: Any, dim: int = 0) -> tuple[TensorValue, ...]:
+    """Consecutive pieces of a dimension."""
+    dim = wrap(dim, value.rank)
+    pieces, start = [], ZERO
+    for piece in builder.val:
+        size = size_index(piece.shape[dim])
+        pieces.append(sliced(value, dim, start, ONE, size))
+        start = start + size
+    return tuple(pieces)
+
+
+@lowers_view("aten.unbind.int")
+def lower_unbind(builder: GraphBuilder, value: TensorValue, dim: int = 0) -> tuple[TensorValue, ...]:
+    """Every position of a dimension."""
+    return tuple(selected(value, wrap(dim, value.rank), size_index(i)) for i in range(len(builder.val)))
+
+
+@lowers_view("aten.flip.default", "aten.fliplr.default", "aten.flipud.default")
+def lower_flip(builder: GraphBuilder, value: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """Some dimensions backwards."""
+    flipped = {wrap(d, value.rank) for d in dims}
+    return value.reindexed(
+        value.sizes,
+        lambda i: [s - 1 - x if d in flipped else x for d, (x, s) in enumerate(zip(i, value.sizes, strict=True))],
+        copied=True,
+    )
+
+
+@lowers_view("aten.roll.default")
+def lower_roll(builder: GraphBuilder, value: TensorValue, shifts: Any, dims: Any = ()) -> TensorValue:
+    """Positions moved around a circle."""
+    if is_empty(value.sizes):
+        return value.reindexed(value.sizes, lambda i: i, copied=True)
+    if not dims:
+        flat = reshaped(value, (product(value.sizes),))
+        return reshaped(_rolled(flat, {0: size_index(shifts[0])}), value.sizes)
+    amounts: dict[int, Index] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim = wrap(dim, value.rank)
+        amounts[dim] = amounts.get(dim, ZERO) + size_index(shift)
+    return _rolled(value, amounts)
+
+
+def _rolled(value: TensorValue, amounts: dict[int, Index]) -> TensorValue:
+    def source(indices: Indices) -> Sequence[Index]:
+        result = list(indices)
+        for dim, shift in amounts.items():
+            size = value.sizes[dim]
+            result[dim] = (indices[dim] + (size - shift % size)) % size
+        return result
+
+    return value.reindexed(value.sizes, source if value.rank else lambda i: i, copied=True)
+
+
+@lowers_view("aten.repeat.default", "aten.tile.default")
+def lower_repeat(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
+    """The tensor tiled."""
+    sizes = result_sizes(builder)
+    lead = len(sizes) - value.rank
+
+    def source(indices: Indices) -> Sequence[Index]:
+        return [index % size for index, size in zip(indices[lead:], value.sizes, strict=True)]
+
+    if is_empty(sizes):
+        return value.with_flat(sizes, ZERO, copied=True)
+    return value.reindexed(sizes, source, copied=True)
+
+
+@lowers_view("aten.view.dtype")
+def lower_view_dtype(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype) -> TensorValue:
+    """The same bits read as another dtype of the same width."""
+    if dtype.itemsize != value.dtype.itemsize or dtype not in LOOP_DTYPES or value.stored not in LOOP_DTYPES:
+        raise UseExtern("a view as a dtype of another width")
+    if torch.bool in (dtype, value.stored):
+        raise UseExtern("a view of booleans as numbers")
+    return TensorValue(
+        value.buffer, dtype, value.stored, value.device, value.sizes, value.strides, value.offset, value.flat, value.copied
+    )
+
+
