@@ -1,0 +1,239 @@
+"""Clusters: loops that will share a kernel, written over one iteration space. No policy here.
+
+A cluster keeps, for each of its loops, the change from the loop's own axes to the cluster's; bodies are rewritten only
+once, at the end. The space is `outer` axes, over which programs run in parallel, and `inner` axes, which reductions
+fold; a loop of the cluster lives on all of them or on the outer ones alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from minicompile.ir.index import Axis, Index
+from minicompile.ir.loops import Loop, Reduction, Scan
+from minicompile.scheduling.dependencies import is_scatter
+from minicompile.scheduling.reindexing import (
+    AxisMap,
+    compose,
+    flatten,
+    identity,
+    is_one_to_one,
+    match_axes,
+    move,
+    unflatten,
+)
+from minicompile.scheduling.traffic import loads_by_buffer, points
+
+MAXIMUM_ALIGNMENTS = 4
+
+
+@dataclasses.dataclass
+class Cluster:
+    """One or more loops over one space.
+
+    Attributes:
+        key: position of the first loop; the cluster's name while fusing.
+        mask: bit set of the loops' positions.
+        outer, inner: the space.
+        maps: position of a loop to the change from its axes to the space.
+        stores: buffer computed here to the place of its elements, over the space.
+        loads: buffer read to the distinct places, over the space.
+        overwrites: older buffer to the newer one that takes its storage.
+        alone: scatters share a kernel with nothing.
+        reduces, scans, ordered: has a reduction, a scan, something that depends on the order of the inner axes.
+        version: changes with every fusion.
+    """
+
+    key: int
+    mask: int
+    outer: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    maps: dict[int, AxisMap]
+    stores: dict[str, Index]
+    loads: dict[str, tuple[Index, ...]]
+    overwrites: dict[str, str]
+    alone: bool = False
+    reduces: bool = False
+    scans: bool = False
+    ordered: bool = False
+    version: int = 0
+
+    @property
+    def space(self) -> tuple[Axis, ...]:
+        """All axes, outer first."""
+        return self.outer + self.inner
+
+    @property
+    def rows(self) -> int:
+        """Points of the outer axes."""
+        return points(self.outer)
+
+    @property
+    def row_length(self) -> int:
+        """Points of the inner axes."""
+        return points(self.inner)
+
+
+def cluster_of(position: int, loop: Loop) -> Cluster:
+    """The cluster of one loop, over its own axes."""
+    outer, inner = loop.axes, loop.reduction_axes
+    if isinstance(loop.fold, Scan):
+        outer, inner = tuple(a for a in loop.axes if a is not loop.fold.axis), (loop.fold.axis,)
+    return Cluster(
+        key=position,
+        mask=1 << position,
+        outer=outer,
+        inner=inner,
+        maps={position: identity(outer + inner)},
+        stores={loop.buffer: loop.store},
+        loads=loads_by_buffer(loop.loads),
+        overwrites={} if loop.overwrites is None else {loop.overwrites: loop.buffer},
+        alone=is_scatter(loop),
+        reduces=isinstance(loop.fold, Reduction),
+        scans=isinstance(loop.fold, Scan),
+        ordered=isinstance(loop.fold, Scan) or (loop.fold is not None and loop.fold.kind in ("argmax", "argmin")),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Alignment:
+    """How `source` is written over the space of `target`, for two clusters that may share a kernel."""
+
+    source: Cluster
+    target: Cluster
+    changes: AxisMap
+
+
+def align(first: Cluster, second: Cluster) -> Alignment | str:
+    """A change of axes under which the two clusters, `first` before `second`, can share a kernel, or why none exists."""
+    if first.alone or second.alone:
+        return "a scatter stores at places known only at run time"
+    if (first.scans and (second.scans or second.reduces)) or (second.scans and first.reduces):
+        return "a scan shares a kernel with pointwise operations only"
+    for old in second.overwrites:
+        if old in first.stores:
+            return f"{old} must be complete before {second.overwrites[old]} overwrites part of it"
+        if old in first.loads and (first.inner or second.inner):
+            return f"{second.overwrites[old]} overwrites {old}, which a reduction reads"
+    source, target = (first, second) if second.inner or not first.inner else (second, first)
+    if not second.inner and not first.inner and len(first.maps) > len(second.maps):
+        source, target = second, first
+    reason = _spaces_differ(source, target)
+    if reason is not None:
+        return reason
+    reason = "no change of axes makes their accesses agree"
+    for changes in _candidates(source, target, first, second):
+        problem = _disagreement(first, second, source, changes)
+        if problem is None:
+            return Alignment(source, target, changes)
+        reason = problem
+    return reason
+
+
+def _spaces_differ(source: Cluster, target: Cluster) -> str | None:
+    """Whether the numbers of points already exclude fusion."""
+    if source.inner:
+        if source.rows != target.rows or source.row_length != target.row_length:
+            return (
+                f"they reduce different spaces: {source.rows} rows of {source.row_length} and "
+                f"{target.rows} rows of {target.row_length}"
+            )
+    elif source.rows != target.rows * target.row_length and source.rows != target.rows:
+        return f"their iteration spaces differ: {source.rows} points and {target.rows} x {target.row_length}"
+    return None
+
+
+def _candidates(source: Cluster, target: Cluster, first: Cluster, second: Cluster) -> list[AxisMap]:
+    """Changes of axes suggested by buffers that both touch, then by row-major order; each is one to one."""
+    pairs: dict[tuple[Index, Index], None] = {}
+    for name, place in first.stores.items():
+        for read in second.loads.get(name, ()):
+            pairs[(place, read) if source is first else (read, place)] = None
+    for name, reads in source.loads.items():
+        for mine in reads[:2]:
+            for theirs in target.loads.get(name, ())[:2]:
+                pairs.setdefault((mine, theirs))
+    found: dict[AxisMap, None] = {}
+    for mine, theirs in list(pairs)[:MAXIMUM_ALIGNMENTS]:
+        for changes in _changes(source, target, mine, theirs):
+            found[changes] = None
+    for axes in (target.space, target.outer) if not source.inner else (target.space,):
+        if len(found) < MAXIMUM_ALIGNMENTS and points(axes) == points(source.space):
+            changes = unflatten(flatten(axes), source.space)
+            if is_one_to_one(changes, axes) and _keeps_levels(source, target, changes):
+                found.setdefault(changes)
+    return list(found)
+
+
+def _changes(source: Cluster, target: Cluster, mine: Index, theirs: Index) -> list[AxisMap]:
+    """Changes under which the access `mine` of the source is `theirs` of the target."""
+    found: list[AxisMap] = []
+    for axes in (target.space, target.outer) if target.inner and not source.inner else (target.space,):
+        if points(axes) == points(source.space):
+            changes = match_axes(source.space, mine, axes, theirs)
+            if changes is not None and _keeps_levels(source, target, changes):
+                found.append(changes)
+    return found
+
+
+def _keeps_levels(source: Cluster, target: Cluster, changes: AxisMap) -> bool:
+    """Whether reductions of the source fold the inner axes of the target, in the same order where that matters."""
+    if not source.inner:
+        return True
+    outer, inner = changes[: len(source.outer)], changes[len(source.outer) :]
+    if not is_one_to_one(outer, target.outer) or not is_one_to_one(inner, target.inner):
+        return False
+    return not source.ordered or move(flatten(source.inner), inner) is flatten(target.inner)
+
+
+def _disagreement(first: Cluster, second: Cluster, source: Cluster, changes: AxisMap) -> str | None:
+    """Why the accesses conflict once written over one space, or `None`."""
+    of_first, of_second = (changes, ()) if source is first else ((), changes)
+    for name, place in first.stores.items():
+        reads = second.loads.get(name, ())
+        if reads:
+            stored = move(place, of_first)
+            if any(move(read, of_second) is not stored for read in reads):
+                return f"{name} is read elsewhere than at the point that computes it"
+    for old, new in second.overwrites.items():
+        stored = move(second.stores[new], of_second)
+        if any(move(read, of_first) is not stored for read in first.loads.get(old, ())):
+            return f"{new} overwrites {old}, which is read at other places"
+    return None
+
+
+def merge(first: Cluster, second: Cluster, alignment: Alignment) -> Cluster:
+    """Both clusters as one, over the target's space."""
+    source, target, changes = alignment.source, alignment.target, alignment.changes
+    moved = _moved(source, changes)
+    early, late = (moved, target) if source is first else (target, moved)
+    loads = dict(early.loads)
+    for name, reads in late.loads.items():
+        known = loads.get(name, ())
+        loads[name] = known + tuple(read for read in reads if read not in known)
+    return Cluster(
+        key=min(first.key, second.key),
+        mask=first.mask | second.mask,
+        outer=target.outer,
+        inner=target.inner,
+        maps=early.maps | late.maps,
+        stores=early.stores | late.stores,
+        loads=loads,
+        overwrites=early.overwrites | late.overwrites,
+        reduces=first.reduces or second.reduces,
+        scans=first.scans or second.scans,
+        ordered=first.ordered or second.ordered,
+        version=first.version + second.version + 1,
+    )
+
+
+def _moved(cluster: Cluster, changes: AxisMap) -> Cluster:
+    """The cluster's accesses and maps over new axes."""
+    if all(len(image.terms) == 1 and image.terms[0] == ((axis,), 1) for axis, image in changes):
+        return cluster
+    return dataclasses.replace(
+        cluster,
+        maps={position: compose(own, changes) for position, own in cluster.maps.items()},
+        stores={name: move(place, changes) for name, place in cluster.stores.items()},
+        loads={name: tuple(dict.fromkeys(move(i, changes) for i in reads)) for name, reads in cluster.loads.items()},
+    )

@@ -1,0 +1,202 @@
+"""Writing the loops of a cluster over the axes of its kernel: `x` (and `y`), and `r` for what is folded.
+
+The order in which axes are flattened follows the strides, so that neighbouring lanes touch neighbouring elements; where
+two accesses want different neighbours (a transpose) the kernel gets two parallel axes. This module must not choose block
+sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from minicompile.ir.expr import Load, cast, rewrite
+from minicompile.ir.index import ZERO, Axis, Index, coefficient_of, hint, product
+from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan
+from minicompile.scheduling.cluster import Cluster
+from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, move, unflatten
+from minicompile.scheduling.traffic import access_bytes, points, size_of
+
+CONFLICT_SHARE = 0.15
+CONFLICT_BYTES = 1 << 14
+CONFLICT_SIZE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """The loops of a kernel over its own axes: `parallel` slowest first, and the folded axis if there is one.
+
+    `folded_first` says that neighbouring elements lie along the folded axis, not along the last parallel one.
+    """
+
+    loops: tuple[Loop, ...]
+    parallel: tuple[Axis, ...]
+    folded: Axis | None
+    folded_first: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Access:
+    """Bytes moved at one place and the stride of every axis there (`None` inside a division)."""
+
+    bytes: int
+    strides: Mapping[Axis, int | None]
+
+
+def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers: Mapping[str, Buffer]) -> Domain:
+    """The cluster's loops over tile axes."""
+    accesses = _accesses(cluster, buffers)
+    if cluster.inner:
+        outer = _by_strides(cluster.outer, accesses)
+        inner = cluster.inner if cluster.ordered else _by_strides(cluster.inner, accesses)
+        parallel, changes = _flattened(("x",), (outer,))
+        (folded,), inner_changes = _flattened(("r",), (inner,))
+        changes += inner_changes
+        folded_first = _neighbours_are_folded(outer, inner, accesses)
+    else:
+        slow, fast = _split_where_strides_conflict(_by_strides(cluster.outer, accesses), accesses)
+        parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
+        folded, folded_first = None, False
+    loops = []
+    for position in sorted(cluster.maps):
+        loop = operations[position]
+        assert isinstance(loop, Loop)
+        loops.append(_rewritten(loop, cluster.maps[position], changes, cluster, parallel, folded))
+    return Domain(tuple(loops), parallel, folded, folded_first)
+
+
+def _rewritten(
+    loop: Loop, own: AxisMap, changes: AxisMap, cluster: Cluster, parallel: tuple[Axis, ...], folded: Axis | None
+) -> Loop:
+    """One loop over the tile axes."""
+    final = compose(own, changes)
+    replacements = dict(final)
+    axes, fold = parallel, loop.fold
+    if folded is not None:
+        if isinstance(fold, Reduction):
+            fold = Reduction(fold.kind, (folded,))
+        elif isinstance(fold, Scan):
+            fold, axes = Scan(fold.kind, folded, fold.reverse), (*parallel, folded)
+        elif points(loop.axes) == cluster.rows * cluster.row_length and _spans(own, cluster.inner):
+            axes = (*parallel, folded)
+    return dataclasses.replace(
+        loop,
+        axes=axes,
+        fold=fold,
+        value=rewrite(loop.value, replacements),
+        store=move(loop.store, final),
+        condition=None if loop.condition is None else rewrite(loop.condition, replacements),
+    )
+
+
+def _spans(own: AxisMap, inner: tuple[Axis, ...]) -> bool:
+    """Whether the loop runs over the inner axes too."""
+    used = frozenset[Axis]().union(*(axes_in(image) for _, image in own))
+    return any(axis in used for axis in inner)
+
+
+def _flattened(names: tuple[str, ...], parts: tuple[tuple[Axis, ...], ...]) -> tuple[tuple[Axis, ...], AxisMap]:
+    """One axis per part, and the old axes as functions of them."""
+    axes: list[Axis] = []
+    changes: AxisMap = ()
+    for name, part in zip(names, parts, strict=True):
+        axis = Axis(name, product(a.size for a in part))
+        axes.append(axis)
+        changes += unflatten(flatten((axis,)) if axis.size.constant not in (0, 1) else ZERO, part)
+    return tuple(axes), changes
+
+
+def _accesses(cluster: Cluster, buffers: Mapping[str, Buffer]) -> list[_Access]:
+    """All accesses of the cluster to memory, stores first, then by bytes."""
+    stores = [_access(buffers[name], index, cluster.space) for name, index in cluster.stores.items()]
+    loads = [
+        _access(buffers[name], index, cluster.space)
+        for name, indices in cluster.loads.items()
+        if name not in cluster.stores
+        for index in indices
+    ]
+    stores.sort(key=lambda access: -access.bytes)
+    loads.sort(key=lambda access: -access.bytes)
+    return stores + loads if not cluster.alone else loads + stores
+
+
+def _access(buffer: Buffer, index: Index, axes: tuple[Axis, ...]) -> _Access:
+    strides: dict[Axis, int | None] = {}
+    for axis in axes:
+        stride = coefficient_of(index, axis)
+        opaque = stride is None or any(isinstance(a, Axis) for a in axes_in(stride))
+        strides[axis] = None if opaque or stride is None else hint(stride)
+    return _Access(access_bytes(buffer, index), strides)
+
+
+def _by_strides(axes: tuple[Axis, ...], accesses: list[_Access]) -> tuple[Axis, ...]:
+    """`axes`, slowest first, by their strides in the access that moves most bytes and has them all; size 1 first."""
+    wide = [axis for axis in axes if axis.size.constant != 1]
+    best: _Access | None = None
+    for access in accesses:
+        if all(access.strides[axis] for axis in wide) and (best is None or access.bytes > best.bytes):
+            best = access
+    if best is None:
+        return axes
+    strides = best.strides
+    return tuple(sorted(axes, key=lambda axis: (axis in wide, -abs(strides[axis] or 0))))
+
+
+def _split_where_strides_conflict(
+    order: tuple[Axis, ...], accesses: list[_Access]
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """`order` in two parts where much is read along another axis than the fastest; the first part is empty if not."""
+    wide = [axis for axis in order if size_of(axis) > 1]
+    if len(wide) < 2:
+        return (), order
+    fastest = wide[-1]
+    weights: dict[Axis, int] = {}
+    total = 0
+    for access in accesses:
+        total += access.bytes
+        if access.bytes < CONFLICT_BYTES or access.strides[fastest] in (0, 1, None):
+            continue
+        for axis in wide[:-1]:
+            if access.strides[axis] == 1 and size_of(axis) >= CONFLICT_SIZE:
+                weights[axis] = weights.get(axis, 0) + access.bytes
+    if not weights:
+        return (), order
+    axis = max(weights, key=lambda a: weights[a])
+    if weights[axis] < CONFLICT_SHARE * total:
+        return (), order
+    place = order.index(axis) + 1
+    return order[:place], order[place:]
+
+
+def _neighbours_are_folded(outer: tuple[Axis, ...], inner: tuple[Axis, ...], accesses: list[_Access]) -> bool:
+    """Whether most bytes lie contiguous along the folded axes rather than along the parallel ones."""
+    balance = 0
+    for access in accesses:
+        if any(access.strides[axis] == 1 and size_of(axis) > 1 for axis in inner):
+            balance += access.bytes
+        elif any(access.strides[axis] == 1 and size_of(axis) > 1 for axis in outer):
+            if any(access.strides[axis] != 0 for axis in inner):
+                balance -= access.bytes
+    return balance >= 0
+
+
+def recompute_between_passes(loops: Sequence[Loop], folded: Axis) -> tuple[Loop, ...]:
+    """The loops with every value over the folded axis recomputed where it is used.
+
+    A kernel that steps over the folded axis keeps no such value from one pass to the next, so no loop may load what
+    another loop computes over the folded axis.
+    """
+    values: dict[str, Loop] = {}
+    result: list[Loop] = []
+
+    def replaced(load: Load) -> object:
+        source = values.get(load.buffer)
+        return load if source is None else cast(source.value, load.dtype)
+
+    for loop in loops:
+        if values and any(load.buffer in values for load in loop.loads):
+            loop = dataclasses.replace(loop, value=rewrite(loop.value, on_load=replaced))  # type: ignore[arg-type]
+        if loop.fold is None and folded in loop.axes:
+            values[loop.buffer] = loop
+        result.append(loop)
+    return tuple(result)

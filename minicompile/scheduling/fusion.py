@@ -1,0 +1,252 @@
+"""Fusion: clusters grow while a legal and profitable pair is left; each pair that stays apart leaves a reason.
+
+Candidates come from shared buffers only: the writer of a buffer with its readers, and neighbouring readers of one
+buffer. The pair that saves most bytes goes first. Legality is dependence (`Fuser`) and geometry (`cluster.align`);
+profit is `profit.refusal`. This module must not rewrite loop bodies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Mapping, Sequence
+
+from minicompile.ir.loops import Buffer, Loop, Operation
+from minicompile.ir.schedule import FusionRefusal
+from minicompile.scheduling.cluster import Cluster, align, cluster_of, merge
+from minicompile.scheduling.dependencies import Dependences, bits, find_dependences
+from minicompile.scheduling.profit import PairFacts, refusal
+from minicompile.scheduling.traffic import access_bytes, read_bytes
+
+MAXIMUM_ROUNDS = 6
+SIBLINGS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A cluster with its traffic, or (`cluster` is `None`) the extern kernel at `position`."""
+
+    cluster: Cluster | None
+    position: int
+    stored: frozenset[str] = frozenset()
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """What fusion found: steps in order and the ledger of refusals."""
+
+    steps: tuple[Step, ...]
+    refusals: tuple[FusionRefusal, ...]
+
+
+def fuse(operations: Sequence[Operation], buffers: Mapping[str, Buffer], outputs: frozenset[str]) -> Fusion:
+    """Group the loops of `operations` into clusters."""
+    fuser = Fuser(operations, buffers, outputs, find_dependences(operations))
+    fuser.fuse_all()
+    return Fusion(fuser.ordered_steps(), tuple(fuser.refusals.values()))
+
+
+class Fuser:
+    """The state of fusion: which cluster owns each operation, and what reaches what."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        buffers: Mapping[str, Buffer],
+        outputs: frozenset[str],
+        dependences: Dependences,
+    ) -> None:
+        self.operations, self.buffers, self.outputs = operations, buffers, outputs
+        self.dependences = dependences
+        self.before = dependences.ancestors()
+        self.after = dependences.descendants()
+        self.owner = list(range(len(operations)))
+        self.clusters = {i: cluster_of(i, op) for i, op in enumerate(operations) if isinstance(op, Loop)}
+        self.masks = [1 << i for i in range(len(operations))]
+        self.reader_masks = {
+            name: sum(1 << reader for reader in readers) for name, readers in dependences.readers.items()
+        }
+        self.refusals: dict[tuple[int, int], FusionRefusal] = {}
+
+    def fuse_all(self) -> None:
+        """Fuse pairs, best first, until none is left that could be."""
+        pairs = self.candidate_pairs()
+        tried: dict[tuple[int, int], tuple[int, int]] = {}
+        for _ in range(MAXIMUM_ROUNDS):
+            changed = False
+            for left, right in pairs:
+                a, b = self.owner[left], self.owner[right]
+                if a == b:
+                    continue
+                key = (min(a, b), max(a, b))
+                versions = (self.clusters[key[0]].version, self.clusters[key[1]].version)
+                if tried.get(key) == versions:
+                    continue
+                tried[key] = versions
+                changed |= self.try_pair(*key)
+            if not changed:
+                break
+        self.refusals = {k: r for k, r in self.refusals.items() if self.owner[k[0]] != self.owner[k[1]]}
+
+    def candidate_pairs(self) -> list[tuple[int, int]]:
+        """Pairs of loops that touch the same buffer, those that would save most bytes first."""
+        scores: dict[tuple[int, int], int] = {}
+        for name, readers in self.dependences.readers.items():
+            loops = [reader for reader in readers if reader in self.clusters]
+            if not loops:
+                continue
+            read = {i: read_bytes(self.buffers[name], self.clusters[i].loads.get(name, ())) for i in loops}
+            writer = self.dependences.writer.get(name)
+            if writer in self.clusters:
+                for reader in loops:
+                    pair = (writer, reader)
+                    scores[pair] = scores.get(pair, 0) + 2 * read[reader]
+            for number, reader in enumerate(loops):
+                for other in loops[number + 1 : number + 1 + SIBLINGS]:
+                    pair = (reader, other)
+                    scores[pair] = scores.get(pair, 0) + min(read[reader], read[other])
+        return sorted(scores, key=lambda pair: (-scores[pair], pair))
+
+    def try_pair(self, a: int, b: int) -> bool:
+        """Fuse two clusters if that is legal and pays; else record why not."""
+        if self.masks[b] & self.before[a]:
+            a, b = b, a
+        first, second = self.clusters[a], self.clusters[b]
+        apart, fused = self.traffic(first, second)
+        between = self.after[a] & self.before[b] & ~(self.masks[a] | self.masks[b])
+        if between:
+            middle = self.operations[next(bits(between))]
+            self.refuse(first, second, "illegal", f"{middle.writes[0]} depends on one and the other on it", apart, fused)
+            return False
+        alignment = align(first, second)
+        if isinstance(alignment, str):
+            self.refuse(first, second, "illegal", alignment, apart, fused)
+            return False
+        unprofitable = refusal(self.facts(first, second, alignment.target, apart, fused))
+        if unprofitable is not None:
+            self.refuse(first, second, "unprofitable", unprofitable, apart, fused)
+            return False
+        self.replace(a, b, merge(first, second, alignment))
+        return True
+
+    def traffic(self, first: Cluster, second: Cluster) -> tuple[int, int]:
+        """Bytes moved by two kernels, and by one."""
+        apart = self.cluster_bytes(first) + self.cluster_bytes(second)
+        saved = 0
+        both = first.mask | second.mask
+        for name, reads in second.loads.items():
+            if name in first.stores:
+                saved += read_bytes(self.buffers[name], reads)
+            elif name in first.loads:
+                mine = read_bytes(self.buffers[name], reads)
+                saved += min(mine, read_bytes(self.buffers[name], first.loads[name]))
+        for name in first.stores:
+            if name in second.loads and self.is_stored(name, first.mask) and not self.is_stored(name, both):
+                saved += access_bytes(self.buffers[name], first.stores[name])
+        return apart, apart - saved
+
+    def cluster_bytes(self, cluster: Cluster) -> int:
+        """Bytes that a cluster moves as one kernel."""
+        return sum(self.reads_and_writes(cluster))
+
+    def reads_and_writes(self, cluster: Cluster) -> tuple[int, int]:
+        """Bytes that a cluster reads and writes as one kernel."""
+        buffers = self.buffers
+        reads = sum(read_bytes(buffers[n], i) for n, i in cluster.loads.items() if n not in cluster.stores)
+        writes = sum(access_bytes(buffers[n], i) for n, i in cluster.stores.items() if self.is_stored(n, cluster.mask))
+        return reads, writes
+
+    def is_stored(self, name: str, inside: int) -> bool:
+        """Whether a buffer must reach memory if the operations `inside` are one kernel."""
+        return (
+            name in self.outputs
+            or name in self.dependences.overwriters
+            or self.buffers[name].role != "computed"
+            or bool(self.reader_masks.get(name, 0) & ~inside)
+        )
+
+    def facts(self, first: Cluster, second: Cluster, target: Cluster, apart: int, fused: int) -> PairFacts:
+        """What the policy wants to know about a legal pair."""
+        buffers = {**first.loads, **second.loads, **first.stores, **second.stores}
+        whole = [c for c in (first, second) if not c.reduces and c.rows * c.row_length > target.rows]
+        return PairFacts(
+            bytes_apart=apart,
+            bytes_fused=fused,
+            vertical=any(name in second.loads for name in first.stores),
+            distance=abs(second.key - first.key),
+            buffers=len(buffers),
+            loops=len(first.maps) + len(second.maps),
+            scan_length=target.row_length if first.scans else 0,
+            rows=target.rows,
+            row_length=target.row_length,
+            second_pass=bool(whole) and first.reduces and second in whole,
+        )
+
+    def refuse(self, first: Cluster, second: Cluster, verdict: str, reason: str, apart: int, fused: int) -> None:
+        """Note why a pair stays apart."""
+        self.refusals[first.key, second.key] = FusionRefusal(
+            producer=next(iter(first.stores)),
+            consumer=next(iter(second.stores)),
+            verdict="illegal" if verdict == "illegal" else "unprofitable",
+            reason=reason,
+            bytes_fused=fused,
+            bytes_apart=apart,
+        )
+
+    def replace(self, a: int, b: int, merged: Cluster) -> None:
+        """Put `merged` in the place of clusters `a`, which comes first, and `b`; keep what reaches what up to date."""
+        mask = merged.mask
+        before = (self.before[a] | self.before[b]) & ~mask
+        after = (self.after[a] | self.after[b]) & ~mask
+        only_after_a, only_after_b = self.after[a] & ~self.after[b], self.after[b] & ~self.after[a]
+        only_before_a, only_before_b = self.before[a] & ~self.before[b], self.before[b] & ~self.before[a]
+        for owner in {self.owner[i] for i in bits((only_after_a | only_after_b) & ~mask)}:
+            self.before[owner] |= before | mask
+        for owner in {self.owner[i] for i in bits((only_before_a | only_before_b) & ~mask)}:
+            self.after[owner] |= after | mask
+        keep, gone = merged.key, max(a, b)
+        assert keep == min(a, b)
+        self.before[keep], self.after[keep], self.masks[keep] = before, after, mask
+        for position in merged.maps:
+            self.owner[position] = keep
+        self.clusters[keep] = merged
+        del self.clusters[gone]
+
+    def step(self, owner: int) -> Step:
+        """The finished step of a cluster or an extern kernel."""
+        cluster = self.clusters.get(owner)
+        if cluster is None:
+            return Step(None, owner)
+        stored = frozenset(name for name in cluster.stores if self.is_stored(name, cluster.mask))
+        return Step(cluster, owner, stored, *self.reads_and_writes(cluster))
+
+    def ordered_steps(self) -> tuple[Step, ...]:
+        """Clusters and extern kernels in an order that respects dependence, close to the program's."""
+        waiting: dict[int, set[int]] = {}
+        followers: dict[int, list[int]] = {}
+        ready: list[tuple[int, int]] = []
+        positions: dict[int, list[int]] = {}
+        for position, owner in enumerate(self.owner):
+            positions.setdefault(owner, []).append(position)
+        for owner, members in positions.items():
+            direct = 0
+            for position in members:
+                direct |= self.dependences.predecessors[position]
+            waiting[owner] = {self.owner[i] for i in bits(direct)} - {owner}
+            for before in waiting[owner]:
+                followers.setdefault(before, []).append(owner)
+            if not waiting[owner]:
+                ready.append((max(members), owner))
+        heapq.heapify(ready)
+        steps: list[Step] = []
+        while ready:
+            _, owner = heapq.heappop(ready)
+            steps.append(self.step(owner))
+            for follower in followers.get(owner, ()):
+                waiting[follower].discard(owner)
+                if not waiting[follower]:
+                    heapq.heappush(ready, (max(positions[follower]), follower))
+        assert len(steps) == len(positions), "fusion made a cycle"
+        return tuple(steps)

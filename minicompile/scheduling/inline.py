@@ -1,0 +1,215 @@
+"""Inlining: a pointwise producer is computed again inside its consumers, so that its result never reaches memory.
+
+`should_inline` is the policy, a pure function of `InlineFacts`; everything else is mechanism. This module must not
+inline through a reduction, a scan, a scatter or an extern kernel, and never moves a read behind the write that
+overwrites what it reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, walk
+from minicompile.ir.index import ZERO, Axis, Index, as_index, substitute
+from minicompile.ir.loops import BufferView, ExternKernel, Loop, LoweredGraph, Operation, Reduction
+from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter
+from minicompile.scheduling.reindexing import is_nested, move, solve
+from minicompile.scheduling.traffic import access_bytes, loads_by_buffer, points, read_bytes, space_of
+
+OPERATIONS_PER_BYTE = 6
+LAUNCH_BYTES = 4 << 20
+MAXIMUM_NODES = 320
+MAXIMUM_LOADS = 24
+MAXIMUM_SHARED_NODES = 96
+MAXIMUM_SHARED_LOADS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class InlineFacts:
+    """What the policy knows about a producer and all its consumers.
+
+    Attributes:
+        consumers: loops that read the result.
+        result_bytes, input_bytes: of the producer; every input counts, however small.
+        arithmetic: cost of one point; 0 for a value that does not vary.
+        computed_points, inlined_points: how often it is computed apart, and inside the consumers together.
+        nodes, loads: size of its body.
+        fusible: some consumer could share the producer's kernel instead.
+    """
+
+    consumers: int
+    result_bytes: int
+    input_bytes: int
+    arithmetic: int
+    computed_points: int
+    inlined_points: int
+    nodes: int
+    loads: int
+    fusible: bool
+
+
+def should_inline(facts: InlineFacts) -> bool:
+    """Whether recomputing costs less than a round trip through memory.
+
+    Kept apart, the result is written once and read by each consumer, the inputs are read once. Inlined, each consumer
+    reads the inputs. Additional arithmetic is weighed at `OPERATIONS_PER_BYTE`; a launch saved counts as bytes when no
+    consumer could take the producer into its kernel.
+    """
+    if facts.nodes > MAXIMUM_NODES or facts.loads > MAXIMUM_LOADS:
+        return False
+    extra = facts.arithmetic * max(0, facts.inlined_points - facts.computed_points) // OPERATIONS_PER_BYTE
+    launch = 0 if facts.fusible else LAUNCH_BYTES
+    if facts.consumers == 1:
+        return facts.inlined_points <= facts.computed_points or extra < 2 * facts.result_bytes + launch
+    if facts.nodes > MAXIMUM_SHARED_NODES or facts.loads > MAXIMUM_SHARED_LOADS:
+        return False
+    apart = facts.result_bytes * facts.consumers
+    inlined = facts.input_bytes * (facts.consumers - 1)
+    return inlined + extra < apart + (launch if facts.input_bytes == 0 else 0)
+
+
+def inline_producers(graph: LoweredGraph) -> tuple[Operation, ...]:
+    """The operations with every producer worth it substituted into its consumers, and loops that nobody reads dropped."""
+    return _Inliner(graph).run()
+
+
+class _Inliner:
+    """One pass over the operations in order; `recipes` holds the producers that will not be kernels of their own."""
+
+    def __init__(self, graph: LoweredGraph) -> None:
+        self.graph = graph
+        self.dependences: Dependences = find_dependences(graph.operations)
+        self.recipes: dict[str, Loop] = {}
+        self.inlined: dict[tuple[str, Index], Expr] = {}
+        self.kept_alive = output_buffers(graph)
+        self.loads: list[dict[str, tuple[Index, ...]]] = [
+            loads_by_buffer(op.loads) if isinstance(op, Loop) else {} for op in graph.operations
+        ]
+
+    def run(self) -> tuple[Operation, ...]:
+        kept: list[Operation] = []
+        for position, operation in enumerate(self.graph.operations):
+            if isinstance(operation, Loop):
+                operation = self.with_producers(operation, self.loads[position])
+                if self.may_inline(operation, position) and should_inline(self.facts(operation, position)):
+                    self.recipes[operation.buffer] = operation
+                    continue
+            kept.append(operation)
+        return drop_unread(kept, self.kept_alive)
+
+    def with_producers(self, loop: Loop, read: Mapping[str, tuple[Index, ...]]) -> Loop:
+        """The loop with its inlined producers' bodies in place of loads."""
+        producers = [self.recipes[name] for name in read if name in self.recipes]
+        if not producers:
+            return loop
+        value = rewrite(loop.value, on_load=self.replaced)
+        condition = None if loop.condition is None else rewrite(loop.condition, on_load=self.replaced)
+        store = loop.store
+        if is_scatter(loop):
+            store = substitute(store, {}, lambda inner: rewrite(inner, on_load=self.replaced))
+        origins = dict.fromkeys(origin for producer in producers for origin in producer.origins)
+        origins.update(dict.fromkeys(loop.origins))
+        return dataclasses.replace(loop, value=value, condition=condition, store=store, origins=tuple(origins))
+
+    def replaced(self, load: Load) -> Expr:
+        """The producer's body at the point whose result `load` reads."""
+        producer = self.recipes.get(load.buffer)
+        if producer is None:
+            return load
+        found = self.inlined.get((load.buffer, load.index))
+        if found is None:
+            changes = solve(producer.store, producer.axes, load.index)
+            assert changes is not None, "a recipe's store is affine"
+            changes = _with_units(changes, producer.axes)
+            unmoved = all(image is as_index(axis) for axis, image in changes)
+            found = producer.value if unmoved else rewrite(producer.value, dict(changes))
+            found = self.inlined[load.buffer, load.index] = cast(found, load.dtype)
+        return found
+
+    def may_inline(self, loop: Loop, position: int) -> bool:
+        """Whether inlining into all consumers is possible and safe."""
+        name = loop.buffer
+        if loop.fold is not None or loop.overwrites is not None or is_scatter(loop) or name in self.kept_alive:
+            return False
+        readers = self.dependences.readers.get(name, ())
+        operations = self.graph.operations
+        if not readers or name in self.dependences.overwriters or not is_nested(loop.store, loop.axes):
+            return False
+        if any(isinstance(operations[reader], ExternKernel) for reader in readers):
+            return False
+        return all(
+            self.reads_before_overwrite(loop, load, readers)
+            for load in loads(loop.value)
+            if load.buffer in self.dependences.overwriters
+        )
+
+    def reads_before_overwrite(self, loop: Loop, load: Load, readers: list[int] | tuple[int, ...]) -> bool:
+        """Whether every consumer would read what `load` reads before it is overwritten, or just as it is."""
+        overwriter = self.dependences.overwriters[load.buffer]
+        writing = self.graph.operations[overwriter]
+        for reader in readers:
+            if reader > overwriter:
+                return False
+            if reader == overwriter:
+                if not isinstance(writing, Loop) or is_scatter(writing):
+                    return False
+                for index in self.loads[reader].get(loop.buffer, ()):
+                    changes = solve(loop.store, loop.axes, index)
+                    if changes is None or move(load.index, _with_units(changes, loop.axes)) is not writing.store:
+                        return False
+        return True
+
+    def facts(self, loop: Loop, position: int) -> InlineFacts:
+        """What the policy wants to know about `loop` and its consumers."""
+        buffers = self.graph.buffers
+        read = loads_by_buffer(loads(loop.value))
+        readers = self.dependences.readers[loop.buffer]
+        inlined_points, fusible = 0, False
+        for reader in readers:
+            consumer = self.graph.operations[reader]
+            assert isinstance(consumer, Loop)
+            space = space_of(consumer)
+            inlined_points += points(space) * len(self.loads[reader][loop.buffer])
+            fusible |= points(space) == points(loop.axes) or (
+                isinstance(consumer.fold, Reduction) and points(consumer.axes) == points(loop.axes)
+            )
+        varies = any(axis.size.constant != 1 for axis in loop.axes)
+        body = list(walk(loop.value))
+        return InlineFacts(
+            consumers=len(readers),
+            result_bytes=access_bytes(buffers[loop.buffer], loop.store),
+            input_bytes=sum(read_bytes(buffers[name], indices) for name, indices in read.items()),
+            arithmetic=cost(loop.value) if varies else 0,
+            computed_points=points(loop.axes),
+            inlined_points=inlined_points,
+            nodes=len(body),
+            loads=sum(map(len, read.values())),
+            fusible=fusible,
+        )
+
+
+def _with_units(changes: tuple[tuple[Axis, Index], ...], axes: tuple[Axis, ...]) -> tuple[tuple[Axis, Index], ...]:
+    """`changes` with axes of size 1, which no access depends on, at their only position."""
+    solved = {axis for axis, _ in changes}
+    return changes + tuple((axis, ZERO) for axis in axes if axis not in solved)
+
+
+def output_buffers(graph: LoweredGraph) -> frozenset[str]:
+    """Buffers that must be in memory at the end."""
+    return frozenset(output.buffer for output in graph.outputs if isinstance(output, BufferView))
+
+
+def drop_unread(operations: list[Operation], outputs: frozenset[str]) -> tuple[Operation, ...]:
+    """Without loops whose result nobody reads; writes into storage that was there before stay."""
+    needed = set(outputs)
+    kept: list[Operation] = []
+    for operation in reversed(operations):
+        if isinstance(operation, Loop) and operation.overwrites is None and operation.buffer not in needed:
+            continue
+        if isinstance(operation, ExternKernel) and operation.pure and not operation.overwrites:
+            if operation.writes and not any(name in needed for name in operation.writes):
+                continue
+        needed.update(operation.reads)
+        kept.append(operation)
+    return tuple(reversed(kept))

@@ -1,0 +1,162 @@
+"""Lifetimes of buffers over the steps of a schedule, reuse of dead storage, and where references can be dropped.
+
+Only storage that the generated code allocates itself is ever reused: what an extern kernel returns may be an alias of
+something else, and inputs belong to the caller. This module must not change the order of steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from minicompile.ir.index import hint
+from minicompile.ir.loops import Buffer, ExternKernel
+from minicompile.ir.schedule import Allocation, KernelGroup, MemoryPlan
+from minicompile.scheduling.traffic import buffer_bytes
+
+WASTE = 1.25
+
+
+@dataclasses.dataclass
+class _Lives:
+    """First and last step of every storage, known by the buffer that created it; `end` is one past the last step."""
+
+    end: int
+    root: dict[str, str]
+    first: dict[str, int]
+    last: dict[str, int]
+    last_of_buffer: dict[str, int]
+
+
+def plan_memory(
+    steps: Sequence[KernelGroup | ExternKernel], buffers: Mapping[str, Buffer], outputs: frozenset[str]
+) -> MemoryPlan:
+    """Allocations for every computed buffer that reaches memory, and what dies after each step."""
+    lives = _lifetimes(steps, outputs)
+    allocations: dict[str, Allocation] = {}
+    free: list[str] = []
+    taken: set[str] = set()
+    owned: set[str] = set()
+    for number, step in enumerate(steps):
+        for name in step.writes:
+            end = lives.last_of_buffer.get(name, number)
+            if lives.root[name] != name:
+                older = _overwritten_by(step, name)
+                allocations[name] = Allocation(name, older, number, end)
+                continue
+            donor = None
+            if isinstance(step, KernelGroup):
+                owned.add(name)
+                donor = _donor(step, number, name, buffers, lives, free, taken, owned)
+            if donor is not None:
+                taken.add(donor)
+                if donor in free:
+                    free.remove(donor)
+            allocations[name] = Allocation(name, donor, number, end)
+        for name in [n for n in lives.first if n in owned and lives.last[n] == number and n not in taken]:
+            free.append(name)
+    return MemoryPlan(allocations, _freed(lives), _peak(allocations, buffers, len(steps)))
+
+
+def _lifetimes(steps: Sequence[KernelGroup | ExternKernel], outputs: frozenset[str]) -> _Lives:
+    root: dict[str, str] = {}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    last_of_buffer: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        for name in step.reads:
+            last[root.setdefault(name, name)] = number
+            last_of_buffer[name] = number
+        for name in step.writes:
+            older = _overwritten_by(step, name)
+            root[name] = name if older is None else root.get(older, older)
+            first.setdefault(root[name], number)
+            last[root[name]] = number
+            last_of_buffer[name] = number
+    for name in outputs:
+        last[root.get(name, name)] = len(steps)
+        last_of_buffer[name] = len(steps)
+    return _Lives(len(steps), root, first, last, last_of_buffer)
+
+
+def _overwritten_by(step: KernelGroup | ExternKernel, name: str) -> str | None:
+    """The older buffer whose storage `name` takes."""
+    if isinstance(step, ExternKernel):
+        return dict(zip(step.writes, step.overwrites, strict=False)).get(name)
+    return next((loop.overwrites for loop in step.loops if loop.buffer == name), None)
+
+
+def _donor(
+    group: KernelGroup,
+    number: int,
+    name: str,
+    buffers: Mapping[str, Buffer],
+    lives: _Lives,
+    free: list[str],
+    taken: set[str],
+    owned: set[str],
+) -> str | None:
+    """A dead buffer, or one that dies in place here, whose storage `name` can take."""
+    exact = lives.last[name] == lives.end
+    for candidate in _dying_in_place(group, number, name, lives):
+        if candidate in owned and candidate not in taken and _fits(buffers[name], buffers[candidate], True):
+            return candidate
+    fitting = [c for c in free if _fits(buffers[name], buffers[c], exact)]
+    return min(fitting, key=lambda c: (buffer_bytes(buffers[c]), -lives.last[c]), default=None)
+
+
+def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
+    if new.dtype != old.dtype or new.device != old.device:
+        return False
+    if new.numel is old.numel:
+        return True
+    if exact or new.numel.constant is None or old.numel.constant is None:
+        return False
+    return new.numel.constant <= old.numel.constant <= WASTE * new.numel.constant
+
+
+def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -> list[str]:
+    """Buffers last read here, by a pointwise kernel over one axis, only at the very place where `name` is stored."""
+    if group.tile.strategy != "pointwise" or len(group.tile.axes) != 1:
+        return []
+    loop = next(loop for loop in group.loops if loop.buffer == name)
+    reads: dict[str, set[object]] = {}
+    for member in group.loops:
+        if member.accumulate or member.condition is not None:
+            return []
+        for load in member.loads:
+            reads.setdefault(load.buffer, set()).add(load.index)
+    return [
+        other
+        for other, indices in reads.items()
+        if indices == {loop.store} and lives.root.get(other) == other and lives.last.get(other) == number
+        and other not in group.writes
+    ]
+
+
+def _freed(lives: _Lives) -> dict[int, tuple[str, ...]]:
+    """Names whose storage is dead after each step; a storage handed on is freed under its new name too."""
+    freed: dict[int, list[str]] = {}
+    for name, number in lives.last_of_buffer.items():
+        if number < lives.end:
+            freed.setdefault(number, []).append(name)
+    return {number: tuple(sorted(names)) for number, names in sorted(freed.items())}
+
+
+def _peak(allocations: Mapping[str, Allocation], buffers: Mapping[str, Buffer], count: int) -> int:
+    """Bytes of computed buffers alive at once, at most."""
+    change = [0] * (count + 2)
+    end: dict[str, int] = {}
+    holder: dict[str, str] = {}
+    for name, allocation in allocations.items():
+        source = holder[name] = holder.get(allocation.reuses or name, allocation.reuses or name)
+        end[source] = max(end.get(source, 0), allocation.last_step)
+    for source, last in end.items():
+        if source in allocations and hint(buffers[source].numel):
+            change[allocations[source].first_step] += buffer_bytes(buffers[source])
+            change[last + 1] -= buffer_bytes(buffers[source])
+    peak = alive = 0
+    for delta in change:
+        alive += delta
+        peak = max(peak, alive)
+    return peak

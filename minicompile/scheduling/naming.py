@@ -1,0 +1,46 @@
+"""Kernel names from the user's operations: `softmax_kernel`, `add_rms_norm_kernel`. No other naming happens here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from minicompile.ir.loops import Origin
+
+MAXIMUM_LENGTH = 60
+MAXIMUM_WORDS = 5
+UNREMARKABLE = frozenset(
+    "convert_element_type to_copy to view reshape expand clone unsqueeze squeeze permute transpose t full full_like "
+    "copy alias detach scalar_tensor unsafe_view slice select contiguous zeros zeros_like ones ones_like empty iota "
+    "arange type_as float half bfloat16 getitem fill".split()
+)
+
+
+def operator_word(operator: str) -> str:
+    """The plain name of an operator: `aten._softmax.default` is `softmax`."""
+    text = re.sub(r"\(.*", "", operator)
+    parts = [part for part in text.split(".") if part not in ("torch", "ops", "aten", "prims", "nn", "functional")]
+    if len(parts) > 1:
+        parts = parts[:-1] if "aten" in text or "prims" in text or parts[-1] == "default" else parts[-1:]
+    word = re.sub(r"\W+", "_", parts[0] if parts else text)
+    word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word).lower().strip("_")
+    return word.removesuffix("_") or "kernel"
+
+
+def kernel_name(origins: Iterable[Origin], taken: set[str]) -> str:
+    """A short name that is not in `taken`, and is added to it."""
+    words = list(dict.fromkeys(operator_word(origin.operator) for origin in origins))
+    telling = [word for word in words if word not in UNREMARKABLE] or words or ["copy"]
+    chosen: list[str] = []
+    for word in telling[-MAXIMUM_WORDS:]:
+        if len("_".join([*chosen, word])) <= MAXIMUM_LENGTH - len("_kernel_9999"):
+            chosen.append(word)
+    base = "_".join(chosen) or telling[-1][: MAXIMUM_LENGTH - len("_kernel_9999")]
+    if not base.isidentifier():
+        base = f"op_{base}"
+    name, number = f"{base}_kernel", 1
+    while name in taken:
+        number += 1
+        name = f"{base}_kernel_{number}"
+    taken.add(name)
+    return name

@@ -1,0 +1,61 @@
+"""Which legal fusions are worth it: a pure function of facts about a pair of clusters. No mechanism here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+MAXIMUM_BUFFERS = 40
+MAXIMUM_LOOPS = 64
+MAXIMUM_FUSED_SCAN = 4096
+SMALL_KERNEL_BYTES = 4 << 20
+SIBLING_SHARE = 8
+SIBLING_DISTANCE = 48
+
+
+@dataclasses.dataclass(frozen=True)
+class PairFacts:
+    """What the policy knows about two clusters that could legally share a kernel.
+
+    Attributes:
+        bytes_apart, bytes_fused: traffic of both, as two kernels and as one.
+        vertical: one reads what the other computes.
+        distance: operations between them in program order.
+        buffers: distinct buffers that the kernel would touch.
+        loops: in both.
+        scan_length: elements along a scan whose result other loops of the kernel would use; 0 without one.
+        rows, row_length: the fused iteration space.
+        second_pass: a loop over the whole space would follow a reduction over it.
+    """
+
+    bytes_apart: int
+    bytes_fused: int
+    vertical: bool
+    distance: int
+    buffers: int
+    loops: int
+    scan_length: int
+    rows: int
+    row_length: int
+    second_pass: bool
+
+
+def refusal(facts: PairFacts) -> str | None:
+    """Why the pair should stay apart, or `None` if fusing it pays."""
+    saved = facts.bytes_apart - facts.bytes_fused
+    if saved <= 0:
+        return "nothing that both touch would be read or written less"
+    if facts.buffers > MAXIMUM_BUFFERS:
+        return f"one kernel would touch {facts.buffers} buffers; registers hold about {MAXIMUM_BUFFERS}"
+    if facts.loops > MAXIMUM_LOOPS:
+        return f"one kernel would hold {facts.loops} operations; the limit is {MAXIMUM_LOOPS}"
+    if facts.scan_length > MAXIMUM_FUSED_SCAN:
+        return f"a scan over {facts.scan_length} elements does not stay in registers"
+    if facts.second_pass and facts.rows < 16 and facts.rows * facts.row_length > 1 << 16:
+        return f"only {facts.rows} rows would run in parallel over {facts.row_length} elements each"
+    if not facts.vertical:
+        small = facts.bytes_apart <= SMALL_KERNEL_BYTES
+        if not small and saved * SIBLING_SHARE < facts.bytes_apart:
+            return f"only {saved} of {facts.bytes_apart} bytes are shared"
+        if facts.distance > SIBLING_DISTANCE:
+            return f"{facts.distance} operations lie between them, whose tensors would stay alive"
+    return None

@@ -1,0 +1,112 @@
+"""The scheduling stage: inline, split, fuse, write over tiles, choose tiles, plan memory; one function runs them in order.
+
+Each step is a pure function in a module of its own. This module must not contain a policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from minicompile.config import Config
+from minicompile.ir.index import Axis, Symbol, as_index, atoms
+from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Origin, Scan
+from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
+from minicompile.scheduling.domain import Domain, recompute_between_passes, write_over_tiles
+from minicompile.scheduling.fusion import Step, fuse
+from minicompile.scheduling.inline import inline_producers, output_buffers
+from minicompile.scheduling.memory_plan import plan_memory
+from minicompile.scheduling.naming import kernel_name
+from minicompile.scheduling.online import find_online_softmax
+from minicompile.scheduling.reindexing import axes_in
+from minicompile.scheduling.tiling import TileFacts, plan_tile
+from minicompile.scheduling.traffic import loop_flops
+from minicompile.scheduling.verify import verify_schedule
+
+
+def schedule_graph(lowered: LoweredGraph, config: Config, device: DeviceProperties) -> Schedule:
+    """Decide which loops of `lowered` share a kernel, over which tiles, in which order and memory."""
+    outputs = output_buffers(lowered)
+    operations = inline_producers(lowered)
+    fusion = fuse(operations, lowered.buffers, outputs)
+    taken: set[str] = set()
+    steps = tuple(
+        _finish(step, operations, lowered.buffers, device, taken) for step in fusion.steps
+    )
+    schedule = Schedule(
+        graph=dataclasses.replace(lowered, operations=operations),
+        steps=steps,
+        memory=plan_memory(steps, lowered.buffers, outputs),
+        refusals=fusion.refusals,
+        size_hints=_size_hints(lowered),
+    )
+    if config.verify:
+        verify_schedule(schedule)
+    return schedule
+
+
+def _finish(
+    step: Step,
+    operations: Sequence[Operation],
+    buffers: Mapping[str, Buffer],
+    device: DeviceProperties,
+    taken: set[str],
+) -> KernelGroup | ExternKernel:
+    """The kernel of one step."""
+    if step.cluster is None:
+        operation = operations[step.position]
+        assert isinstance(operation, ExternKernel)
+        return operation
+    domain = write_over_tiles(step.cluster, operations, buffers)
+    tile = plan_tile(_tile_facts(domain, buffers, step.stored), device)
+    loops = domain.loops
+    if domain.folded is not None:
+        alone = recompute_between_passes(loops, domain.folded)
+        if tile.strategy == "looped":
+            needed = step.stored.union(*(loop.reads for loop in alone))
+            loops = tuple(loop for loop in alone if loop.buffer in needed)
+        online = find_online_softmax(alone) if tile.strategy == "looped" else ()
+    else:
+        online = ()
+    origins: dict[Origin, None] = {}
+    for loop in domain.loops:
+        origins.update(dict.fromkeys(loop.origins))
+    return KernelGroup(
+        name=kernel_name(origins, taken),
+        loops=loops,
+        tile=tile,
+        stored=step.stored,
+        online=online,
+        bytes_read=step.bytes_read,
+        bytes_written=step.bytes_written,
+        flops=sum(map(loop_flops, loops)),
+    )
+
+
+def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset[str]) -> TileFacts:
+    """What the tile model wants to know about a kernel."""
+    computed = {loop.buffer for loop in domain.loops}
+    everywhere: frozenset[Axis] = frozenset(domain.parallel)
+    if domain.folded is not None:
+        everywhere |= {domain.folded}
+    moved = [
+        (load.buffer, load.index) for loop in domain.loops for load in loop.loads if load.buffer not in computed
+    ] + [(loop.buffer, loop.store) for loop in domain.loops if loop.buffer in stored]
+    wide = {(name, index) for name, index in moved if axes_in(index) >= everywhere}
+    sizes = [buffers[name].dtype.itemsize for name, _ in wide] or [buffers[name].dtype.itemsize for name, _ in moved]
+    rows = {(name, index) for name, index in moved if name not in computed and domain.folded in axes_in(index)}
+    scans = any(isinstance(loop.fold, Scan) for loop in domain.loops)
+    return TileFacts(
+        parallel=domain.parallel,
+        folded=domain.folded,
+        folded_first=domain.folded_first,
+        itemsize=max(sizes, default=4),
+        live_rows=len(rows) + 1,
+        must_persist=scans and len(domain.loops) > 1,
+    )
+
+
+def _size_hints(lowered: LoweredGraph) -> dict[str, object]:
+    """The size seen for each symbol of the graph."""
+    symbols = {a for index in lowered.size_inputs.values() for a in atoms(index) if isinstance(a, Symbol)}
+    return {symbol.name: as_index(symbol.hint) for symbol in sorted(symbols, key=str)}

@@ -1,0 +1,138 @@
+"""Block sizes, warps and strategy of a kernel, from a deterministic cost model; nothing is measured here.
+
+On a GPU a program should have enough bytes in flight to hide latency (about `BYTES_PER_THREAD` per thread, in 16-byte
+vectors), there should be enough programs for every multiprocessor, and a row that fits the registers is read once
+(`persistent`). Under the interpreter each program costs about a millisecond however small it is, so tiles are as large
+as the problem. `plan_tile` is a pure function of `TileFacts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from minicompile.ir.index import Axis, hint
+from minicompile.ir.schedule import DeviceProperties, TileAxis, TilePlan
+
+INTERPRETED_ELEMENTS = 1 << 20
+ROW_REGISTERS = 49152
+BYTES_PER_THREAD = 32
+LOOPED_BLOCK = 4096
+COLUMN_BYTES = 128
+COLUMN_TILE = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class TileFacts:
+    """What the model knows about a kernel.
+
+    Attributes:
+        parallel, folded: its axes.
+        folded_first: memory is contiguous along the folded axis.
+        itemsize: of the widest element moved over the whole space, in bytes.
+        live_rows: values over the folded axis that stay in registers from one pass to the next.
+        must_persist: a scan whose result other loops use.
+    """
+
+    parallel: tuple[Axis, ...]
+    folded: Axis | None
+    folded_first: bool
+    itemsize: int
+    live_rows: int
+    must_persist: bool = False
+
+
+def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
+    """Block sizes for a kernel on `device`."""
+    if device.kind == "cpu":
+        return _plan_interpreted(facts)
+    if facts.folded is None:
+        return _plan_plane(facts, device) if len(facts.parallel) == 2 else _plan_line(facts, device)
+    return _plan_rows(facts, device) if facts.folded_first else _plan_columns(facts, device)
+
+
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number` (at least 1)."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _plan_interpreted(facts: TileFacts) -> TilePlan:
+    left, blocks = INTERPRETED_ELEMENTS, []
+    fastest_first = [*(() if facts.folded is None else (facts.folded,)), *reversed(facts.parallel)]
+    for axis in fastest_first:
+        block = min(next_power_of_two(hint(axis.size)), left)
+        left //= block
+        blocks.append(block)
+    strategy = "pointwise"
+    if facts.folded is not None:
+        fits = next_power_of_two(hint(facts.folded.size)) <= INTERPRETED_ELEMENTS and _is_static(facts.folded)
+        strategy = "persistent" if fits or facts.must_persist else "looped"
+    return _plan(facts, blocks[::-1] if facts.folded is None else [*blocks[:0:-1], blocks[0]], strategy, 1,
+                 "interpreted: the tile is as large as the problem")
+
+
+def _is_static(axis: Axis) -> bool:
+    return axis.size.constant is not None
+
+
+def _plan_line(facts: TileFacts, device: DeviceProperties) -> TilePlan:
+    (axis,) = facts.parallel
+    size = hint(axis.size)
+    per_thread = max(1, BYTES_PER_THREAD // facts.itemsize)
+    warps = 4
+    while warps > 1 and size < device.multiprocessors * warps * 32 * per_thread:
+        warps //= 2
+    while per_thread > 1 and size < device.multiprocessors * warps * 32 * per_thread:
+        per_thread //= 2
+    block = min(next_power_of_two(size), warps * 32 * per_thread)
+    return _plan(facts, [block], "pointwise", warps, f"{per_thread} elements of {facts.itemsize} bytes per thread")
+
+
+def _plan_plane(facts: TileFacts, device: DeviceProperties) -> TilePlan:
+    slow, fast = (next_power_of_two(hint(axis.size)) for axis in facts.parallel)
+    side = 64 if facts.itemsize <= 4 else 32
+    x = min(fast, side)
+    y = min(slow, side * side // x)
+    x = min(fast, side * side // y)
+    programs = -(-hint(facts.parallel[0].size) // y) * -(-hint(facts.parallel[1].size) // x)
+    while programs < device.multiprocessors and x * y > 1024:
+        x, y = (x // 2, y) if x >= y else (x, y // 2)
+        programs *= 2
+    warps = max(1, min(8, x * y // 512))
+    return _plan(facts, [y, x], "pointwise", warps, f"{y} x {x}: both sides of the transpose move whole sectors")
+
+
+def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
+    assert facts.folded is not None
+    length, rows = hint(facts.folded.size), hint(facts.parallel[-1].size)
+    block = next_power_of_two(length)
+    fits = block * facts.live_rows <= ROW_REGISTERS and _is_static(facts.folded)
+    if not fits and not facts.must_persist:
+        r = min(block, LOOPED_BLOCK)
+        warps = max(4, min(16, r * facts.itemsize // (32 * BYTES_PER_THREAD)))
+        return _plan(facts, [1, r], "looped", warps, f"a row of {length} does not fit the registers")
+    x = 1
+    while x * block < 1024 and x < 64 and rows >= 2 * x * 4 * device.multiprocessors:
+        x *= 2
+    warps = max(1, min(16, x * block // (32 * max(8, 2 * BYTES_PER_THREAD // facts.itemsize))))
+    return _plan(facts, [x, block], "persistent", warps, f"a row of {length} stays in registers")
+
+
+def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
+    assert facts.folded is not None
+    length, columns = hint(facts.folded.size), hint(facts.parallel[-1].size)
+    x = min(next_power_of_two(columns), COLUMN_BYTES // facts.itemsize)
+    block = next_power_of_two(length)
+    persistent = x * block * facts.live_rows <= ROW_REGISTERS // 4 and _is_static(facts.folded)
+    if persistent or facts.must_persist:
+        warps = max(1, min(16, x * block // (32 * 8)))
+        return _plan(facts, [x, block], "persistent", warps, f"columns of {length} stay in registers")
+    r = max(1, min(block, COLUMN_TILE // x))
+    return _plan(facts, [x, r], "looped", 8, f"{x} neighbouring columns of {length} per program")
+
+
+def _plan(facts: TileFacts, blocks: list[int], strategy: str, warps: int, reason: str) -> TilePlan:
+    axes = [TileAxis(axis, block, "parallel") for axis, block in zip(facts.parallel, blocks, strict=False)]
+    if facts.folded is not None:
+        axes.append(TileAxis(facts.folded, blocks[-1], "reduction"))
+    kind = "persistent" if strategy == "persistent" else "looped" if strategy == "looped" else "pointwise"
+    return TilePlan(tuple(axes), kind, warps, 1, reason)

@@ -1,0 +1,57 @@
+"""Exact accounting: elements and bytes that loops touch, at the hinted sizes. This module must not decide anything."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+
+from minicompile.ir.expr import Load, cost
+from minicompile.ir.index import Axis, Index, hint
+from minicompile.ir.loops import Buffer, Loop
+from minicompile.scheduling.reindexing import axes_in
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def size_of(axis: Axis) -> int:
+    """The axis's size at the hints."""
+    return hint(axis.size)
+
+
+def points(axes: Iterable[Axis]) -> int:
+    """The number of points of a loop nest over `axes`."""
+    return math.prod(size_of(axis) for axis in axes)
+
+
+def space_of(loop: Loop) -> tuple[Axis, ...]:
+    """All axes of a loop: those of the result and those folded away."""
+    return loop.axes + loop.reduction_axes
+
+
+def buffer_bytes(buffer: Buffer) -> int:
+    """The bytes of all elements."""
+    return hint(buffer.numel) * buffer.dtype.itemsize
+
+
+def access_bytes(buffer: Buffer, index: Index) -> int:
+    """The bytes that an access touches over its whole loop nest, each element once."""
+    return min(points(axes_in(index)), hint(buffer.numel)) * buffer.dtype.itemsize
+
+
+def read_bytes(buffer: Buffer, indices: Iterable[Index]) -> int:
+    """The bytes that several accesses to one buffer touch together (overlaps count twice, up to the whole buffer)."""
+    return min(sum(access_bytes(buffer, index) for index in indices), buffer_bytes(buffer))
+
+
+def loads_by_buffer(loads: Iterable[Load]) -> dict[str, tuple[Index, ...]]:
+    """The distinct indices at which each buffer is read."""
+    found: dict[str, dict[Index, None]] = {}
+    for load in loads:
+        found.setdefault(load.buffer, {})[load.index] = None
+    return {name: tuple(indices) for name, indices in found.items()}
+
+
+def loop_flops(loop: Loop) -> int:
+    """Scalar operations of a loop, in additions."""
+    per_point = cost(loop.value) + (loop.fold is not None)
+    return per_point * points(space_of(loop))
