@@ -23,7 +23,7 @@ from minicompile.config import Config
 from minicompile.ir.graph import CapturedGraph
 from minicompile.report import logs
 from minicompile.report.sources import Sources
-from minicompile.runtime.compiled_graph import CompiledGraph
+from minicompile.runtime.compiled_graph import CompiledPart
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -63,8 +63,15 @@ class CompiledFunction(CompiledCallable):
 
     def restart(self) -> None:
         """Forget every compiled variant."""
-        self.compiler = Compiler(self.config)
-        super().__init__(python_function(self.__wrapped__), logged(self.compiler), self.config)
+        topics = logs.enabled_topics()
+        self.compiler = Compiler(self.config, log_part(topics) if topics else None)
+        super().__init__(python_function(self.__wrapped__), self.compiler.backend, self.config)
+        if "help" in topics:
+            logs.emit("help", logs.help_text())
+        if "graph_breaks" in topics:
+            self.records.graph_breaks = logs.LoggedRecords("graph_breaks", logs.graph_break_text)
+        if "recompiles" in topics:
+            self.records.recompiles = logs.LoggedRecords("recompiles", logs.recompile_text)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -162,9 +169,8 @@ def compiled(target: Any, config: Config) -> Any:
 
 
 def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
-    """A Python function or method that calls `target`, which may be a builtin, a partial or any callable object."""
-    inner = target.__func__ if isinstance(target, types.MethodType) else target
-    if isinstance(inner, types.FunctionType):
+    """`target`, or a Python function that calls it if it is a builtin."""
+    if not isinstance(target, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
         return target
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -173,28 +179,18 @@ def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def logged(compiler: Compiler) -> Callable[[CapturedGraph], CompiledGraph]:
-    """The compiler's backend, with the log lines that `MINICOMPILE_LOGS` asks for."""
-    topics = logs.enabled_topics()
-    if not topics:
-        return compiler.backend
-    if "help" in topics:
-        logs.emit("help", logs.help_text())
+def log_part(topics: frozenset[str]) -> Callable[[CapturedGraph, str, CompiledPart], None]:
+    """What the compiler calls for every compiled half of a graph, to print the topics about it."""
 
-    def backend(captured: CapturedGraph) -> CompiledGraph:
-        graph = compiler.backend(captured)
-        if "guards" in topics:
+    def on_part(captured: CapturedGraph, half: str, part: CompiledPart) -> None:
+        if "guards" in topics and half == "forward":
             logs.emit("guards", logs.guards_text(captured))
-        if "graph_breaks" in topics and captured.graph_break is not None:
-            logs.emit("graph_breaks", logs.graph_break_text(captured.graph_break))
-        for half, part in graph.parts.items():
-            if "fusion" in topics and part.schedule is not None:
-                logs.emit("fusion", logs.fusion_text(f"{captured.name} {half}", part.schedule))
-            if "output_code" in topics and part.program is not None:
-                logs.emit("output_code", f"{part.path or part.program.name}\n{part.program.text}")
-        return graph
+        if "fusion" in topics and part.schedule is not None:
+            logs.emit("fusion", logs.fusion_text(f"{captured.name} {half}", part.schedule))
+        if "output_code" in topics and part.program is not None:
+            logs.emit("output_code", f"{part.path or part.program.name}\n{part.program.text}")
 
-    return backend
+    return on_part
 
 
 def sources(compiled: Any) -> Sources:

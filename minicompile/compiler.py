@@ -1,7 +1,7 @@
 """The whole pipeline as one readable list: captured graph in, compiled graph out.
 
-Every stage is named, timed, verified when asked, and dumped when asked. A stage that fails leaves its half of the graph to
-eager execution of the ATen graph, with one warning that names the user's line; `suppress_errors=False` raises instead.
+Every stage is named, timed, verified when asked, and dumped when asked. A stage that fails leaves its half of the graph
+to eager execution of the ATen graph, with one warning that names the user's line; `suppress_errors=False` raises instead.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ class Compiler:
 
     Attributes:
         config: the settings.
+        on_part: told of every compiled half: the captured graph, `forward` or `backward`, the product.
         graphs: every compiled graph, in order.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self, config: Config, on_part: Callable[[CapturedGraph, str, CompiledPart], None] | None = None
+    ) -> None:
         self.config = config
+        self.on_part = on_part
         self.graphs: list[CompiledGraph] = []
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
         self._lock = threading.RLock()
@@ -83,6 +87,8 @@ class Compiler:
             warnings.warn(f"{failure}; this part runs eagerly", stacklevel=2)
             part = CompiledPart(call=eager_call(module), fallback=str(failure), timings=clock.seconds)
         compiled.parts[half] = part
+        if self.on_part is not None:
+            self.on_part(compiled.captured, half, part)
         return part
 
     def _run_stages(

@@ -10,7 +10,8 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from minicompile.errors import InvalidOption
 from minicompile.ir.graph import CapturedGraph, GraphBreak
@@ -53,6 +54,25 @@ def emit(topic: str, text: str) -> None:
         print(f"[minicompile.{topic}] {text}", file=sys.stderr, flush=True)
 
 
+class LoggedRecords(list[Any]):
+    """A list of records that writes each one to a topic as it is appended."""
+
+    def __init__(self, topic: str, text: Callable[[Any], str]) -> None:
+        super().__init__()
+        self.topic, self.text = topic, text
+
+    def append(self, record: Any) -> None:
+        """Keep the record and write it."""
+        super().append(record)
+        emit(self.topic, self.text(record))
+
+
+def recompile_text(record: Any) -> str:
+    """A recompile as the user reads it: what changed, which line needed it, what it cost."""
+    needed = f" (needed at {record.location})" if record.location else ""
+    return f"{record.function}: {record.sentence}{needed}; was {record.old}, is {record.new}; {record.seconds:.2f} s"
+
+
 def graph_break_text(graph_break: GraphBreak) -> str:
     """A graph break as the user reads it: what, where, and what to do."""
     lines = [f"{graph_break.kind}: {graph_break.reason}"]
@@ -86,7 +106,7 @@ def fusion_text(name: str, schedule: Schedule) -> str:
     return "\n".join(lines)
 
 
-def step_origins(step: object) -> Iterable:
+def step_origins(step: object) -> Iterable[Any]:
     """The FX nodes behind a step of a schedule."""
     if isinstance(step, KernelGroup):
         return (origin for loop in step.loops for origin in loop.origins)

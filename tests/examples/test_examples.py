@@ -9,6 +9,8 @@ import types
 
 import pytest
 
+pytestmark = pytest.mark.filterwarnings("error:minicompile runs")
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
