@@ -1,0 +1,142 @@
+"""Every private interface of PyTorch that the graph stage stands on, behind public names.
+
+All of it was read in, and runs on, torch 2.11 to 2.13: functional tensors (`torch._to_functional_tensor` and its kin,
+the C++ functionalization that every later wrapper in PyTorch also uses), fake tensors (`torch._subclasses`), autograd
+sequence numbers, and the decomposition table. No other module of this package may touch a name of torch with a leading
+underscore, operators aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["FakeTensor", "FakeTensorMode", "TorchDispatchMode"]
+
+FAKE_DEVICE = torch.ops.prim.device.default
+
+
+@contextlib.contextmanager
+def functionalization() -> Iterator[None]:
+    """Functional tensors record mutations instead of doing them, views stay views."""
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
+
+
+def to_functional(value: torch.Tensor) -> torch.Tensor:
+    """A functional tensor around `value`."""
+    return torch._to_functional_tensor(value)
+
+
+def is_functional(value: object) -> bool:
+    """Whether `value` is a functional tensor."""
+    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+
+
+def from_functional(value: torch.Tensor) -> torch.Tensor:
+    """The current plain value of a functional tensor, all pending mutations applied."""
+    torch._sync(value)
+    return torch._from_functional_tensor(value)
+
+
+def data_was_mutated(value: torch.Tensor) -> bool:
+    """Whether the data of a functional tensor, or of any view of it, was written."""
+    return torch._functionalize_has_data_mutation(value)
+
+
+def storage_was_changed(value: torch.Tensor) -> bool:
+    """Whether a functional tensor was pointed at other storage (`.data =`, `set_`) or its storage was resized."""
+    return torch._functionalize_has_metadata_mutation(value) or torch._functionalize_was_storage_changed(value)
+
+
+def mutation_is_hidden_from_autograd(value: torch.Tensor) -> bool:
+    """Whether every write happened under `no_grad` or through `.data` and `detach`."""
+    return (
+        torch._functionalize_are_all_mutations_hidden_from_autograd(value)
+        or torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(value)
+    )
+
+
+def storage_key(value: torch.Tensor) -> int:
+    """Equal for tensors that share storage; functional tensors have functional storages."""
+    return value.untyped_storage()._cdata
+
+
+def is_symbolic(value: torch.Tensor) -> bool:
+    """Whether a size, stride or offset of a fake tensor is an expression over symbols."""
+    return value._has_symbolic_sizes_strides
+
+
+def fresh_fake(mode: FakeTensorMode, like: FakeTensor) -> FakeTensor:
+    """A new fake tensor with the (static) metadata of `like` and no storage in common with it."""
+    with torch._C._DisableTorchDispatch():
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    made = FakeTensor(mode, empty, like.device)
+    return made
+
+
+def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
+    """A new fake tensor with the metadata of `like`, symbolic sizes included, with storage of its own."""
+    with mode, torch.no_grad(), torch.inference_mode(False):
+        offset = like.storage_offset()
+        copy = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        if isinstance(offset, int) and offset == 0:
+            return copy
+        return copy
+
+
+def fake_mode_of(values: Iterator[Any]) -> FakeTensorMode:
+    """The mode of the first fake tensor among `values`, or a new one."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode()
+
+
+def next_sequence_number() -> int:
+    """The number that autograd gives to the next node it records in this thread."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def running_sequence_number() -> int | None:
+    """The number of the autograd node whose backward is running, if one is."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+@contextlib.contextmanager
+def one_threaded_backward() -> Iterator[None]:
+    """Run backward passes in the calling thread, where the tracing modes are."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def autocast_is_on() -> bool:
+    """Whether autocast is enabled for any device in this thread."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def no_autocast() -> contextlib.AbstractContextManager[Any]:
+    """Autocast switched off for every device."""
+    return torch._C._DisableAutocast()
+
+
+def torch_decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's table of decompositions, all of them."""
+    # Importing the table takes a while and is needed only once something is compiled.
+    from torch._decomp import decomposition_table
+
+    return decomposition_table
+
+
+def has_composite_kernel(operator: torch._ops.OpOverload) -> bool:
+    """Whether the operator is defined in C++ through other operators alone."""
+    return operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)

@@ -1,0 +1,272 @@
+"""The compiler's own operators in `torch.ops.minicompile`: attention and functional random numbers.
+
+They are the vocabulary in which the graph stage speaks to lowering, so they live with the types. Each has a reference
+implementation in plain torch that any device can run, and a fake one. This module must not choose kernels.
+
+Randomness. `seeds` draws 64-bit keys from the device's generator: the only impure operator here. The others are pure
+functions of a key and of the linear (row-major) index of the element, by Philox-4x32-10 (Salmon et al., 2011) with
+counter `(index mod 2**32, index div 2**32, 0, 0)` and key `(seed mod 2**32, seed div 2**32)`, the seed read as unsigned.
+With `w0..w3` the four 32-bit words of the block:
+
+- uniform, fp32: `(w0 >> 8) * 2**-24`; fp16 `(w0 >> 21) * 2**-11`; bf16 `(w0 >> 24) * 2**-8`;
+  fp64 `((w0 >> 5) * 2**26 + (w1 >> 6)) * 2**-53`. Never 1.
+- normal, computed in fp32 and rounded for half types: `sqrt(-2 ln(u)) * cos(2 pi v)` with
+  `u = ((w0 >> 8) + 1) * 2**-24`, `v = (w1 >> 8) * 2**-24`; fp64 the same with
+  `u = ((w0 >> 5) * 2**26 + (w1 >> 6) + 1) * 2**-53`, `v = ((w2 >> 5) * 2**26 + (w3 >> 6)) * 2**-53`.
+- randint: `low + w0 mod (high - low)`, for spans of at most 2**32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LIBRARY = torch.library.Library("minicompile", "DEF")
+_MASK = 0xFFFFFFFF
+
+
+def _define(schema: str, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = schema.split("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"minicompile::{name}", fake, lib=_LIBRARY)
+
+
+def _multiply_high_low(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+    """High and low words of the product of 32-bit words held in int64."""
+    low_part, high_part = (a & 0xFFFF) * b, (a >> 16) * b
+    middle = (low_part >> 16) + (high_part & _MASK)
+    low = ((middle & 0xFFFF) << 16) | (low_part & 0xFFFF)
+    high = ((high_part >> 32) << 16) + (middle >> 16)
+    return high & _MASK, low
+
+
+def philox_words(seed: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four words of the Philox-4x32-10 block of each element of `index`, as int64 tensors below 2**32."""
+    c0, c1 = index & _MASK, (index >> 32) & _MASK
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(10):
+        high0, low0 = _multiply_high_low(c0, 0xD2511F53)
+        high1, low1 = _multiply_high_low(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    return c0, c1, c2, c3
+
+
+def _words(seeds: Tensor, index: int, size: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    elements = torch.arange(math.prod(size), device=seeds.device).reshape(tuple(size))
+    return philox_words(seeds[index], elements)
+
+
+def _unit_double(high: Tensor, low: Tensor) -> Tensor:
+    return (high >> 5) * 2**26 + (low >> 6)
+
+
+def _seeds(count: int, device: torch.device) -> Tensor:
+    bounds = torch.iinfo(torch.int64)
+    return torch.randint(bounds.min, bounds.max, (count,), dtype=torch.int64, device=device)
+
+
+def _seeds_fake(count: int, device: torch.device) -> Tensor:
+    return torch.empty((count,), dtype=torch.int64, device=device)
+
+
+def _random_uniform(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    w0, w1, _, _ = _words(seeds, index, size)
+    if dtype == torch.float64:
+        return _unit_double(w0, w1).to(torch.float64) * 2.0**-53
+    bits = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
+    return ((w0 >> (32 - bits)).to(torch.float32) * 2.0**-bits).to(dtype)
+
+
+def _random_normal(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    w0, w1, w2, w3 = _words(seeds, index, size)
+    if dtype == torch.float64:
+        u = (_unit_double(w0, w1) + 1).to(torch.float64) * 2.0**-53
+        v = _unit_double(w2, w3).to(torch.float64) * 2.0**-53
+    else:
+        u = ((w0 >> 8) + 1).to(torch.float32) * 2.0**-24
+        v = (w1 >> 8).to(torch.float32) * 2.0**-24
+    return (torch.sqrt(-2.0 * torch.log(u)) * torch.cos(2.0 * math.pi * v)).to(dtype)
+
+
+def _random_fake(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return seeds.new_empty(size, dtype=dtype)
+
+
+def _random_randint(
+    seeds: Tensor, index: int, low: int, high: int, size: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    return (_words(seeds, index, size)[0] % (high - low) + low).to(dtype)
+
+
+def _random_randint_fake(
+    seeds: Tensor, index: int, low: int, high: int, size: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    return seeds.new_empty(size, dtype=dtype)
+
+
+_define("seeds(int count, *, Device device) -> Tensor", lambda count, *, device: _seeds(count, device),
+        lambda count, *, device: _seeds_fake(count, device))
+_define("random_uniform(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
+        _random_uniform, _random_fake)
+_define("random_normal(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
+        _random_normal, _random_fake)
+_define("random_randint(Tensor seeds, int index, int low, int high, SymInt[] size, ScalarType dtype) -> Tensor",
+        _random_randint, _random_randint_fake)
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, mask: Tensor | None, keep: Tensor | None, is_causal: bool, scale: float,
+    window: int, logsumexp: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax weights before dropout, and the log-sum-exp of the scores, in fp32 (fp64 for fp64)."""
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
+    visible = visible_keys(query.shape[-2], key.shape[-2], is_causal, window, query.device)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
+    if logsumexp is None:
+        logsumexp = torch.logsumexp(scores, -1)
+    dead = logsumexp == -math.inf
+    weights = torch.exp(scores - logsumexp.masked_fill(dead, 0.0).unsqueeze(-1))
+    return weights, logsumexp
+
+
+def visible_keys(
+    queries: int, keys: int, is_causal: bool, window: int, device: torch.device
+) -> Tensor | None:
+    """The boolean mask of a causal or windowed pattern, aligned to the top left as in PyTorch; `None` if all is seen.
+
+    With a window of `w` keys, query `i` sees keys `i - w + 1` to `i` (and beyond `i` only if it is not causal).
+    """
+    if not is_causal and window <= 0:
+        return None
+    distance = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)[None, :]
+    visible = distance >= 0 if is_causal else torch.ones_like(distance, dtype=torch.bool)
+    return visible & (distance < window) if window > 0 else visible
+
+
+def _repeat_heads(value: Tensor, heads: int) -> Tensor:
+    return value if value.shape[-3] == heads else value.repeat_interleave(heads // value.shape[-3], -3)
+
+
+def _sum_heads(value: Tensor, like: Tensor) -> Tensor:
+    if value.shape[-3] == like.shape[-3]:
+        return value
+    groups = value.shape[-3] // like.shape[-3]
+    return value.unflatten(-3, (like.shape[-3], groups)).sum(-3)
+
+
+def _keep_mask(
+    seeds: Tensor | None, seed_index: int, dropout: float, query: Tensor, key: Tensor
+) -> Tensor | None:
+    if seeds is None or dropout == 0.0:
+        return None
+    size = (*query.shape[:-1], key.shape[-2])
+    return _random_uniform(seeds, seed_index, size, torch.float32) >= dropout
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
+    seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+) -> tuple[Tensor, Tensor]:
+    heads = query.shape[-3]
+    key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
+    weights, logsumexp = attention_weights(query, key, mask, None, is_causal, scale, window)
+    keep = _keep_mask(seeds, seed_index, dropout, query, key)
+    if keep is not None:
+        weights = torch.where(keep, weights / (1.0 - dropout), 0.0)
+    out = (weights @ value.to(weights.dtype)).to(query.dtype)
+    return _as_query_layout(out, query), logsumexp.contiguous()
+
+
+def attention_output_like(query: Tensor, value: Tensor) -> Tensor:
+    """An empty result whose dims lie in memory in the order of the query's, dense."""
+    size = (*query.shape[:-1], value.shape[-1])
+    order = sorted(range(query.dim() - 1), key=lambda dim: -query.stride(dim)) if _plain(query) else None
+    order = [*order, query.dim() - 1] if order is not None else list(range(query.dim()))
+    strides, step = [0] * query.dim(), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * size[dim]
+    return query.new_empty_strided(size, strides)
+
+
+def _plain(query: Tensor) -> bool:
+    return all(isinstance(s, int) and s > 0 for s in query.stride())
+
+
+def _as_query_layout(out: Tensor, query: Tensor) -> Tensor:
+    return attention_output_like(query, out).copy_(out)
+
+
+def _attention_fake(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
+    seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return attention_output_like(query, value), query.new_empty(query.shape[:-1], dtype=wide)
+
+
+def _attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None,
+    seeds: Tensor | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    heads = query.shape[-3]
+    wide_key, wide_value = _repeat_heads(key, heads), _repeat_heads(value, heads)
+    weights, _ = attention_weights(query, wide_key, mask, None, is_causal, scale, window, logsumexp)
+    wide = weights.dtype
+    grad = grad.to(wide)
+    grad_weights = grad @ wide_value.to(wide).transpose(-1, -2)
+    dropped = weights
+    keep = _keep_mask(seeds, seed_index, dropout, query, wide_key)
+    if keep is not None:
+        dropped = torch.where(keep, weights / (1.0 - dropout), 0.0)
+        grad_weights = torch.where(keep, grad_weights / (1.0 - dropout), 0.0)
+    grad_value = dropped.transpose(-1, -2) @ grad
+    delta = (grad * out.to(wide)).sum(-1, keepdim=True)
+    grad_scores = weights * (grad_weights - delta)
+    grad_query = grad_scores @ wide_key.to(wide) * scale
+    grad_key = grad_scores.transpose(-1, -2) @ query.to(wide) * scale
+    grad_mask = _reduce_to(grad_scores, mask) if mask_gradient and mask is not None else query.new_empty(0)
+    return (
+        grad_query.to(query.dtype).contiguous(),
+        _sum_heads(grad_key, key).to(key.dtype).contiguous(),
+        _sum_heads(grad_value, value).to(value.dtype).contiguous(),
+        grad_mask,
+    )
+
+
+def _reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient.sum_to_size(like.shape).to(like.dtype).contiguous()
+
+
+def _attention_backward_fake(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None,
+    seeds: Tensor | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_mask = mask.new_empty(mask.shape) if mask_gradient and mask is not None else query.new_empty(0)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), grad_mask
+
+
+_define(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seeds, int seed_index, float dropout, "
+    "bool is_causal, float scale, int window) -> (Tensor out, Tensor logsumexp)",
+    _attention, _attention_fake,
+)
+_define(
+    "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    "Tensor? mask, Tensor? seeds, int seed_index, float dropout, bool is_causal, float scale, int window, "
+    "bool mask_gradient) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_mask)",
+    _attention_backward, _attention_backward_fake,
+)
