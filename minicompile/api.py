@@ -69,9 +69,9 @@ class CompiledFunction(CompiledCallable):
         if "help" in topics:
             logs.emit("help", logs.help_text())
         if "graph_breaks" in topics:
-            self.records.graph_breaks = logs.LoggedRecords("graph_breaks", logs.graph_break_text)
+            self.records.graph_breaks = logs.LoggedRecords("graph_breaks")
         if "recompiles" in topics:
-            self.records.recompiles = logs.LoggedRecords("recompiles", logs.recompile_text)
+            self.records.recompiles = logs.LoggedRecords("recompiles")
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -25,6 +25,10 @@ class Recompile:
     location: Location | None
     seconds: float
 
+    def __str__(self) -> str:
+        needed = f" (needed at {self.location})" if self.location else ""
+        return f"{self.function}: {self.sentence}{needed}; was {self.old}, is {self.new}; {self.seconds:.2f} s"
+
 
 @dataclasses.dataclass(frozen=True)
 class Fallback:

@@ -44,6 +44,16 @@ class GraphBreak:
     hint: str
     stack: tuple[Location, ...]
 
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.reason}"]
+        for location in self.stack:
+            lines.append(f"    at {location}")
+            if location.text:
+                lines.append(f"        {location.text.strip()}")
+        if self.hint:
+            lines.append(f"    what to do: {self.hint}")
+        return "\n".join(lines)
+
 
 @dataclasses.dataclass(frozen=True)
 class GuardRecord:

@@ -10,11 +10,11 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from minicompile.errors import InvalidOption
-from minicompile.ir.graph import CapturedGraph, GraphBreak
+from minicompile.ir.graph import CapturedGraph
 from minicompile.ir.schedule import KernelGroup, Schedule
 
 VARIABLE = "MINICOMPILE_LOGS"
@@ -57,32 +57,14 @@ def emit(topic: str, text: str) -> None:
 class LoggedRecords(list[Any]):
     """A list of records that writes each one to a topic as it is appended."""
 
-    def __init__(self, topic: str, text: Callable[[Any], str]) -> None:
+    def __init__(self, topic: str) -> None:
         super().__init__()
-        self.topic, self.text = topic, text
+        self.topic = topic
 
     def append(self, record: Any) -> None:
         """Keep the record and write it."""
         super().append(record)
-        emit(self.topic, self.text(record))
-
-
-def recompile_text(record: Any) -> str:
-    """A recompile as the user reads it: what changed, which line needed it, what it cost."""
-    needed = f" (needed at {record.location})" if record.location else ""
-    return f"{record.function}: {record.sentence}{needed}; was {record.old}, is {record.new}; {record.seconds:.2f} s"
-
-
-def graph_break_text(graph_break: GraphBreak) -> str:
-    """A graph break as the user reads it: what, where, and what to do."""
-    lines = [f"{graph_break.kind}: {graph_break.reason}"]
-    for location in graph_break.stack:
-        lines.append(f"    at {location}")
-        if location.text:
-            lines.append(f"        {location.text.strip()}")
-    if graph_break.hint:
-        lines.append(f"    what to do: {graph_break.hint}")
-    return "\n".join(lines)
+        emit(self.topic, str(record))
 
 
 def guards_text(captured: CapturedGraph) -> str:

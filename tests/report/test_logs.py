@@ -34,7 +34,7 @@ def test_a_graph_break_names_line_and_rewrite() -> None:
     record = GraphBreak(
         "call", "print cannot be captured", "remove it", (Location("model.py", 7, "forward", "print(x)"),)
     )
-    text = logs.graph_break_text(record)
+    text = str(record)
     assert "model.py:7 in forward" in text and "what to do: remove it" in text
 
 
