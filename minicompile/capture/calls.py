@@ -23,7 +23,7 @@ from minicompile.capture.attributes import (
     instance_dict,
 )
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
-from minicompile.capture.native import BREAKING_MODULES, is_pure_native, native_name
+from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.values import CONSTANT_TYPES, force, is_outside, slot
@@ -84,6 +84,11 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return call_function(tracer, function, args, kwargs)
     if kind is types.MethodType:
         return call(tracer, function.__func__, (function.__self__, *args), kwargs)
+    if isinstance(function, Module):
+        return call_module(tracer, function, args, kwargs)
+    if kind is types.BuiltinFunctionType and is_known_to_break(function):
+        raise unknown_call(function)
+    args, kwargs = resolved(tracer, args, kwargs)
     if kind is TensorMethod:
         return call_tensor_method(tracer, function.tensor, function.name, args, kwargs)
     if isinstance(function, type):
@@ -98,9 +103,12 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
                     args, kwargs)
     if isinstance(function, NATIVE_CALLABLES):
         return call_native(tracer, function, args, kwargs)
-    if isinstance(function, Module):
-        return call_module(tracer, function, args, kwargs)
     return call_object(tracer, function, args, kwargs)
+
+
+def resolved(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments that are not lazy themselves."""
+    return tuple(map(tracer.resolve, args)), {key: tracer.resolve(item) for key, item in kwargs.items()}
 
 
 NATIVE_CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
@@ -110,9 +118,11 @@ NATIVE_CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types
 def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a Python function: a rule of its own, a torch operation, or inline."""
     rule = SPECIAL.get(function)
+    role = None if rule is not None else torch_interface.classify(function)
+    if rule is not None or role not in (None, "never"):
+        args, kwargs = resolved(tracer, args, kwargs)
     if rule is not None:
         return rule(tracer, args, kwargs)
-    role = torch_interface.classify(function)
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
     attributes = function.__dict__
@@ -123,11 +133,12 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     if module.partition(".")[0] in BREAKING_MODULES:
         kind = BREAKING_MODULES[module.partition(".")[0]]
         if kind == "pure":
-            return call_pure(tracer, function, args, kwargs)
+            return call_pure(tracer, function, *resolved(tracer, args, kwargs))
         raise Break(kind, f"`{module}.{function.__qualname__}` is called")
     if module.startswith(UNTRACED_TORCH):
         raise Break("unknown call", f"`{module}.{function.__qualname__}` works on torch's internals")
     for name, value in torch_method_by_function(function):
+        args, kwargs = resolved(tracer, args, kwargs)
         if args and isinstance(args[0], FakeTensor):
             return call_tensor_method(tracer, args[0], name, args[1:], kwargs) if value else None
     return tracer.inline(function, args, kwargs)

@@ -135,7 +135,12 @@ class CallCache:
                 return function(*args, **kwargs)
             return self.call(function, args, kwargs)
         result = entry.function(function, args, kwargs)
-        return function(*args, **kwargs) if result is MISS else result
+        if result is MISS:
+            failed = self.failed_guard(entry, function, args, kwargs)[0]
+            if not config.suppress_errors:
+                raise AssertionError(f"a guard fails right after capture: {failed}\n{entry.source}")
+            return function(*args, **kwargs)
+        return result
 
     def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """Capture a new variant and put it first."""

@@ -5,7 +5,9 @@ This module collects conditions and writes them down; it must not decide what ha
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -177,15 +179,14 @@ class Writer:
 
 def inline_literal(value: Any) -> str | None:
     """The text of a small constant, which reads better in place than by name."""
-    if type(value) is type and value.__module__ == "builtins":
+    if type(value) is type and getattr(builtins, value.__name__, None) is value:
         return value.__name__
     text = literal(value) if type(value) in (int, str, bool, type(None)) else None
     return text if text is not None and len(text) < 40 else None
 
 
-KEYWORDS = frozenset(__import__("keyword").kwlist) | {"type", "len", "list", "tuple", "dict", "set", "float", "id", "str",
-                                                      "int", "object", "iter", "next", "same_float", "torch", "slice",
-                                                      "range", "isinstance", "print", "getattr", "setattr", "super"}
+KEYWORDS = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"same_float", "torch", "no_overlap", "torch_state",
+                                                                  "is_empty_cell", "GUARD_ERRORS", "truth", "item", "error"}
 
 
 def same_float(value: Any, expected: float) -> bool:

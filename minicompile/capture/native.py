@@ -84,3 +84,8 @@ def native_name(function: Any) -> tuple[str, str]:
     if kind is None:
         kind = MODULE_KINDS.get(package, "unknown call")
     return kind, f"{module}.{name}" if module and module != "builtins" else name
+
+
+def is_known_to_break(function: Any) -> bool:
+    """Whether a builtin always ends the graph, whatever its arguments are."""
+    return getattr(builtins, getattr(function, "__name__", ""), None) is function and function.__name__ in NATIVE_KINDS

@@ -83,8 +83,8 @@ def load_fast(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
         value = frame.cells.get(name, MISSING)
         if value is MISSING:
             raise unbound(name)
-    elif type(value) is Lazy:
-        value = frame.variables[name] = tracer.resolve(value)
+    elif type(value) is Lazy and value.resolved is not MISSING:
+        value = frame.variables[name] = value.resolved
     frame.stack.append(value)
 
 
@@ -182,7 +182,7 @@ def load_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("STORE_GLOBAL", "STORE_NAME")
 def store_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Write a global, later."""
-    tracer.effects.globals[(id(frame.globals), instruction.value)] = (frame.globals, frame.stack.pop())
+    tracer.effects.globals[(id(frame.globals), instruction.value)] = (frame.globals, tracer.resolve(frame.stack.pop()))
     tracer.keep.append(frame.globals)
 
 
@@ -221,7 +221,7 @@ def swap(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("LOAD_ATTR", "LOAD_METHOD")
 def load_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push an attribute; the method form pushes the empty slot too."""
-    owner = frame.stack.pop()
+    owner = tracer.resolve(frame.stack.pop())
     method = instruction.name == "LOAD_METHOD" or (VERSION >= (3, 12) and instruction.arg & 1)
     value = get_attribute(tracer, owner, instruction.value)
     if method:
@@ -233,7 +233,7 @@ def load_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("LOAD_SUPER_ATTR")
 def load_super_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push an attribute of `super()`."""
-    function, kind, instance = frame.stack[-3:]
+    function, kind, instance = (tracer.resolve(value) for value in frame.stack[-3:])
     del frame.stack[-3:]
     owner = rule_super(tracer, (kind, instance), {}) if function is super else call(tracer, function, (kind, instance), {})
     value = get_attribute(tracer, owner, instruction.value)
@@ -246,20 +246,20 @@ def load_super_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
 @opcode("STORE_ATTR")
 def store_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Set an attribute."""
-    owner, value = frame.stack.pop(), frame.stack.pop()
+    owner, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     set_attribute(tracer, owner, instruction.value, value)
 
 
 @opcode("DELETE_ATTR")
 def delete_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Delete an attribute."""
-    set_attribute(tracer, frame.stack.pop(), instruction.value, MISSING)
+    set_attribute(tracer, tracer.resolve(frame.stack.pop()), instruction.value, MISSING)
 
 
 @opcode("BINARY_OP")
 def binary_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A binary operator."""
-    right, left = frame.stack.pop(), frame.stack.pop()
+    right, left = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack.append(binary(tracer, BINARY_SYMBOLS[instruction.arg], left, right))
 
 
@@ -267,25 +267,25 @@ def binary_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def unary_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A unary operator."""
     name = {"UNARY_NEGATIVE": "neg", "UNARY_POSITIVE": "pos", "UNARY_INVERT": "invert"}[instruction.name]
-    frame.stack.append(unary(tracer, name, frame.stack.pop()))
+    frame.stack.append(unary(tracer, name, tracer.resolve(frame.stack.pop())))
 
 
 @opcode("UNARY_NOT")
 def unary_not(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`not value`."""
-    frame.stack.append(not truth(tracer, frame.stack.pop()))
+    frame.stack.append(not truth(tracer, tracer.resolve(frame.stack.pop())))
 
 
 @opcode("TO_BOOL")
 def to_bool(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The truth of a value, before a jump."""
-    frame.stack.append(truth(tracer, frame.stack.pop()))
+    frame.stack.append(truth(tracer, tracer.resolve(frame.stack.pop())))
 
 
 @opcode("COMPARE_OP")
 def compare_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A comparison (3.13 can ask for its truth at once)."""
-    right, left = frame.stack.pop(), frame.stack.pop()
+    right, left = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     result = compare(tracer, instruction.value, left, right)
     if VERSION >= (3, 13) and instruction.arg & 16:
         result = truth(tracer, result)
@@ -295,83 +295,89 @@ def compare_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("IS_OP")
 def is_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`is` and `is not`."""
-    right, left = frame.stack.pop(), frame.stack.pop()
+    right, left = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack.append(is_same(tracer, left, right) is not bool(instruction.arg))
 
 
 @opcode("CONTAINS_OP")
 def contains_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`in` and `not in`."""
-    container, item = frame.stack.pop(), frame.stack.pop()
+    container, item = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack.append(bool(contains(tracer, item, container)) is not bool(instruction.arg))
 
 
 @opcode("BINARY_SUBSCR")
 def binary_subscr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`owner[key]`."""
-    key, owner = frame.stack.pop(), frame.stack.pop()
+    key, owner = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack.append(get_item(tracer, owner, key))
 
 
 @opcode("BINARY_SLICE")
 def binary_slice(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`owner[start:stop]`."""
-    stop, start, owner = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
+    stop, start, owner = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack.append(get_item(tracer, owner, slice(start, stop)))
 
 
 @opcode("STORE_SUBSCR")
 def store_subscr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`owner[key] = value`."""
-    key, owner, value = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
+    key, owner, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     set_item(tracer, owner, key, value)
 
 
 @opcode("STORE_SLICE")
 def store_slice(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`owner[start:stop] = value`."""
-    stop, start, owner, value = (frame.stack.pop() for _ in range(4))
+    stop, start, owner, value = (tracer.resolve(frame.stack.pop()) for _ in range(4))
     set_item(tracer, owner, slice(start, stop), value)
 
 
 @opcode("DELETE_SUBSCR")
 def delete_subscr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`del owner[key]`."""
-    key, owner = frame.stack.pop(), frame.stack.pop()
+    key, owner = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     delete_item(tracer, owner, key)
 
 
-def take(frame: Frame, count: int) -> list[Any]:
+def top(tracer: Tracer, frame: Frame) -> Any:
+    """The top of the stack, no longer lazy."""
+    value = frame.stack[-1] = tracer.resolve(frame.stack[-1])
+    return value
+
+
+def take(tracer: Tracer, frame: Frame, count: int) -> list[Any]:
     """Pop `count` values, in the order in which they were pushed."""
     if count == 0:
         return []
     values = frame.stack[-count:]
     del frame.stack[-count:]
-    return values
+    return [tracer.resolve(value) for value in values]
 
 
 @opcode("BUILD_TUPLE")
 def build_tuple(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`(a, b)`."""
-    frame.stack.append(tuple(take(frame, instruction.arg)))
+    frame.stack.append(tuple(take(tracer, frame, instruction.arg)))
 
 
 @opcode("BUILD_LIST")
 def build_list(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`[a, b]`."""
-    frame.stack.append(tracer.made(take(frame, instruction.arg)))
+    frame.stack.append(tracer.made(take(tracer, frame, instruction.arg)))
 
 
 @opcode("BUILD_SET")
 def build_set(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{a, b}`."""
-    frame.stack.append(tracer.made(set(take(frame, instruction.arg))))
+    frame.stack.append(tracer.made(set(take(tracer, frame, instruction.arg))))
 
 
 @opcode("BUILD_MAP")
 def build_map(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{a: b}`."""
-    values = take(frame, 2 * instruction.arg)
+    values = take(tracer, frame, 2 * instruction.arg)
     frame.stack.append(tracer.made(dict(zip(values[::2], values[1::2], strict=True))))
 
 
@@ -379,26 +385,26 @@ def build_map(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def build_const_key_map(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A dictionary with constant keys."""
     keys = frame.stack.pop()
-    frame.stack.append(tracer.made(dict(zip(keys, take(frame, instruction.arg), strict=True))))
+    frame.stack.append(tracer.made(dict(zip(keys, take(tracer, frame, instruction.arg), strict=True))))
 
 
 @opcode("BUILD_SLICE")
 def build_slice(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a:b` or `a:b:c`."""
-    frame.stack.append(slice(*take(frame, instruction.arg)))
+    frame.stack.append(slice(*take(tracer, frame, instruction.arg)))
 
 
 @opcode("BUILD_STRING")
 def build_string(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The parts of an f-string."""
-    frame.stack.append("".join(take(frame, instruction.arg)))
+    frame.stack.append("".join(take(tracer, frame, instruction.arg)))
 
 
 @opcode("FORMAT_VALUE")
 def format_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """One value of an f-string (3.11, 3.12)."""
-    specification = frame.stack.pop() if instruction.arg & 4 else ""
-    value = frame.stack.pop()
+    specification = tracer.resolve(frame.stack.pop()) if instruction.arg & 4 else ""
+    value = tracer.resolve(frame.stack.pop())
     conversion = {0: None, 1: str, 2: repr, 3: ascii}[instruction.arg & 3]
     if conversion is not None:
         value = call(tracer, conversion, (value,), {})
@@ -408,61 +414,61 @@ def format_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
 @opcode("CONVERT_VALUE")
 def convert_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`!s`, `!r` or `!a` of an f-string (3.13)."""
-    frame.stack.append(call(tracer, {1: str, 2: repr, 3: ascii}[instruction.arg], (frame.stack.pop(),), {}))
+    frame.stack.append(call(tracer, {1: str, 2: repr, 3: ascii}[instruction.arg], (tracer.resolve(frame.stack.pop()),), {}))
 
 
 @opcode("FORMAT_SIMPLE")
 def format_simple(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A value of an f-string without a format (3.13)."""
-    frame.stack.append(call(tracer, format, (frame.stack.pop(), ""), {}))
+    frame.stack.append(call(tracer, format, (tracer.resolve(frame.stack.pop()), ""), {}))
 
 
 @opcode("FORMAT_WITH_SPEC")
 def format_with_spec(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A value of an f-string with a format (3.13)."""
-    specification, value = frame.stack.pop(), frame.stack.pop()
+    specification, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack.append(call(tracer, format, (value, specification), {}))
 
 
 @opcode("LIST_APPEND")
 def list_append(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Append in a comprehension."""
-    value = frame.stack.pop()
+    value = tracer.resolve(frame.stack.pop())
     frame.stack[-instruction.arg].append(value)
 
 
 @opcode("SET_ADD")
 def set_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Add in a comprehension."""
-    value = frame.stack.pop()
+    value = tracer.resolve(frame.stack.pop())
     frame.stack[-instruction.arg].add(value)
 
 
 @opcode("MAP_ADD")
 def map_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Set in a comprehension."""
-    value, key = frame.stack.pop(), frame.stack.pop()
+    value, key = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack[-instruction.arg][key] = value
 
 
 @opcode("LIST_EXTEND")
 def list_extend(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`[*a, *b]`."""
-    value = frame.stack.pop()
+    value = tracer.resolve(frame.stack.pop())
     frame.stack[-instruction.arg].extend(native_iterable(tracer, value))
 
 
 @opcode("SET_UPDATE")
 def set_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{*a, *b}`."""
-    value = frame.stack.pop()
+    value = tracer.resolve(frame.stack.pop())
     frame.stack[-instruction.arg].update(native_iterable(tracer, value))
 
 
 @opcode("DICT_UPDATE", "DICT_MERGE")
 def dict_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{**a}` and the keyword arguments of `f(**a)`."""
-    value = frame.stack.pop()
+    value = tracer.resolve(frame.stack.pop())
     target = frame.stack[-instruction.arg]
     if instruction.name == "DICT_MERGE":
         for key in list(native_iterable(tracer, value)):
@@ -474,13 +480,13 @@ def dict_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("LIST_TO_TUPLE")
 def list_to_tuple(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The positional arguments of `f(*a)`."""
-    frame.stack.append(tuple(frame.stack.pop()))
+    frame.stack.append(tuple(tracer.resolve(frame.stack.pop())))
 
 
 @opcode("CALL_INTRINSIC_1")
 def call_intrinsic(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The small operations that 3.12 folded into one instruction."""
-    value = frame.stack.pop()
+    value = tracer.resolve(frame.stack.pop())
     if instruction.arg == 3:
         if isinstance(value, StopIteration):
             value = RuntimeError("generator raised StopIteration")
@@ -503,7 +509,7 @@ def stopiteration_error(tracer: Tracer, frame: Frame, instruction: Instruction) 
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, b = value`."""
-    values = list(tracer.iterate(frame.stack.pop()))
+    values = list(tracer.iterate(tracer.resolve(frame.stack.pop())))
     count = instruction.arg
     if len(values) < count:
         raise RaisedInUserCode(ValueError(f"not enough values to unpack (expected {count}, got {len(values)})"))
@@ -516,7 +522,7 @@ def unpack_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
 def unpack_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, *b, c = value`."""
     before, after = instruction.arg & 0xFF, instruction.arg >> 8
-    values = list(tracer.iterate(frame.stack.pop()))
+    values = list(tracer.iterate(tracer.resolve(frame.stack.pop())))
     if len(values) < before + after:
         raise RaisedInUserCode(ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(values)})"))
@@ -527,25 +533,25 @@ def unpack_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("GET_ITER")
 def get_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`iter(value)`."""
-    frame.stack.append(get_iterator(tracer, frame.stack.pop()))
+    frame.stack.append(get_iterator(tracer, tracer.resolve(frame.stack.pop())))
 
 
 @opcode("GET_LEN")
 def get_len(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`len(value)` of a sequence pattern."""
-    frame.stack.append(call(tracer, len, (frame.stack[-1],), {}))
+    frame.stack.append(call(tracer, len, (top(tracer, frame),), {}))
 
 
 @opcode("FOR_ITER")
 def for_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push the next element, or leave the loop."""
     try:
-        frame.stack.append(advance(tracer, frame.stack[-1]))
+        frame.stack.append(advance(tracer, top(tracer, frame)))
     except StopIteration:
         frame.index = instruction.target
         if VERSION >= (3, 12):
             frame.index = after_end_for(frame, instruction.target)
-        frame.stack.pop()
+        tracer.resolve(frame.stack.pop())
 
 
 def after_end_for(frame: Frame, target: int) -> int:
@@ -572,35 +578,35 @@ def jump_always(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE")
 def pop_jump_if_true(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Jump if the value is true."""
-    if truth(tracer, frame.stack.pop()):
+    if truth(tracer, tracer.resolve(frame.stack.pop())):
         jump(frame, instruction)
 
 
 @opcode("POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE")
 def pop_jump_if_false(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Jump if the value is false."""
-    if not truth(tracer, frame.stack.pop()):
+    if not truth(tracer, tracer.resolve(frame.stack.pop())):
         jump(frame, instruction)
 
 
 @opcode("POP_JUMP_IF_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE")
 def pop_jump_if_none(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Jump if the value is `None`."""
-    if frame.stack.pop() is None:
+    if tracer.resolve(frame.stack.pop()) is None:
         jump(frame, instruction)
 
 
 @opcode("POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE")
 def pop_jump_if_not_none(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Jump if the value is not `None`."""
-    if frame.stack.pop() is not None:
+    if tracer.resolve(frame.stack.pop()) is not None:
         jump(frame, instruction)
 
 
 @opcode("JUMP_IF_TRUE_OR_POP")
 def jump_if_true_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a or b` (3.11)."""
-    if truth(tracer, frame.stack[-1]):
+    if truth(tracer, top(tracer, frame)):
         jump(frame, instruction)
     else:
         frame.stack.pop()
@@ -612,7 +618,7 @@ def jump_if_false_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction)
     if not truth(tracer, frame.stack[-1]):
         jump(frame, instruction)
     else:
-        frame.stack.pop()
+        tracer.resolve(frame.stack.pop())
 
 
 @opcode("RETURN_VALUE")
@@ -630,4 +636,4 @@ def return_generator(tracer: Tracer, frame: Frame, instruction: Instruction) -> 
 @opcode("YIELD_VALUE")
 def yield_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> Outcome:
     """Suspend a generator."""
-    return Outcome(frame.stack.pop(), yielded=True)
+    return Outcome(tracer.resolve(frame.stack.pop()), yielded=True)

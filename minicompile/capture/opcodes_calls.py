@@ -14,7 +14,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, get_iterator, native_iterable
-from minicompile.capture.opcodes import NULL, opcode
+from minicompile.capture.opcodes import NULL, opcode, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked
 
@@ -57,20 +57,20 @@ def call_parts(frame: Frame, instruction: Instruction, remove: bool) -> tuple[An
 def call_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A call with the arguments on the stack."""
     function, args, kwargs = call_parts(frame, instruction, True)
-    frame.stack.append(call(tracer, function, tuple(args), kwargs))
+    frame.stack.append(call(tracer, tracer.resolve(function), tuple(args), kwargs))
 
 
 @opcode("CALL_FUNCTION_EX")
 def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`f(*args, **kwargs)`."""
-    kwargs = frame.stack.pop() if instruction.arg & 1 else {}
-    args = frame.stack.pop()
+    kwargs = tracer.resolve(frame.stack.pop()) if instruction.arg & 1 else {}
+    args = tracer.resolve(frame.stack.pop())
     if VERSION >= (3, 13):
-        frame.stack.pop()
-        function = frame.stack.pop()
+        tracer.resolve(frame.stack.pop())
+        function = tracer.resolve(frame.stack.pop())
     else:
-        function = frame.stack.pop()
-        frame.stack.pop()
+        function = tracer.resolve(frame.stack.pop())
+        tracer.resolve(frame.stack.pop())
     positional = tuple(tracer.resolve(item) for item in native_iterable(tracer, args))
     keywords = {}
     if kwargs:
@@ -82,12 +82,12 @@ def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> 
 @opcode("MAKE_FUNCTION")
 def make_function(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Make a function object, for real."""
-    code = frame.stack.pop()
+    code = tracer.resolve(frame.stack.pop())
     flags = instruction.arg if VERSION < (3, 13) else 0
-    closure = frame.stack.pop() if flags & 8 else None
-    annotations = frame.stack.pop() if flags & 4 else None
-    keyword_defaults = frame.stack.pop() if flags & 2 else None
-    defaults = frame.stack.pop() if flags & 1 else None
+    closure = tracer.resolve(frame.stack.pop()) if flags & 8 else None
+    annotations = tracer.resolve(frame.stack.pop()) if flags & 4 else None
+    keyword_defaults = tracer.resolve(frame.stack.pop()) if flags & 2 else None
+    defaults = tracer.resolve(frame.stack.pop()) if flags & 1 else None
     if VERSION >= (3, 13) and code.co_freevars:
         closure = tuple(types.CellType() for _ in code.co_freevars)
     function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
@@ -101,7 +101,7 @@ def make_function(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
 @opcode("SET_FUNCTION_ATTRIBUTE")
 def set_function_attribute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Defaults, annotations or closure of a function just made (3.13)."""
-    function, value = frame.stack.pop(), frame.stack.pop()
+    function, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     if instruction.arg == 1:
         function.__defaults__ = value
     elif instruction.arg == 2:
@@ -125,7 +125,7 @@ def load_assertion_error(tracer: Tracer, frame: Frame, instruction: Instruction)
 @opcode("IMPORT_NAME")
 def import_name(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Import a module that is already loaded."""
-    from_list, level = frame.stack.pop(), frame.stack.pop()
+    from_list, level = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     name = instruction.value
     if level:
         package = frame.globals.get("__package__") or ""
@@ -142,7 +142,7 @@ def import_name(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("IMPORT_FROM")
 def import_from(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`from module import name`."""
-    module, name = frame.stack[-1], instruction.value
+    module, name = top(tracer, frame), instruction.value
     try:
         frame.stack.append(get_attribute(tracer, module, name))
     except RaisedInUserCode:
@@ -155,7 +155,7 @@ def import_from(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("BEFORE_WITH")
 def before_with(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Enter a context manager: push its exit, then what `__enter__` returned."""
-    manager = frame.stack.pop()
+    manager = tracer.resolve(frame.stack.pop())
     kind = type(manager)
     if not hasattr(kind, "__enter__") or not hasattr(kind, "__exit__"):
         raise RaisedInUserCode(TypeError(
@@ -169,13 +169,13 @@ def before_with(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def with_except_start(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Call the exit of a context manager with the exception."""
     error = frame.stack[-1]
-    frame.stack.append(call(tracer, frame.stack[-4], (type(error), error, None), {}))
+    frame.stack.append(call(tracer, tracer.resolve(frame.stack[-4]), (type(error), error, None), {}))
 
 
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Begin to handle an exception."""
-    error = frame.stack.pop()
+    error = tracer.resolve(frame.stack.pop())
     frame.stack.extend((frame.handled[-1] if frame.handled else None, error))
     frame.handled.append(error)
 
@@ -183,7 +183,7 @@ def push_exc_info(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
 @opcode("POP_EXCEPT")
 def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The exception is handled."""
-    frame.stack.pop()
+    tracer.resolve(frame.stack.pop())
     if frame.handled:
         frame.handled.pop()
 
@@ -191,14 +191,14 @@ def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("CHECK_EXC_MATCH")
 def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether an `except` clause matches."""
-    kinds = frame.stack.pop()
+    kinds = tracer.resolve(frame.stack.pop())
     frame.stack.append(isinstance(frame.stack[-1], kinds))
 
 
 @opcode("RERAISE")
 def reraise(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Raise again what was being handled."""
-    raise RaisedInUserCode(frame.stack.pop())
+    raise RaisedInUserCode(tracer.resolve(frame.stack.pop()))
 
 
 @opcode("CLEANUP_THROW")
@@ -219,8 +219,8 @@ def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
             if active.handled:
                 raise RaisedInUserCode(active.handled[-1])
         raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
-    cause = make_exception(tracer, frame.stack.pop()) if instruction.arg == 2 else None
-    error = make_exception(tracer, frame.stack.pop())
+    cause = make_exception(tracer, tracer.resolve(frame.stack.pop())) if instruction.arg == 2 else None
+    error = make_exception(tracer, tracer.resolve(frame.stack.pop()))
     if instruction.arg == 2 and id(error) in tracer.fresh:
         error.__cause__ = cause
     raise RaisedInUserCode(error)
@@ -238,15 +238,15 @@ def make_exception(tracer: Tracer, value: Any) -> Any:
 @opcode("GET_YIELD_FROM_ITER")
 def get_yield_from_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The iterator of `yield from`."""
-    value = frame.stack.pop()
+    value = tracer.resolve(frame.stack.pop())
     frame.stack.append(value if hasattr(type(value), "resume") else get_iterator(tracer, value))
 
 
 @opcode("SEND")
 def send(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """One step of `yield from`."""
-    value = frame.stack.pop()
-    iterator = frame.stack[-1]
+    value = tracer.resolve(frame.stack.pop())
+    iterator = top(tracer, frame)
     try:
         if hasattr(type(iterator), "resume"):
             frame.stack.append(iterator.resume(value))
@@ -256,7 +256,7 @@ def send(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
             frame.stack.append(call(tracer, get_attribute(tracer, iterator, "send"), (value,), {}))
     except StopIteration as stop:
         if VERSION < (3, 12):
-            frame.stack.pop()
+            tracer.resolve(frame.stack.pop())
         frame.stack.append(stop.value)
         frame.index = instruction.target
 
@@ -276,20 +276,20 @@ def asynchronous(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
 @opcode("MATCH_SEQUENCE")
 def match_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether a value is a sequence for a pattern."""
-    kind = type(frame.stack[-1])
+    kind = type(top(tracer, frame))
     frame.stack.append(bool(kind.__flags__ & 0x20))
 
 
 @opcode("MATCH_MAPPING")
 def match_mapping(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether a value is a mapping for a pattern."""
-    frame.stack.append(bool(type(frame.stack[-1]).__flags__ & 0x40))
+    frame.stack.append(bool(type(top(tracer, frame)).__flags__ & 0x40))
 
 
 @opcode("MATCH_KEYS")
 def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The values of a mapping pattern's keys, or `None`."""
-    keys, subject = frame.stack[-1], frame.stack[-2]
+    keys, subject = frame.stack[-1], tracer.resolve(frame.stack[-2])
     values: list[Any] | None = []
     for key in keys:
         try:
@@ -305,7 +305,7 @@ def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("MATCH_CLASS")
 def match_class(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The attributes of a class pattern, or `None`."""
-    names, kind, subject = frame.stack.pop(), frame.stack.pop(), frame.stack.pop()
+    names, kind, subject = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     if not truth(tracer, call(tracer, isinstance, (subject, kind), {})):
         frame.stack.append(None)
         return
