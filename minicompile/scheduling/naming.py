@@ -15,14 +15,13 @@ UNREMARKABLE = frozenset(
     "arange type_as float half bfloat16 getitem fill".split()
 )
 
+NAMESPACES = frozenset("torch ops aten prims nn functional Tensor special minicompile default F".split())
+
 
 def operator_word(operator: str) -> str:
     """The plain name of an operator: `aten._softmax.default` is `softmax`."""
-    text = re.sub(r"\(.*", "", operator)
-    parts = [part for part in text.split(".") if part not in ("torch", "ops", "aten", "prims", "nn", "functional")]
-    if len(parts) > 1:
-        parts = parts[:-1] if "aten" in text or "prims" in text or parts[-1] == "default" else parts[-1:]
-    word = re.sub(r"\W+", "_", parts[0] if parts else text)
+    parts = [part for part in re.sub(r"\(.*", "", operator).split(".") if part not in NAMESPACES]
+    word = re.sub(r"\W+", "_", parts[0] if parts else operator)
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word).lower().strip("_")
     return word.removesuffix("_") or "kernel"
 
