@@ -80,6 +80,9 @@ def compare(expected: list[Outcome], actual: list[Outcome], precise: list[Outcom
     """Differences of two runs, call by call."""
     for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
         reference = precise[index] if precise else None
+        if one.exception != other.exception:
+            yield f"call {index}: exception: {one.exception} in eager, {other.exception} compiled"
+            continue
         for field in dataclasses.fields(Outcome):
             path = f"call {index}: {field.name}"
             first, second = getattr(one, field.name), getattr(other, field.name)
