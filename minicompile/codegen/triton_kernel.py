@@ -510,8 +510,14 @@ def _is_private(load: Load, axis: Axis | None, geometry: Geometry) -> bool:
 
 
 def _without_casts(expression: Expr) -> Expr:
-    while isinstance(expression, Apply) and expression.operation == "cast" and expression.dtype.is_floating_point:
-        expression = expression.arguments[0]
+    """The value below widening casts between floating-point dtypes."""
+    while isinstance(expression, Apply) and expression.operation == "cast":
+        inner = expression.arguments[0]
+        if not (expression.dtype.is_floating_point and inner.dtype.is_floating_point):
+            break
+        if inner.dtype.itemsize > expression.dtype.itemsize:
+            break
+        expression = inner
     return expression
 
 

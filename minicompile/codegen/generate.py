@@ -1,0 +1,257 @@
+"""A schedule to one standalone Python file and what the runtime needs to know of it.
+
+This module must not know Triton's syntax or the host's: `triton_kernel` and `wrapper` do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+from minicompile.codegen import device_functions
+from minicompile.codegen.kernel_sharing import kernel_shape
+from minicompile.codegen.naming import Namer, buffer_names
+from minicompile.codegen.render import kernel_source, render
+from minicompile.codegen.triton_kernel import KernelContext, KernelText, write_kernel
+from minicompile.codegen.unsupported import CannotGenerate, reason_not_to_emit
+from minicompile.codegen.wrapper import HostText, HostWriter, Launch, sizes_text
+from minicompile.config import Config
+from minicompile.ir.index import hint
+from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Origin
+from minicompile.ir.program import KernelArgument, KernelSource, Program
+from minicompile.ir.schedule import DeviceProperties, KernelGroup, MemoryPlan, Schedule
+
+EMBEDDED_CONSTANT = 64
+"""Constants of at most this many elements are written into the file, so that it runs by itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Printed:
+    """A kernel in the file: its source and text, the comment above it, and which of its group's buffers it takes."""
+
+    source: KernelSource
+    text: KernelText
+    comment: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+
+def generate_program(
+    schedule: Schedule, config: Config, device: DeviceProperties, reference: str | None = None
+) -> Program:
+    """The program of a whole graph.
+
+    `reference` is the text of a function `reference(*inputs)` that computes the graph's outputs with torch's own
+    operators; the file's `__main__` checks against it.
+    """
+    target = program_device(schedule)
+    names = buffer_names(schedule)
+    storage = shared_storage(schedule)
+    context = KernelContext(schedule.graph.buffers, names, storage, device, config.emulate_precision_casts)
+    printed, launches, launched = _print_kernels(schedule, context)
+    kernel_names = tuple(kernel.source.name for kernel in printed)
+    host = HostWriter(schedule, names, kernel_names, target).write(launches)
+    text = _file_text(schedule, printed, host, target, names, reference)
+    constants = tuple(schedule.graph.constants.items())
+    return Program(
+        name=schedule.graph.name,
+        text=text,
+        kernels=tuple(kernel.source for kernel in printed),
+        launches=tuple(launched),
+        extern_calls=tuple((s.target, s.reason) for s in schedule.steps if isinstance(s, ExternKernel)),
+        aligned_inputs=_aligned_inputs(schedule.graph, launches),
+        constants=constants,
+        device=target,
+        key=_content_key(text, constants),
+    )
+
+
+def program_device(schedule: Schedule) -> torch.device:
+    """Where the kernels run."""
+    for step in schedule.steps:
+        if isinstance(step, KernelGroup) and step.writes:
+            return schedule.graph.buffers[step.writes[0]].device
+    devices = [buffer.device for buffer in schedule.graph.buffers.values()]
+    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
+
+
+def shared_storage(schedule: Schedule) -> dict[str, str]:
+    """Buffer to the buffer whose memory it first was."""
+    roots: dict[str, str] = {}
+    for step in schedule.steps:
+        if isinstance(step, KernelGroup):
+            for loop in step.loops:
+                _join(roots, schedule.memory, loop.buffer, loop.overwrites)
+        else:
+            pairs = zip(step.writes, step.overwrites, strict=False)
+            overwritten = dict(pairs)
+            for name in step.writes:
+                _join(roots, schedule.memory, name, overwritten.get(name))
+    return roots
+
+
+def _join(roots: dict[str, str], memory: MemoryPlan, name: str, overwritten: str | None) -> None:
+    allocation = memory.allocations.get(name)
+    older = overwritten or (allocation.reuses if allocation is not None else None)
+    if older is not None:
+        roots[name] = roots.get(older, older)
+
+
+def _print_kernels(
+    schedule: Schedule, context: KernelContext
+) -> tuple[list[_Printed], dict[int, Launch | None], list[str]]:
+    """Every distinct kernel once, how each step launches its own, and the names in launch order."""
+    printed: dict[object, _Printed] = {}
+    launches: dict[int, Launch | None] = {}
+    launched: list[str] = []
+    namer = Namer(context.names.values())
+    for number, group in enumerate(schedule.steps):
+        if not isinstance(group, KernelGroup):
+            continue
+        _check(group, context)
+        if any(tile.axis.size.constant == 0 for tile in group.tile.parallel):
+            launches[number] = None
+            continue
+        shape = kernel_shape(group, context.buffers, context.storage)
+        kernel = printed.get(shape.key)
+        if kernel is None:
+            kernel = printed[shape.key] = _print_kernel(group, namer.fresh(f"{group.name}_kernel"), context, shape.buffers)
+        pointers = tuple(shape.buffers[n] for n in kernel.numbers)
+        launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.symbols)
+        launched.append(kernel.source.name)
+    return list(printed.values()), launches, launched
+
+
+def _check(group: KernelGroup, context: KernelContext) -> None:
+    for loop in group.loops:
+        reason = reason_not_to_emit(loop, context.buffers[loop.buffer].dtype)
+        if reason is not None:
+            raise CannotGenerate(f"{group.name}: {reason}")
+
+
+def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: tuple[str, ...]) -> _Printed:
+    text = write_kernel(group, name, context)
+    functions = "\n\n\n".join([*device_functions.sources(text.functions), kernel_source(text)])
+    arguments = [
+        KernelArgument(parameter, context.buffers[buffer].dtype)
+        for parameter, buffer in zip(text.parameters, text.pointers, strict=False)
+    ]
+    arguments += [KernelArgument(symbol, None, divisible_by_16=False) for symbol in text.symbols]
+    source = KernelSource(
+        name=name,
+        text=functions,
+        arguments=tuple(arguments),
+        constants=text.constants,
+        grid=text.grid,
+        num_warps=group.tile.num_warps,
+        num_stages=group.tile.num_stages,
+        bytes_read=group.bytes_read,
+        bytes_written=group.bytes_written,
+        flops=group.flops,
+        buffers=text.pointers,
+    )
+    return _Printed(source, text, _comment(group), tuple(order.index(buffer) for buffer in text.pointers))
+
+
+def _comment(group: KernelGroup) -> tuple[str, ...]:
+    """The user's lines behind a kernel."""
+    origins: dict[Origin, None] = {}
+    for loop in group.loops:
+        origins.update(dict.fromkeys(loop.origins))
+    lines: dict[str, None] = {}
+    for origin in origins:
+        if origin.location is not None:
+            code = f": {origin.location.text.strip()}" if origin.location.text.strip() else ""
+            lines[f"{origin.location}{code}".splitlines()[0]] = None
+    return tuple(lines)
+
+
+def _aligned_inputs(graph: LoweredGraph, launches: Mapping[int, Launch | None]) -> tuple[int, ...]:
+    passed = {name for launch in launches.values() if launch is not None for name in launch.pointers}
+    return tuple(position for position, name in enumerate(graph.inputs) if name in passed)
+
+
+def _content_key(text: str, constants: tuple[tuple[str, torch.Tensor], ...]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in constants:
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    return digest.hexdigest()
+
+
+def _file_text(
+    schedule: Schedule,
+    printed: list[_Printed],
+    host: HostText,
+    device: torch.device,
+    names: Mapping[str, str],
+    reference: str | None,
+) -> str:
+    functions = {name for kernel in printed for name in kernel.text.functions}
+    definitions = device_functions.sources(functions)
+    kernels = [
+        {
+            "comment": kernel.comment,
+            "text": kernel_source(kernel.text).rstrip(),
+            "name": kernel.source.name,
+            "constants": ", ".join(f"{name}={value}" for name, value in kernel.source.constants),
+            "num_warps": kernel.source.num_warps,
+            "num_stages": kernel.source.num_stages,
+        }
+        for kernel in printed
+    ]
+    graph = schedule.graph
+    steps = [step for step in schedule.steps if isinstance(step, KernelGroup)]
+    return render(
+        "program",
+        name=graph.name,
+        definitions=[text.rstrip() for text in definitions],
+        kernels=kernels,
+        host=host,
+        device=device,
+        uses_libdevice=any("libdevice." in text for text in [*definitions, *(k["text"] for k in kernels)]),
+        inputs=[_input_text(graph, name) for name in graph.inputs],
+        constants=[(name, _constant_text(graph.buffers[name], t)) for name, t in graph.constants.items()],
+        reference=reference.strip() if reference else "",
+        bytes_moved=sum(step.bytes_read + step.bytes_written for step in steps),
+        summary=_summary(schedule, names),
+    )
+
+
+def _summary(schedule: Schedule, names: Mapping[str, str]) -> list[str]:
+    kernels = sum(isinstance(step, KernelGroup) for step in schedule.steps)
+    externs = len(schedule.steps) - kernels
+    parts = [f"{kernels} kernel launch{'es' if kernels != 1 else ''}"]
+    if externs:
+        parts.append(f"{externs} call{'s' if externs != 1 else ''} of other libraries")
+    return [", ".join(parts) + "."]
+
+
+def _input_text(graph: LoweredGraph, name: str) -> str:
+    """An expression that makes an input of the recorded kind."""
+    if name in graph.size_inputs:
+        return str(hint(graph.size_inputs[name]))
+    return _sample_text(graph.buffers[name])
+
+
+def _sample_text(buffer: Buffer) -> str:
+    sizes, strides = (sizes_text(tuple(map(_fixed, values))) for values in (buffer.sizes, buffer.strides))
+    where = ', device="cpu"' if buffer.device.type == "cpu" else ""
+    return f"sample({sizes}, {strides}, {buffer.dtype}{where})"
+
+
+def _fixed(index: object) -> object:
+    from minicompile.ir.index import as_index
+
+    return as_index(hint(index))  # type: ignore[arg-type]
+
+
+def _constant_text(buffer: Buffer, tensor: torch.Tensor) -> str:
+    if tensor.numel() <= EMBEDDED_CONSTANT and not tensor.is_complex():
+        values = tensor.tolist()
+        text = repr(values).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
+        return f"torch.tensor({text}, dtype={tensor.dtype})"
+    return _sample_text(buffer)

@@ -1,0 +1,332 @@
+"""The host function of a generated file: unpack, allocate, launch, free, return.
+
+This module must not print kernels, and must not decide what lives where: it follows the memory plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from minicompile.codegen.index_text import host_text, symbols_of
+from minicompile.codegen.naming import Namer, identifier
+from minicompile.codegen.unsupported import CannotGenerate
+from minicompile.ir.index import Index, Symbol, as_index, is_nonnegative
+from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph
+from minicompile.ir.schedule import KernelGroup, Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How the host starts the kernel of one group.
+
+    Attributes:
+        kernel: its name.
+        grid: three Python expressions.
+        pointers: the buffers to pass, in order.
+        symbols: the sizes to pass after them.
+    """
+
+    kernel: str
+    grid: tuple[str, str, str]
+    pointers: tuple[str, ...]
+    symbols: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostText:
+    """The body of `call` and what it needs around it.
+
+    Attributes:
+        lines: statements of `call`.
+        operators: module-level name of each extern operator to the text that finds it.
+        imports: hand-written kernels to import from `minicompile.kernels`.
+        helpers: names of the file's own helper functions that are called.
+    """
+
+    lines: tuple[str, ...]
+    operators: tuple[tuple[str, str], ...]
+    imports: tuple[str, ...]
+    helpers: frozenset[str]
+
+
+class HostWriter:
+    """Prints the statements of `call` for one schedule."""
+
+    def __init__(self, schedule: Schedule, names: Mapping[str, str], kernel_names: tuple[str, ...],
+                 device: torch.device) -> None:  # fmt: skip
+        self._schedule, self._graph, self._device = schedule, schedule.graph, device
+        self._variables = dict(names)
+        self._lines: list[str] = []
+        self._operators: dict[str, str] = {}
+        self._imports: set[str] = set()
+        self._helpers: set[str] = set()
+        self._namer = Namer([*names.values(), *kernel_names, *(f"run_{name}" for name in kernel_names)])
+        self._sharers: dict[str, set[str]] = {}
+        self._plain_storage = {name for name, b in self._graph.buffers.items() if b.role == "computed"}
+
+    def write(self, launches: Mapping[int, Launch | None]) -> HostText:
+        """The whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
+        self._unpack()
+        steps = self._schedule.steps
+        for number, step in enumerate(steps):
+            if isinstance(step, KernelGroup):
+                self._kernel(step, launches[number])
+            else:
+                self._extern(step)
+            if number + 1 < len(steps):
+                self._free(number)
+        self._return()
+        return HostText(tuple(self._lines), tuple(self._operators.items()), tuple(sorted(self._imports)),
+                        frozenset(self._helpers))  # fmt: skip
+
+    # Inputs
+
+    def _unpack(self) -> None:
+        graph, targets, late = self._graph, [], []
+        defined: set[str] = set()
+        for name in graph.inputs:
+            if name in graph.size_inputs:
+                atom = _single_symbol(graph.size_inputs[name])
+                fresh = atom is not None and atom.name not in defined
+                targets.append(atom.name if atom is not None and fresh else "_")
+                defined.add(atom.name if atom is not None else "")
+            else:
+                targets.append(self._variables[name])
+                self._sharers.setdefault(self._variables[name], set()).add(name)
+        if targets:
+            self._lines.append(f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = inputs")
+            self._lines.append("inputs.clear()")
+        for symbol in sorted(_all_symbols(graph), key=lambda s: s.name):
+            if symbol.name not in defined:
+                late.append(f"{symbol.name} = {self._size_source(symbol)}")
+        self._lines += late
+        for name in graph.constants:
+            self._lines.append(f'{self._variables[name]} = CONSTANTS["{name}"]')
+            self._sharers.setdefault(self._variables[name], set()).add(name)
+
+    def _size_source(self, symbol: Symbol) -> str:
+        """Where the value of a symbol that is no input of its own can be read."""
+        wanted = as_index(symbol)
+        for name in self._graph.inputs:
+            buffer = self._graph.buffers.get(name)
+            for dimension, size in enumerate(buffer.sizes if buffer else ()):
+                if size is wanted:
+                    return f"{self._variables[name]}.size({dimension})"
+            for dimension, stride in enumerate(buffer.strides if buffer else ()):
+                if stride is wanted:
+                    return f"{self._variables[name]}.stride({dimension})"
+        raise CannotGenerate(f"no input says what {symbol} is")
+
+    # Buffers
+
+    def _obtain(self, name: str, overwritten: str | None) -> None:
+        """Make the variable of a buffer that a step is about to write."""
+        buffer = self._graph.buffers[name]
+        if overwritten is not None:
+            self._share(name, overwritten)
+            return
+        allocation = self._schedule.memory.allocations.get(name)
+        if allocation is None or allocation.reuses is None:
+            self._allocate(buffer)
+            return
+        older = self._graph.buffers[allocation.reuses]
+        source = self._variables[older.name]
+        target = self._variables[name]
+        if (older.dtype, older.sizes, older.strides) == (buffer.dtype, buffer.sizes, buffer.strides):
+            self._lines.append(f"{target} = {source}  # the memory is free again")
+        else:
+            self._lines.append(f"{target} = {self._reinterpreted(source, older, buffer)}  # the memory is free again")
+        self._sharers.setdefault(target, set()).add(name)
+
+    def _share(self, name: str, older: str) -> None:
+        self._variables[name] = self._variables[older]
+        self._sharers.setdefault(self._variables[name], set()).add(name)
+
+    def _reinterpreted(self, source: str, older: Buffer, buffer: Buffer) -> str:
+        self._helpers.add("reinterpret")
+        typed = source if older.dtype == buffer.dtype else f"{source}.view({buffer.dtype})"
+        return f"reinterpret({typed}, {sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)})"
+
+    def _allocate(self, buffer: Buffer) -> None:
+        target = self._variables[buffer.name]
+        layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
+        if buffer.device.type == self._device.type:
+            self._helpers.add("empty_strided")
+            self._lines.append(f"{target} = empty_strided({layout}, {buffer.dtype})")
+        else:
+            device = f'device="{buffer.device}"'
+            self._lines.append(f"{target} = torch.empty_strided({layout}, dtype={buffer.dtype}, {device})")
+        self._sharers.setdefault(target, set()).add(buffer.name)
+
+    def _free(self, number: int) -> None:
+        """Drop variables whose buffers are dead, except memory that a later step takes over."""
+        later = {
+            a.reuses
+            for a in self._schedule.memory.allocations.values()
+            if a.reuses is not None and a.first_step > number
+        }
+        dead = set(self._schedule.memory.freed_after.get(number, ())) - later
+        dead |= {
+            a.reuses
+            for a in self._schedule.memory.allocations.values()
+            if a.reuses is not None and a.first_step == number and not self._is_alive(a.reuses, number)
+        }
+        gone: list[str] = []
+        for name in sorted(dead):
+            variable = self._variables.get(name, "")
+            if name in self._sharers.get(variable, ()):
+                self._sharers[variable].discard(name)
+                if not self._sharers[variable]:
+                    gone.append(variable)
+        if gone:
+            self._lines.append(f"del {', '.join(gone)}")
+
+    def _is_alive(self, name: str, number: int) -> bool:
+        """Whether a later step or the caller still needs the old value's variable (its memory was shared, not freed)."""
+        freed = {n for step, names in self._schedule.memory.freed_after.items() if step <= number for n in names}
+        return name not in freed
+
+    # Steps
+
+    def _kernel(self, group: KernelGroup, launch: Launch | None) -> None:
+        for loop in group.loops:
+            if loop.buffer in group.stored:
+                self._obtain(loop.buffer, loop.overwrites)
+        if launch is None:
+            return
+        grid = f"({', '.join(launch.grid)})"
+        arguments = [grid, *(self._variables[name] for name in launch.pointers), *launch.symbols]
+        line = f"run_{launch.kernel}({', '.join(arguments)})"
+        if not all(is_nonnegative(tile.axis.size - 1) for tile in group.tile.parallel):
+            counts = " and ".join(text for text in launch.grid if text != "1")
+            line = f"if {counts}:\n        {line}" if counts else line
+        self._lines.append(line)
+
+    def _extern(self, step: ExternKernel) -> None:
+        function = self._function(step)
+        arguments = [self._argument(a) for a in step.args]
+        arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
+        if step.overwrites:
+            self._in_place(step, f"{function}({', '.join(arguments)})")
+            return
+        if step.out_argument:
+            buffer = step.outputs[0]
+            assert buffer is not None
+            self._obtain(buffer.name, None)
+            self._lines.append(f"{function}({', '.join([*arguments, f'out={self._variables[buffer.name]}'])})")
+            return
+        targets = ["_" if b is None else self._variables[b.name] for b in step.outputs]
+        called = f"{function}({', '.join(arguments)})"
+        if not any(b is not None for b in step.outputs):
+            self._lines.append(called)
+        elif step.unpack:
+            self._lines.append(f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {called}")
+        else:
+            self._lines.append(f"{targets[0]} = {called}")
+        for buffer in step.outputs:
+            if buffer is not None:
+                self._check_layout(buffer)
+
+    def _check_layout(self, buffer: Buffer) -> None:
+        """An operator may lay its result out otherwise than its fake result promised."""
+        variable = self._variables[buffer.name]
+        self._helpers.add("with_layout")
+        layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
+        self._lines.append(f"{variable} = with_layout({variable}, {layout})")
+        self._plain_storage.discard(buffer.name)
+        self._sharers.setdefault(variable, set()).add(buffer.name)
+
+    def _in_place(self, step: ExternKernel, called: str) -> None:
+        new = [b for b in step.outputs if b is not None]
+        if len(new) != len(step.overwrites):
+            raise CannotGenerate(f"{step.target} both overwrites and creates tensors")
+        self._lines.append(called)
+        for buffer, older in zip(new, step.overwrites, strict=True):
+            self._share(buffer.name, older)
+
+    def _function(self, step: ExternKernel) -> str:
+        """The module-level name of an extern operator."""
+        if step.target.startswith("kernels."):
+            name = step.target.removeprefix("kernels.")
+            self._imports.add(name)
+            return name
+        target = step.target
+        if step.out_argument and target.endswith(".default"):
+            target = target.removesuffix("default") + "out"
+        for name, known in self._operators.items():
+            if known == target:
+                return name
+        parts = target.removeprefix("torch.ops.").split(".")
+        wish = "_".join(parts[:-1] if parts[-1] == "default" else parts)
+        name = self._namer.fresh(identifier(wish))
+        self._operators[name] = target
+        return name
+
+    def _argument(self, value: Any) -> str:
+        match value:
+            case BufferView():
+                return self.view(value)
+            case Index():
+                return host_text(value)
+            case list():
+                return f"[{', '.join(self._argument(v) for v in value)}]"
+            case tuple():
+                inside = ", ".join(self._argument(v) for v in value)
+                return f"({inside},)" if len(value) == 1 else f"({inside})"
+            case torch.device():
+                return f'torch.device("{value}")'
+            case float() if value != value or value in (float("inf"), -float("inf")):
+                return f'float("{value}")'
+            case None | bool() | int() | float() | str() | complex() | torch.dtype() | torch.layout():
+                return repr(value)
+            case torch.memory_format():
+                return str(value)
+        raise CannotGenerate(f"an extern kernel's argument of type {type(value).__name__} has no text")
+
+    def view(self, view: BufferView) -> str:
+        """The tensor expression of a strided view."""
+        buffer, source = self._graph.buffers[view.buffer], self._variables[view.buffer]
+        if view.dtype != buffer.dtype:
+            source = f"{source}.view({view.dtype})"
+        if (view.sizes, view.strides) == (buffer.sizes, buffer.strides) and view.offset.constant == 0:
+            return source
+        if (view.sizes, view.strides) == (buffer.sizes[::-1], buffer.strides[::-1]) and view.offset.constant == 0:
+            if len(view.sizes) == 2:
+                return f"{source}.t()"
+        self._helpers.add("reinterpret")
+        arguments = [source, sizes_text(view.sizes), sizes_text(view.strides)]
+        arguments += [host_text(view.offset)] if view.offset.constant != 0 else []
+        return f"reinterpret({', '.join(arguments)})"
+
+    def _return(self) -> None:
+        texts = []
+        for output in self._graph.outputs:
+            texts.append(self._argument(output))
+        self._lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
+
+
+def sizes_text(sizes: tuple[Index, ...]) -> str:
+    """A tuple of sizes as Python text."""
+    inside = ", ".join(host_text(size) for size in sizes)
+    return f"({inside},)" if len(sizes) == 1 else f"({inside})"
+
+
+def _single_symbol(index: Index) -> Symbol | None:
+    found = symbols_of(index)
+    symbol = next(iter(found), None)
+    return symbol if symbol is not None and index is as_index(symbol) else None
+
+
+def _all_symbols(graph: LoweredGraph) -> set[Symbol]:
+    """Every size symbol that the host may have to mention."""
+    found: set[Symbol] = set()
+    for buffer in graph.buffers.values():
+        for index in (*buffer.sizes, *buffer.strides):
+            found |= symbols_of(index)
+    for index in graph.size_inputs.values():
+        found |= symbols_of(index)
+    return found
