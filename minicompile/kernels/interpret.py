@@ -111,6 +111,7 @@ def interpreting() -> Iterator[Any]:
             _patch_calls(scope, interpreter)
             _patch_numerics(scope, interpreter)
             _patch_libdevice(scope, interpreter)
+            _patch_folds(scope, interpreter)
             scope.set_attr(interpreter.interpreter_builder, "minicompile_active", True)
             yield interpreter
         finally:
@@ -239,6 +240,44 @@ def _patch_libdevice(scope: Any, interpreter: Any) -> None:
     for name, function in _LIBDEVICE.items():
         if hasattr(libdevice, name):
             scope.set_attr(libdevice, name, body(function))
+
+
+def _patch_folds(scope: Any, interpreter: Any) -> None:
+    """Reductions and scans with a function of the kernel's own: whole arrays at a time, not element by element."""
+
+    def combine(operation: Any, left: list[Any], right: list[Any], dtypes: list[Any]) -> list[np.ndarray]:
+        pairs = [operation.to_tensor(array, dtype) for array, dtype in zip(left + right, dtypes * 2, strict=True)]
+        result = operation.combine_fn.fn(*pairs)
+        parts = result if isinstance(result, tuple) else (result,)
+        return [np.broadcast_to(part.handle.data, left[0].shape) for part in parts]
+
+    def reduce(self: Any, tensors: Any) -> list[Any]:
+        shape, whole = tensors[0].handle.data.shape, self.axis is None
+        tensors, axis = self.unravel(tensors, self.axis)
+        dtypes = [tensor.dtype for tensor in tensors]
+        arrays = [np.moveaxis(tensor.handle.data, axis, 0) for tensor in tensors]
+        while (count := arrays[0].shape[0]) > 1:
+            even = count - count % 2
+            paired = combine(self, [a[0:even:2] for a in arrays], [a[1:even:2] for a in arrays], dtypes)
+            arrays = [np.concatenate([p, a[even:]]) for p, a in zip(paired, arrays, strict=True)]
+        if self.keep_dims:
+            results = [a.reshape([1] * len(shape)) if whole else np.moveaxis(a, 0, axis) for a in arrays]
+        else:
+            results = [a[0].item() if whole else a[0] for a in arrays]
+        return [self.to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
+
+    def scan(self: Any, tensors: Any) -> list[Any]:
+        dtypes = [tensor.dtype for tensor in tensors]
+        arrays = [np.moveaxis(tensor.handle.data, self.axis, 0) for tensor in tensors]
+        distance = 1
+        while distance < arrays[0].shape[0]:
+            later = combine(self, [a[:-distance] for a in arrays], [a[distance:] for a in arrays], dtypes)
+            arrays = [np.concatenate([a[:distance], part]) for a, part in zip(arrays, later, strict=True)]
+            distance *= 2
+        return [self.to_tensor(np.moveaxis(a, 0, self.axis), d) for a, d in zip(arrays, dtypes, strict=True)]
+
+    scope.set_attr(interpreter.ReduceOps, "generic_reduce", reduce)
+    scope.set_attr(interpreter.ScanOps, "generic_scan", scan)
 
 
 __all__ = ["interpret", "interpreting", "launch", "runs_interpreted"]
