@@ -1,0 +1,170 @@
+"""Random attention problems, and how near the kernels must come to an fp64 reference on each.
+
+Used small under the interpreter (tests) and large on a GPU (`gpu_kernels.py`). The reference is `attention_reference`
+in float64 with gradients by autograd.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import torch
+
+from minicompile.kernels.flash_attention import (
+    attention_backward,
+    attention_forward,
+    attention_reference,
+    dropout_mask,
+)
+
+# Largest error of the output and of a gradient, over the largest value of the reference.
+TOLERANCE = {
+    torch.bfloat16: (8e-3, 2e-2), torch.float16: (1e-3, 3e-3), torch.float32: (1e-5, 3e-5),
+}  # fmt: skip
+TF32_TOLERANCE = (2e-3, 5e-3)
+LAYOUTS = ("BHSD", "BSHD", "sliced", "expanded keys", "transposed columns")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One problem; `mask` is "none", "bool", "row", "bias", "head bias" or "key bias"."""
+
+    dtype: torch.dtype
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    d: int
+    dv: int
+    mask: str = "none"
+    lower: int | None = None
+    upper: int | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+    layout: str = "BHSD"
+    gradient: str = "dense"
+    seed: int = 0
+    precision: str | None = None
+
+
+def random_cases(count: int, seed: int, most_length: int, device: str) -> list[Case]:
+    """Problems drawn from everything that the kernels promise to take."""
+    draw = random.Random(seed)
+    return [_random_case(draw, most_length, index, device) for index in range(count)]
+
+
+def _random_case(draw: random.Random, most: int, index: int, device: str) -> Case:
+    kv_heads = draw.choice((1, 2, 3))
+    length = lambda: draw.choice((1, 15, 16, 17, 33, 64, 100, 128, 129, most, draw.randint(1, most)))  # noqa: E731
+    queries = min(length(), most)
+    keys = queries if draw.random() < 0.5 else min(length(), most)
+    band = draw.choice(("full", "full", "causal", "causal", "window", "offset", "left"))
+    lower, upper = {
+        "full": (None, None), "causal": (None, 0), "window": (draw.randint(0, most), draw.choice((0, 0, 3, 40))),
+        "offset": (None, keys - queries), "left": (draw.randint(0, 50), None),
+    }[band]  # fmt: skip
+    d = draw.choice((16, 24, 32, 40, 64, 64, 72, 80, 96, 128, 128, 160, 192, 256))
+    dtype = draw.choice((torch.bfloat16, torch.float16, torch.float32))
+    return Case(
+        dtype, draw.choice((1, 2, 3)), kv_heads * draw.choice((1, 1, 2, 4)), kv_heads, queries, keys, d,
+        d if draw.random() < 0.8 else draw.choice((16, 48, 64, 128)),
+        draw.choice(("none", "none", "none", "bool", "row", "bias", "head bias", "key bias")), lower, upper,
+        draw.choice((None, None, 0.05, 1.0, -0.2)), draw.choice((0.0, 0.0, 0.0, 0.25)), draw.choice(LAYOUTS),
+        draw.choice(("dense", "dense", "stride 0", "transposed")), index,
+        draw.choice((None, None, "tf32")) if dtype == torch.float32 and device == "cuda" else None,
+    )  # fmt: skip
+
+
+def operands(case: Case, device: str) -> dict[str, Any]:
+    """Tensors of a case: q, k, v, mask, dout, seed."""
+    generator = torch.Generator(device).manual_seed(case.seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(case.dtype)
+
+    def laid_out(heads: int, length: int, width: int) -> torch.Tensor:
+        if case.layout == "BSHD":
+            return normal(case.batch, length, heads, width).transpose(1, 2)
+        if case.layout == "sliced":
+            return normal(case.batch, heads, length + 3, width + 1)[:, :, 2:-1, 1:]
+        if case.layout == "transposed columns":
+            return normal(case.batch, heads, width, length).transpose(2, 3)
+        return normal(case.batch, heads, length, width)
+
+    q, k, v = (
+        laid_out(case.heads, case.queries, case.d),
+        laid_out(case.kv_heads, case.keys, case.d),
+        laid_out(case.kv_heads, case.keys, case.dv),
+    )
+    if case.layout == "expanded keys":
+        k, v = k[:1].expand(case.batch, -1, -1, -1), v[:1].expand(case.batch, -1, -1, -1)
+    dout = normal(case.batch, case.heads, case.queries, case.dv)
+    if case.gradient == "stride 0":
+        dout = normal(1, 1, 1, 1).expand(dout.shape)
+    elif case.gradient == "transposed":
+        dout = normal(case.batch, case.dv, case.queries, case.heads).permute(0, 3, 2, 1)
+    return {"q": q, "k": k, "v": v, "dout": dout, "mask": _mask(case, normal), "seed": _seed(case, device)}
+
+
+def _mask(case: Case, normal: Any) -> torch.Tensor | None:
+    if case.mask == "none":
+        return None
+    if case.mask == "bool":
+        mask = normal(case.batch, 1, case.queries, case.keys) > 0.3
+        mask[:, :, case.queries // 2] = False
+        return mask
+    if case.mask == "row":
+        return normal(case.batch, 1, 1, case.keys) > -0.5
+    shape = {"bias": (case.batch, case.heads, case.queries, case.keys), "head bias": (case.heads, case.queries, case.keys)}
+    return normal(*shape.get(case.mask, (case.batch, 1, 1, case.keys)))
+
+
+def _seed(case: Case, device: str) -> torch.Tensor:
+    return torch.tensor([case.seed * 7919 + 11, 5], dtype=torch.int64, device=device)
+
+
+def errors(case: Case, device: str, configs: tuple[Any, Any, Any] = (None, None, None)) -> dict[str, float]:
+    """Largest error of each result over the largest value of its reference; infinite if a NaN or inf is misplaced."""
+    given = operands(case, device)
+    q, k, v, mask, seed = given["q"], given["k"], given["v"], given["mask"], given["seed"]
+    bias = mask is not None and mask.dtype != torch.bool
+    shared = (mask, case.lower, case.upper, case.scale, case.dropout, seed, False, case.precision)
+    out, lse = attention_forward(q, k, v, *shared, config=configs[0])
+    gradients = attention_backward(
+        given["dout"], q, k, v, out, lse, *shared, mask_gradient=bias, configs=configs[1:]
+    )
+    keep = None
+    if case.dropout:
+        keep = dropout_mask(seed, case.dropout, case.batch, case.heads, case.queries, case.keys)
+    leaves = [t.double().requires_grad_() for t in (q, k, v)] + ([mask.double().requires_grad_()] if bias else [])
+    wide_mask = leaves[3] if bias else mask
+    wanted, wanted_lse = attention_reference(
+        *leaves[:3], wide_mask, case.lower, case.upper, case.scale, keep, case.dropout
+    )
+    wanted_gradients = torch.autograd.grad(wanted, leaves, given["dout"].double())
+    results = {"out": (out, wanted), "lse": (lse, wanted_lse)}
+    results |= {f"d{name}": pair for name, pair in zip("qkvm", zip(gradients, wanted_gradients))}
+    return {name: _error(got, want.detach()) for name, (got, want) in results.items()}
+
+
+def _error(got: torch.Tensor, want: torch.Tensor) -> float:
+    if got.shape != want.shape:
+        return float("inf")
+    finite = torch.isfinite(want)
+    if not torch.equal(torch.isfinite(got), finite) or not torch.equal(got[~finite].double(), want[~finite]):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    # A gradient that is zero but for rounding (one key only: dQ = 0) is a difference of numbers of a few units.
+    largest = max(want[finite].abs().max().item(), 2.0)
+    return (got.double() - want)[finite].abs().max().item() / largest
+
+
+def failures(case: Case, found: dict[str, float]) -> list[str]:
+    """Which results are further from the reference than the dtype allows."""
+    out, gradient = TF32_TOLERANCE if case.precision == "tf32" else TOLERANCE[case.dtype]
+    allowed = {"out": out, "lse": 1e-2 if case.precision == "tf32" else 2e-5}
+    return [f"{name} {error:.1e}" for name, error in found.items() if not error <= allowed.get(name, gradient)]

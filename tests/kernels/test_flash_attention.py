@@ -1,0 +1,203 @@
+"""The attention kernels, under Triton's interpreter, against fp64; and that these checks see a wrong kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from minicompile.kernels import flash_attention
+from minicompile.kernels.configs import attention_tile
+from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference, dropout_mask
+from minicompile.kernels.interpret import interpreting
+from tests.kernels.attention_cases import Case, errors, failures, random_cases
+
+SMALL = attention_tile("32x32 w1 s1")
+IMPLEMENTATION = sys.modules["minicompile.kernels.flash_attention"]
+
+
+@pytest.fixture(autouse=True)
+def patched_once() -> Iterator[None]:
+    with interpreting():
+        yield
+
+
+@pytest.mark.parametrize("case", random_cases(20, seed=5, most_length=130, device="cpu"), ids=lambda case: str(case.seed))
+def test_random_problems_match_fp64(case: Case) -> None:
+    found = errors(case, "cpu", (SMALL, SMALL, SMALL))
+    assert not failures(case, found), case
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", random_cases(80, seed=6, most_length=150, device="cpu"), ids=lambda case: str(case.seed))
+def test_more_random_problems_match_fp64(case: Case) -> None:
+    found = errors(case, "cpu", (SMALL, SMALL, SMALL) if case.seed % 2 else (None, None, None))
+    assert not failures(case, found), case
+
+
+@pytest.mark.parametrize("tma", [False, True])
+def test_descriptor_loads_give_the_same(tma: bool) -> None:
+    tile = attention_tile("32x32 w1 s1" + " tma" * tma)
+    case = Case(torch.bfloat16, 2, 4, 2, 70, 90, 64, 64, upper=3)
+    assert not failures(case, errors(case, "cpu", (tile, tile, tile)))
+
+
+# Each twin changes one line of the kernels, in every place where it stands; the check must notice.
+TWINS = {
+    "missing mask": ("forward", 'scores = tl.where(visible, scores, float("-inf"))', "scores = scores"),
+    "wrong scale": ("forward", "- finite[:, None])", "- 0.5 * finite[:, None])"),
+    "lost rescale of the values": ("forward", "acc * rescale[:, None]", "acc"),
+    "lost rescale of the sum": ("forward", "total * rescale +", "total +"),
+    "band off by one": ("forward", "cols <= rows + upper", "cols < rows + upper"),
+    "forgotten keep scale": ("forward", "keep_scale / total", "1.0 / total"),
+    "key gradient without mask": ("backward", "tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)", "tl.exp2(scores - lse[None, :])"),
+    "forgotten delta": ("backward", "(dweights - delta[:, None])", "dweights"),
+    "unscaled dK": ("backward", "(dk * scale)", "dk"),
+    "first head of a group only": ("backward", "for member in tl.range(0, HEADS_EACH)", "for member in tl.range(0, 1)"),
+}  # fmt: skip
+TWIN_CASES = (
+    Case(torch.float32, 1, 4, 2, 80, 80, 32, 32, upper=0, dropout=0.2),
+    Case(torch.float32, 1, 2, 2, 40, 70, 32, 32, mask="bool"),
+)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_wrong_kernel_is_noticed(twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    which, line, wrong = TWINS[twin]
+    module = _mutant(which, line, wrong, tmp_path)
+    for name in vars(IMPLEMENTATION):
+        if name.endswith("_kernel") and hasattr(module, name):
+            monkeypatch.setattr(IMPLEMENTATION, name, getattr(module, name))
+    noticed = [failures(case, errors(case, "cpu", (SMALL, SMALL, SMALL))) for case in TWIN_CASES]
+    assert any(noticed), f"the checks do not notice: {twin}"
+
+
+def _mutant(which: str, line: str, wrong: str, folder: Path) -> Any:
+    origin = sys.modules[f"minicompile.kernels.flash_attention_{which}"].__file__
+    assert origin is not None
+    source = Path(origin).read_text()
+    assert line in source, "the twin no longer matches the kernel's source"
+    target = folder / "mutant.py"
+    target.write_text(source.replace(line, wrong))
+    spec = importlib.util.spec_from_file_location(f"mutant_{abs(hash((line, wrong)))}", target)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _qkv(*shape: int, requires_grad: bool = False) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(3)
+    return tuple(torch.randn(shape, generator=generator).requires_grad_(requires_grad) for _ in range(3))
+
+
+def test_gives_what_pytorch_gives() -> None:
+    q, k, v = _qkv(2, 3, 20, 16)
+    k, v = k[:, :, :13], v[:, :, :13]
+    mask = torch.rand(20, 13) > 0.5
+    mask[4] = False
+    for ours, theirs in (({}, {}), ({"causal": True}, {"is_causal": True}), ({"mask": mask}, {"attn_mask": mask})):
+        wanted = functional.scaled_dot_product_attention(q, k, v, **theirs)
+        torch.testing.assert_close(flash_attention(q, k, v, **ours), wanted)
+
+
+def test_a_query_that_sees_nothing_gives_zeros_or_nan() -> None:
+    q, k, v = _qkv(1, 2, 8, 16, requires_grad=True)
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    mask[3] = False
+    out, lse = flash_attention(q, k, v, mask, return_lse=True)
+    assert (out[:, :, 3] == 0).all() and (lse[:, :, 3] == float("-inf")).all()
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    assert all(torch.isfinite(gradient).all() for gradient in gradients) and (gradients[0][:, :, 3] == 0).all()
+
+    out = flash_attention(q, k, v, mask, nan_rows=True)
+    scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~mask, float("-inf"))
+    wanted = torch.softmax(scores, -1) @ v
+    torch.testing.assert_close(out, wanted, equal_nan=True)
+    ours, theirs = (torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, wanted))
+    for got, want in zip(ours, theirs):
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 8, 16), (2, 2, 0, 16)])
+def test_empty_batch_and_no_queries(shape: tuple[int, ...]) -> None:
+    q, _, _ = _qkv(*shape, requires_grad=True)
+    k = torch.randn(shape[0], 2, 5, 16, requires_grad=True)
+    out = flash_attention(q, k, k)
+    assert out.shape == q.shape
+    out.sum().backward()
+    assert k.grad is not None and (k.grad == 0).all()
+
+
+def test_no_keys_gives_zeros() -> None:
+    q, k, v = _qkv(1, 2, 4, 16)
+    out, lse = attention_forward(q, k[:, :, :0], v[:, :, :0])
+    assert (out == 0).all() and (lse == float("-inf")).all()
+
+
+def test_two_and_three_dimensions_and_a_long_mask() -> None:
+    q, k, v = _qkv(3, 10, 16)
+    mask = torch.rand(3, 10, 10) > 0.2
+    wanted = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(flash_attention(q, k, v, mask), wanted)
+    torch.testing.assert_close(flash_attention(q[0], k[0], v[0], mask[0]), wanted[0])
+
+
+def test_log_sum_exp_is_differentiable() -> None:
+    q, k, v = _qkv(1, 2, 9, 16, requires_grad=True)
+    out, lse = flash_attention(q, k, v, causal=True, return_lse=True)
+    wanted, wanted_lse = attention_reference(q, k, v, upper=0)
+    ours = torch.autograd.grad(out.sum() + (lse * lse).sum(), (q, k, v))
+    theirs = torch.autograd.grad(wanted.sum() + (wanted_lse * wanted_lse).sum(), (q, k, v))
+    for got, want in zip(ours, theirs):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_repeats_with_its_seed_and_drops_its_share() -> None:
+    q, k, v = _qkv(1, 2, 64, 16)
+    seed, other = torch.tensor([9, 0]), torch.tensor([9, 1])
+    first, second, third = (flash_attention(q, k, v, dropout=0.3, seed=s) for s in (seed, seed, other))
+    assert torch.equal(first, second) and not torch.equal(first, third)
+    kept = dropout_mask(seed, 0.3, 2, 3, 200, 100).float()
+    assert abs(kept.mean().item() - 0.7) < 0.01
+    assert (kept.mean((2, 3)) - 0.7).abs().max() < 0.02
+    assert torch.equal(dropout_mask(seed, 0.3, 2, 3, 50, 40), kept[:, :, :50, :40].bool())
+    assert (flash_attention(q, k, v, dropout=1.0, seed=seed) == 0).all()
+    torch.manual_seed(1)
+    drawn = flash_attention(q, k, v, dropout=0.5)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, flash_attention(q, k, v, dropout=0.5))
+
+
+def test_backward_gives_the_same_bits_twice() -> None:
+    q, k, v = _qkv(1, 4, 50, 32)
+    out, lse = attention_forward(q, k, v, upper=0)
+    first, second = (attention_backward(v, q, k, v, out, lse, upper=0)[:3] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def test_parts_per_query_head_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(torch.bfloat16, 1, 6, 2, 40, 40, 32, 32, upper=0)
+    monkeypatch.setattr(IMPLEMENTATION, "_fills_gpu", lambda programs, q: False)
+    assert not failures(case, errors(case, "cpu"))
+
+
+def test_output_is_laid_out_like_the_queries() -> None:
+    q = torch.randn(2, 10, 3, 16).transpose(1, 2)
+    assert attention_forward(q, q, q)[0].transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "change", [{"q": torch.randn(1, 3, 4, 16)}, {"k": torch.randn(1, 2, 4, 8)}, {"v": torch.randn(1, 2, 5, 16)},
+               {"q": torch.randn(1, 2, 4, 16).double()}, {"mask": torch.ones(3, 5, dtype=torch.bool)}],
+)  # fmt: skip
+def test_bad_arguments_are_named(change: dict[str, torch.Tensor]) -> None:
+    arguments = {name: torch.randn(1, 2, 4, 16) for name in "qkv"} | change
+    with pytest.raises(ValueError, match="flash attention: "):
+        attention_forward(**arguments)
