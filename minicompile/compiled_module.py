@@ -17,6 +17,8 @@ import torch
 CompileForward = Callable[[Callable[..., Any]], Any]
 
 OLD_PREFIX = "_orig_mod."
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in HOOKS)
 
 
 class ForwardedRecord:
@@ -43,6 +45,9 @@ class CompiledModule(torch.nn.Module):
     _minicompile_forward: Any
     _minicompile_compile: CompileForward
 
+    # Capture sees the original in place of a compiled module that a captured function calls.
+    __minicompile_compiled__ = "_minicompile_original"
+
     stats = ForwardedRecord()
     recompiles = ForwardedRecord()
     graph_breaks = ForwardedRecord()
@@ -50,6 +55,16 @@ class CompiledModule(torch.nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Do nothing: the original class must not see its compiled twin as a new subclass to register."""
+
+    def call_without_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        """`__call__` where the class has PyTorch's own: skips its bookkeeping when no hook is registered."""
+        state = self.__dict__
+        for hooks in HOOKS:
+            if state[hooks]:
+                return self._call_impl(*args, **kwargs)
+        if any(GLOBAL_HOOKS):
+            return self._call_impl(*args, **kwargs)
+        return self._minicompile_forward(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> torch.nn.Module:
@@ -90,7 +105,14 @@ class CompiledModule(torch.nn.Module):
 def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -> CompiledModule:
     """The compiled twin of `original`; `compile_forward` must be picklable for the twin to be."""
     cls = type(original)
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "__slots__": ()}
+    names: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__slots__": (),
+    }
+    if cls.__call__ is torch.nn.Module.__call__:
+        names["__call__"] = CompiledModule.call_without_hooks
     twin = types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
     compiled = object.__new__(twin)
     object.__setattr__(compiled, "__dict__", original.__dict__)
