@@ -17,36 +17,39 @@ from tests.conformance.catalogue import PROGRAMS, all_programs
 from tests.conformance.compilers import COMPILERS, compiler, default
 from tests.conformance.harness import ProgramIsBroken, check
 
+MARK = "conformance:"
 
-def run_all(name: str, pattern: str = "", core: bool = False) -> dict[str, Any]:
-    """Run every program with one compiler; what differs, and how long it took, by program."""
-    results = {}
-    for program in all_programs():
-        if pattern not in f"{program.topic}-{program.name}" or (core and not program.core):
-            continue
+def run_all(name: str, pattern: str, core: bool, skip: int) -> None:
+    """Run the chosen programs but the first `skip` with one compiler; print one JSON line before and after each."""
+    chosen = [program for program in all_programs() if pattern in f"{program.topic}-{program.name}"]
+    for program in [program for program in chosen if program.core or not core][skip:]:
+        print(MARK + json.dumps({"program": program.name, "found": ["the process died"], "seconds": 0.0}), flush=True)
         start = time.perf_counter()
         try:
             with compiler(name) as compile:
                 found = check(program, compile)
-        except ProgramIsBroken:
+        except (ProgramIsBroken, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
             found = [f"the harness stopped: {type(error).__name__}: {str(error)[:300]}"]
-        results[program.name] = {"found": found, "seconds": round(time.perf_counter() - start, 3)}
-    return results
+        seconds = round(time.perf_counter() - start, 3)
+        print(MARK + json.dumps({"program": program.name, "found": found, "seconds": seconds}), flush=True)
+    print(MARK + "{}", flush=True)
 
 
-def run_in_a_process(name: str, pattern: str, core: bool) -> dict[str, Any]:
-    """`run_all` in a fresh interpreter."""
-    command = [sys.executable, "-m", "tests.conformance.report", "--worker", name, "--only", pattern]
-    done = subprocess.run([*command, *(["--core"] if core else [])], stdout=subprocess.PIPE, text=True, check=False)
-    last = done.stdout.strip().splitlines()[-1:] or ["{}"]
-    try:
-        return json.loads(last[0])
-    except ValueError:
-        raise SystemExit(f"the run with {name} ended early (exit code {done.returncode})") from None
+def run_in_processes(name: str, pattern: str, core: bool) -> dict[str, Any]:
+    """What differs and how long it took, by program; a program that kills the interpreter costs only itself."""
+    results: dict[str, Any] = {}
+    while True:
+        command = [sys.executable, "-m", "tests.conformance.report", "--worker", name, "--only", pattern]
+        command += ["--skip", str(len(results)), *(["--core"] if core else [])]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        entries = [json.loads(line[len(MARK) :]) for line in done.stdout.splitlines() if line.startswith(MARK)]
+        if not entries:
+            raise SystemExit(f"the run with {name} did not start (exit code {done.returncode})")
+        results.update({entry["program"]: entry for entry in entries if entry})
+        if not entries[-1]:
+            return results
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -85,13 +88,14 @@ def main() -> None:
     parser.add_argument("--core", action="store_true", help="only the core programs")
     parser.add_argument("--failures", action="store_true", help="list what differs")
     parser.add_argument("--json", help="write all results here")
+    parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=COMPILERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print("\n" + json.dumps(run_all(options.worker, options.only, options.core)))
+        run_all(options.worker, options.only, options.core, options.skip)
         return
     all_programs()
-    results = {name: run_in_a_process(name, options.only, options.core) for name in options.compilers}
+    results = {name: run_in_processes(name, options.only, options.core) for name in options.compilers}
     if options.json:
         with open(options.json, "w") as file:
             json.dump(results, file, indent=1)
