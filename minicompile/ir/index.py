@@ -210,8 +210,9 @@ def product(values: Iterable[int | Index]) -> Index:
 
 
 def _recombine(index: Index) -> Index:
-    """Apply `c * (x % n) + c * n * (x // n) = c * x` until it no longer applies."""
-    if not any(isinstance(a, Mod) for m, _ in index.terms for a in m):
+    """Apply `c * (x % n) + c * n * (x // n) = c * x` and `c * (x % n) + c * n * ((x // n) % m) = c * (x % (n * m))`
+    until they no longer apply."""
+    if len(index.terms) < 2 or not any(isinstance(a, Mod) for m, _ in index.terms for a in m):
         return index
     terms = dict(index.terms)
     for monomial, coefficient in index.terms:
@@ -220,13 +221,28 @@ def _recombine(index: Index) -> Index:
                 continue
             rest = monomial[:position] + monomial[position + 1 :]
             factor = Index(((rest, coefficient),)) if rest else as_index(coefficient)
-            quotient = floor_divide(atom.numerator, atom.divisor) * atom.divisor * factor
+            high = floor_divide(atom.numerator, atom.divisor)
+            quotient = high * atom.divisor * factor
             if quotient.terms and all(terms.get(m) == c for m, c in quotient.terms):
                 for m, _ in quotient.terms:
                     del terms[m]
                 del terms[monomial]
                 return _from_terms(terms) + factor * atom.numerator
+            for other, modulus in _remainders_of(high, index):
+                if Index(((other[1], terms[other[0]]),)) is atom.divisor * factor:
+                    del terms[other[0]], terms[monomial]
+                    return _from_terms(terms) + factor * remainder(atom.numerator, atom.divisor * modulus)
     return index
+
+
+def _remainders_of(numerator: Index, index: Index) -> list[tuple[tuple[Monomial, Monomial], Index]]:
+    """The terms of `index` that contain `numerator % m`: the whole product, its other factors, and `m`."""
+    return [
+        ((monomial, monomial[:position] + monomial[position + 1 :]), atom.divisor)
+        for monomial, _ in index.terms
+        for position, atom in enumerate(monomial)
+        if isinstance(atom, Mod) and atom.numerator is numerator
+    ]
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -15,7 +15,7 @@ from minicompile.ir.loops import Buffer, Loop, Operation
 from minicompile.ir.schedule import FusionRefusal
 from minicompile.scheduling.cluster import Cluster, align, cluster_of, merge
 from minicompile.scheduling.dependencies import Dependences, bits, find_dependences
-from minicompile.scheduling.profit import PairFacts, refusal
+from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
 from minicompile.scheduling.traffic import access_bytes, read_bytes
 
 MAXIMUM_ROUNDS = 6
@@ -107,7 +107,21 @@ class Fuser:
                 for other in loops[number + 1 : number + 1 + SIBLINGS]:
                     pair = (reader, other)
                     scores[pair] = scores.get(pair, 0) + min(read[reader], read[other])
+        for pair in self.small_neighbours():
+            scores.setdefault(pair, 0)
         return sorted(scores, key=lambda pair: (-scores[pair], pair))
+
+    def small_neighbours(self) -> list[tuple[int, int]]:
+        """Pairs of small loops over equal spaces that follow each other: one launch instead of two."""
+        last: dict[tuple[object, ...], int] = {}
+        found: list[tuple[int, int]] = []
+        for position, cluster in self.clusters.items():
+            if not cluster.alone and self.cluster_bytes(cluster) <= SMALL_KERNEL_BYTES:
+                space = (cluster.rows, cluster.row_length if cluster.inner else 0)
+                if space in last:
+                    found.append((last[space], position))
+                last[space] = position
+        return found
 
     def try_pair(self, a: int, b: int) -> bool:
         """Fuse two clusters if that is legal and pays; else record why not."""

@@ -42,7 +42,8 @@ class PairFacts:
 def refusal(facts: PairFacts) -> str | None:
     """Why the pair should stay apart, or `None` if fusing it pays."""
     saved = facts.bytes_apart - facts.bytes_fused
-    if saved <= 0:
+    small = facts.bytes_apart <= SMALL_KERNEL_BYTES
+    if saved <= 0 and (facts.vertical or not small):
         return "nothing that both touch would be read or written less"
     if facts.buffers > MAXIMUM_BUFFERS:
         return f"one kernel would touch {facts.buffers} buffers; registers hold about {MAXIMUM_BUFFERS}"
@@ -53,7 +54,6 @@ def refusal(facts: PairFacts) -> str | None:
     if facts.second_pass and facts.rows < 16 and facts.rows * facts.row_length > 1 << 16:
         return f"only {facts.rows} rows would run in parallel over {facts.row_length} elements each"
     if not facts.vertical:
-        small = facts.bytes_apart <= SMALL_KERNEL_BYTES
         if not small and saved * SIBLING_SHARE < facts.bytes_apart:
             return f"only {saved} of {facts.bytes_apart} bytes are shared"
         if facts.distance > SIBLING_DISTANCE:

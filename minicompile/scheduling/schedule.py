@@ -19,6 +19,7 @@ from minicompile.scheduling.memory_plan import plan_memory
 from minicompile.scheduling.naming import kernel_name
 from minicompile.scheduling.online import find_online_softmax
 from minicompile.scheduling.reindexing import axes_in
+from minicompile.scheduling.split import split_reductions
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 from minicompile.scheduling.traffic import loop_flops
 from minicompile.scheduling.verify import verify_schedule
@@ -27,16 +28,14 @@ from minicompile.scheduling.verify import verify_schedule
 def schedule_graph(lowered: LoweredGraph, config: Config, device: DeviceProperties) -> Schedule:
     """Decide which loops of `lowered` share a kernel, over which tiles, in which order and memory."""
     outputs = output_buffers(lowered)
-    operations = inline_producers(lowered)
-    fusion = fuse(operations, lowered.buffers, outputs)
+    operations, buffers = split_reductions(inline_producers(lowered), lowered.buffers, device)
+    fusion = fuse(operations, buffers, outputs)
     taken: set[str] = set()
-    steps = tuple(
-        _finish(step, operations, lowered.buffers, device, taken) for step in fusion.steps
-    )
+    steps = tuple(_finish(step, operations, buffers, device, taken) for step in fusion.steps)
     schedule = Schedule(
-        graph=dataclasses.replace(lowered, operations=operations),
+        graph=dataclasses.replace(lowered, operations=operations, buffers=buffers),
         steps=steps,
-        memory=plan_memory(steps, lowered.buffers, outputs),
+        memory=plan_memory(steps, buffers, outputs),
         refusals=fusion.refusals,
         size_hints=_size_hints(lowered),
     )
