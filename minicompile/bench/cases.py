@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import math
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -230,6 +231,7 @@ def example_model(file: str) -> Build:
             raise FileNotFoundError(f"{path}: this case needs a checkout of the repository")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
+        sys.path.insert(0, str(path.parent))  # examples import each other
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         model, inputs, loss = module.benchmark_workload(place.device, place.quick)
