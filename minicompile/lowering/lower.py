@@ -67,7 +67,8 @@ class GraphLowering:
             case "call_function":
                 return self._call(node)
             case "output":
-                self.outputs = tuple(self._output(result) for result in node.args[0])  # type: ignore[union-attr]
+                results = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+                self.outputs = tuple(map(self._output, results))
                 return None
         raise Unsupported("graph node", f"a graph cannot hold a {node.op} node ({node.name})")
 
