@@ -126,9 +126,37 @@ def unsigned_power(base, exponent):
 
 @triton.jit
 def random_uniform(seed, counter):
-    """A number in [0, 1) from the first word of Philox-4x32-10."""
+    """A number in [0, 1) from 24 bits of Philox-4x32-10."""
     word, _, _, _ = tl.randint4x(seed, counter)
     return (word.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def random_uniform_float16(seed, counter):
+    """A number in [0, 1) that float16 holds: 11 bits."""
+    word, _, _, _ = tl.randint4x(seed, counter)
+    return (word.to(tl.uint32, bitcast=True) >> 21).to(tl.float32) * 0.00048828125
+
+
+@triton.jit
+def random_uniform_bfloat16(seed, counter):
+    """A number in [0, 1) that bfloat16 holds: 8 bits."""
+    word, _, _, _ = tl.randint4x(seed, counter)
+    return (word.to(tl.uint32, bitcast=True) >> 24).to(tl.float32) * 0.00390625
+
+
+@triton.jit
+def join_words(high, low):
+    """53 bits of two Philox words as a float64 whole number."""
+    upper = (high.to(tl.uint32, bitcast=True) >> 5).to(tl.float64)
+    return upper * 67108864.0 + (low.to(tl.uint32, bitcast=True) >> 6).to(tl.float64)
+
+
+@triton.jit
+def random_uniform_float64(seed, counter):
+    """A number in [0, 1) from 53 bits of Philox-4x32-10."""
+    first, second, _, _ = tl.randint4x(seed, counter)
+    return join_words(first, second) * 1.1102230246251565e-16
 
 
 @triton.jit
@@ -137,6 +165,15 @@ def random_normal(seed, counter):
     first, second, _, _ = tl.randint4x(seed, counter)
     radius = ((first.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08
     angle = (second.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return tl.sqrt(-2.0 * libdevice.log(radius)) * libdevice.cos(6.283185307179586 * angle)
+
+
+@triton.jit
+def random_normal_float64(seed, counter):
+    """A standard normal number: Box-Muller on all four words of Philox-4x32-10."""
+    first, second, third, fourth = tl.randint4x(seed, counter)
+    radius = (join_words(first, second) + 1.0) * 1.1102230246251565e-16
+    angle = join_words(third, fourth) * 1.1102230246251565e-16
     return tl.sqrt(-2.0 * libdevice.log(radius)) * libdevice.cos(6.283185307179586 * angle)
 
 
@@ -157,6 +194,8 @@ DEVICE_FUNCTIONS: dict[str, str] = _split()
 
 
 def sources(names: Iterable[str]) -> list[str]:
-    """The text of the named functions, in the order in which they are defined here."""
+    """The text of the named functions and of those they call, in the order in which they are defined here."""
     wanted = set(names)
+    for name in sorted(wanted):
+        wanted |= {other for other in DEVICE_FUNCTIONS if f"{other}(" in DEVICE_FUNCTIONS[name]}
     return [text for name, text in DEVICE_FUNCTIONS.items() if name in wanted]

@@ -423,11 +423,14 @@ class ExpressionWriter:
     def _random(self, expression: Random, conditions: Conditions) -> Value:
         seed = self._get_or_print(expression.seed, conditions)
         counter = self.offset(expression.counter, conditions)
-        function = self.call_function(f"random_{expression.kind}")
+        suffix = f"_{expression.dtype}".replace("torch.", "")
+        name = f"random_{expression.kind}"
+        function = self.call_function(name + suffix if name + suffix in DEVICE_FUNCTIONS else name)
         text = call(function, seed.text, call("tl.cast", counter.text, "tl.int64" if self.geometry.wide else "tl.int32"))
-        if expression.dtype == torch.float64:
-            text = convert(text, torch.float64)
-        return self.bind(self.names.get(expression, expression.kind), self._combined(text, [seed, counter], False))
+        exact = expression.kind == "uniform"
+        if self._round_each and not exact and expression.dtype in LOW_PRECISION:
+            text, exact = rounded(text, expression.dtype), True
+        return self.bind(self.names.get(expression, expression.kind), self._combined(text, [seed, counter], exact))
 
 
 _ARITHMETIC = frozenset({"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or",

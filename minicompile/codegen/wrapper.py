@@ -52,6 +52,11 @@ class HostText:
     imports: tuple[str, ...]
     helpers: frozenset[str]
 
+    @property
+    def uses_own_operators(self) -> bool:
+        """Whether an operator is one of `minicompile.ir.operators`."""
+        return any(target.startswith("torch.ops.minicompile.") for _, target in self.operators)
+
 
 class HostWriter:
     """Prints the statements of `call` for one schedule."""
