@@ -138,7 +138,9 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type, source: So
         return cached_property(tracer, raw, owner) if instance else raw
     if isinstance(raw, (types.MemberDescriptorType, types.GetSetDescriptorType)):
         return read_slot(tracer, raw, owner) if instance else raw
-    if isinstance(raw, NEVER_REPLACED) or isinstance(raw, types.ClassMethodDescriptorType | types.BuiltinFunctionType):
+    if isinstance(raw, types.BuiltinFunctionType):
+        return raw
+    if isinstance(raw, (*NEVER_REPLACED, types.ClassMethodDescriptorType)):
         return raw.__get__(owner, kind) if instance else raw.__get__(None, kind)
     getter, _ = class_lookup(tracer, type(raw), "__get__")
     if isinstance(getter, types.FunctionType):

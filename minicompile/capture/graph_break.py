@@ -16,6 +16,7 @@ from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.operators import BINARY
 from minicompile.capture.reconstruct import Emitter
 from minicompile.capture.resume import ResumeShape
+from minicompile.capture.user_line import UserLine
 
 if TYPE_CHECKING:
     from minicompile.capture.tracer import Frame, Tracer
@@ -64,12 +65,18 @@ class Cutter:
             if value is not NULL:
                 self.emitter.value(value)
         self.save_locals(frame.index + 1)
-        lines = step.lines
-        handler = self.program.handler_of(frame.index)
-        if handler is not None:
-            lines = ["try:", *(f"    {line}" for line in lines or ["pass"]), "except BaseException as error:",
-                     "    " + self.resume(frame.index, base, [], raised="error")]
-        return [*lines, self.resume(frame.index + 1, base, step.pushes)]
+        return [*self.at_user_line(step.lines, base), self.resume(frame.index + 1, base, step.pushes)]
+
+    def at_user_line(self, lines: Lines, base: list[Any]) -> Lines:
+        """Statements whose exceptions have the user's line and go to the user's handler if there is one."""
+        if not lines:
+            return []
+        place = self.emitter.constant(UserLine(self.frame.code, self.instruction.line), "user_line")
+        if self.program.handler_of(self.frame.index) is not None:
+            last = self.resume(self.frame.index, base, [], raised=f"{place}(error)")
+        else:
+            last = f"raise {place}(error)"
+        return ["try:", *(f"    {line}" for line in lines), "except BaseException as error:", f"    {last}"]
 
     def save_locals(self, index: int) -> None:
         """Build the live locals before the instruction runs."""
@@ -112,11 +119,7 @@ class Cutter:
         self.save_locals(instruction.target)
         self.save_locals(frame.index + 1)
         taken = self.resume(instruction.target, base, [condition] if keeps else [])
-        handler = self.program.handler_of(frame.index)
-        lines = [f"truth = True if {test} else False"]
-        if handler is not None:
-            lines = ["try:", f"    {lines[0]}", "except BaseException as error:",
-                     "    " + self.resume(frame.index, base, [], raised="error")]
+        lines = self.at_user_line([f"truth = True if {test} else False"], base)
         return [*lines, "if truth:", f"    {taken}", self.resume(frame.index + 1, base, [])]
 
     def write_for_iter(self) -> list[str]:
@@ -131,10 +134,7 @@ class Cutter:
         self.save_locals(end)
         self.save_locals(frame.index + 1)
         missing = self.emitter.constant(NULL, "end")
-        lines = [f"item = next({iterator}, {missing})"]
-        if self.program.handler_of(frame.index) is not None:
-            lines = ["try:", f"    {lines[0]}", "except BaseException as error:",
-                     "    " + self.resume(frame.index, frame.stack, [], raised="error")]
+        lines = self.at_user_line([f"item = next({iterator}, {missing})"], frame.stack)
         return [*lines, f"if item is {missing}:", f"    {self.resume(end, base, [])}",
                 self.resume(frame.index + 1, frame.stack, ["item"])]
 

@@ -6,6 +6,7 @@ the user knows the value (for guards and graph inputs). It must not hold the val
 
 from __future__ import annotations
 
+import keyword
 import re
 from typing import Any
 
@@ -189,4 +190,4 @@ def identifier(text: str, fallback: str = "value") -> str:
     name = re.sub(r"\W+", "_", text).strip("_").lower()
     if not name:
         return fallback
-    return name if not name[0].isdigit() else f"_{name}"
+    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
