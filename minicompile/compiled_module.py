@@ -114,7 +114,7 @@ def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -
     if cls.__call__ is torch.nn.Module.__call__:
         names["__call__"] = CompiledModule.call_without_hooks
     twin = types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
-    compiled = object.__new__(twin)
+    compiled: Any = object.__new__(twin)
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_minicompile_original", original)
     object.__setattr__(compiled, "_minicompile_compile", compile_forward)
