@@ -378,6 +378,10 @@ def floor_divide(index: Index, divisor: Index) -> Index:
         inner = rest.terms[0][0][0]
         if isinstance(inner, FloorDiv):
             return quotient + floor_divide(inner.numerator, inner.divisor * divisor)
+        if isinstance(inner, Mod):
+            modulus, left = _split_divisible(inner.divisor, divisor)
+            if not left.terms:
+                return quotient + remainder(floor_divide(inner.numerator, divisor), modulus)
     return quotient + as_index(FloorDiv(rest, divisor))
 
 

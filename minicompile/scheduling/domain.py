@@ -15,7 +15,7 @@ from minicompile.ir.index import ZERO, Axis, Index, coefficient_of, hint, produc
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan
 from minicompile.scheduling.cluster import Cluster
 from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, move, unflatten
-from minicompile.scheduling.traffic import access_bytes, points, size_of
+from minicompile.scheduling.traffic import access_bytes, size_of
 
 CONFLICT_SHARE = 0.15
 CONFLICT_BYTES = 1 << 14
@@ -57,36 +57,48 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
         slow, fast = _split_where_strides_conflict(_by_strides(cluster.outer, accesses), accesses)
         parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
         folded, folded_first = None, False
-    loops = []
+    loops: list[Loop] = []
+    places: dict[str, Index] = {}
     for position in sorted(cluster.maps):
         loop = operations[position]
         assert isinstance(loop, Loop)
-        loops.append(_rewritten(loop, cluster.maps[position], changes, cluster, parallel, folded))
+        loop = _rewritten(loop, compose(cluster.maps[position], changes), places)
+        axes, fold = _axes_and_fold(loop, cluster.maps[position], cluster, parallel, folded)
+        loops.append(dataclasses.replace(loop, axes=axes, fold=fold))
+        places[loop.buffer] = loop.store
     return Domain(tuple(loops), parallel, folded, folded_first)
 
 
-def _rewritten(
-    loop: Loop, own: AxisMap, changes: AxisMap, cluster: Cluster, parallel: tuple[Axis, ...], folded: Axis | None
-) -> Loop:
-    """One loop over the tile axes."""
-    final = compose(own, changes)
-    replacements = dict(final)
-    axes, fold = parallel, loop.fold
+def _rewritten(loop: Loop, changes: AxisMap, places: Mapping[str, Index]) -> Loop:
+    """One loop's expressions over the tile axes.
+
+    Alignment has proven that loads of what the kernel computes (`places`) are at the point that computes it; they get
+    the very index of the store, however the change of axes wrote it.
+    """
+
+    def at_its_place(load: Load) -> Load:
+        place = places.get(load.buffer)
+        return load if place is None else Load(load.buffer, place, load.dtype)
+
+    replacements = dict(changes)
+    on_load = at_its_place if any(name in places for name in loop.reads) else None
+    condition = None if loop.condition is None else rewrite(loop.condition, replacements, on_load)
+    value = rewrite(loop.value, replacements, on_load)
+    return dataclasses.replace(loop, value=value, store=move(loop.store, changes), condition=condition)
+
+
+def _axes_and_fold(
+    loop: Loop, own: AxisMap, cluster: Cluster, parallel: tuple[Axis, ...], folded: Axis | None
+) -> tuple[tuple[Axis, ...], Reduction | Scan | None]:
+    """The tile axes that a loop runs over, and its fold over them."""
     if folded is not None:
-        if isinstance(fold, Reduction):
-            fold = Reduction(fold.kind, (folded,))
-        elif isinstance(fold, Scan):
-            fold, axes = Scan(fold.kind, folded, fold.reverse), (*parallel, folded)
-        elif points(loop.axes) == cluster.rows * cluster.row_length and _spans(own, cluster.inner):
-            axes = (*parallel, folded)
-    return dataclasses.replace(
-        loop,
-        axes=axes,
-        fold=fold,
-        value=rewrite(loop.value, replacements),
-        store=move(loop.store, final),
-        condition=None if loop.condition is None else rewrite(loop.condition, replacements),
-    )
+        if isinstance(loop.fold, Reduction):
+            return parallel, Reduction(loop.fold.kind, (folded,))
+        if isinstance(loop.fold, Scan):
+            return (*parallel, folded), Scan(loop.fold.kind, folded, loop.fold.reverse)
+        if _spans(own, cluster.inner):
+            return (*parallel, folded), loop.fold
+    return parallel, loop.fold
 
 
 def _spans(own: AxisMap, inner: tuple[Axis, ...]) -> bool:

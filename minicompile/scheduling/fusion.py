@@ -65,6 +65,7 @@ class Fuser:
         self.owner = list(range(len(operations)))
         self.clusters = {i: cluster_of(i, op) for i, op in enumerate(operations) if isinstance(op, Loop)}
         self.masks = [1 << i for i in range(len(operations))]
+        self.overwriting = {op.buffer for op in operations if isinstance(op, Loop) and op.overwrites is not None}
         self.reader_masks = {
             name: sum(1 << reader for reader in readers) for name, readers in dependences.readers.items()
         }
@@ -177,6 +178,7 @@ class Fuser:
         return (
             name in self.outputs
             or name in self.dependences.overwriters
+            or name in self.overwriting
             or self.buffers[name].role != "computed"
             or bool(self.reader_masks.get(name, 0) & ~inside)
         )

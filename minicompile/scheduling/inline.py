@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, walk
 from minicompile.ir.index import ZERO, Axis, Index, as_index, substitute
 from minicompile.ir.loops import BufferView, ExternKernel, Loop, LoweredGraph, Operation, Reduction
-from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter
+from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter, overwritten
 from minicompile.scheduling.reindexing import is_nested, move, solve
 from minicompile.scheduling.traffic import access_bytes, loads_by_buffer, points, read_bytes, space_of
 
@@ -96,7 +96,7 @@ class _Inliner:
                     self.recipes[operation.buffer] = operation
                     continue
             kept.append(operation)
-        return drop_unread(kept, self.kept_alive)
+        return drop_unread(kept, self.graph)
 
     def with_producers(self, loop: Loop, read: Mapping[str, tuple[Index, ...]]) -> Loop:
         """The loop with its inlined producers' bodies in place of loads."""
@@ -200,16 +200,19 @@ def output_buffers(graph: LoweredGraph) -> frozenset[str]:
     return frozenset(output.buffer for output in graph.outputs if isinstance(output, BufferView))
 
 
-def drop_unread(operations: list[Operation], outputs: frozenset[str]) -> tuple[Operation, ...]:
-    """Without loops whose result nobody reads; writes into storage that was there before stay."""
-    needed = set(outputs)
+def drop_unread(operations: list[Operation], graph: LoweredGraph) -> tuple[Operation, ...]:
+    """Without operations whose results nobody reads; writes into storage of the caller's stay."""
+    needed = set(output_buffers(graph))
+    visible = {name for name, buffer in graph.buffers.items() if buffer.role != "computed"}
+    for operation in operations:
+        if any(name in visible for name in overwritten(operation)):
+            visible.update(operation.writes)
     kept: list[Operation] = []
     for operation in reversed(operations):
-        if isinstance(operation, Loop) and operation.overwrites is None and operation.buffer not in needed:
+        unread = not any(name in needed or name in visible for name in operation.writes)
+        effects = isinstance(operation, ExternKernel) and (not operation.pure or operation.overwrites)
+        if unread and not effects and operation.writes:
             continue
-        if isinstance(operation, ExternKernel) and operation.pure and not operation.overwrites:
-            if operation.writes and not any(name in needed for name in operation.writes):
-                continue
         needed.update(operation.reads)
         kept.append(operation)
     return tuple(reversed(kept))

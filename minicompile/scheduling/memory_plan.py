@@ -116,21 +116,25 @@ def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
 
 
 def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -> list[str]:
-    """Buffers last read here, by a pointwise kernel over one axis, only at the very place where `name` is stored."""
+    """Buffers last read here, by a pointwise kernel over one axis, only where `name` is stored and not after that."""
     if group.tile.strategy != "pointwise" or len(group.tile.axes) != 1:
         return []
-    loop = next(loop for loop in group.loops if loop.buffer == name)
+    writer = next(number for number, loop in enumerate(group.loops) if loop.buffer == name)
+    place = group.loops[writer].store
     reads: dict[str, set[object]] = {}
-    for member in group.loops:
+    for number_in_group, member in enumerate(group.loops):
         if member.accumulate or member.condition is not None:
             return []
         for load in member.loads:
-            reads.setdefault(load.buffer, set()).add(load.index)
+            reads.setdefault(load.buffer, set()).add(load.index if number_in_group <= writer else None)
+    excluded = {*group.writes, *(loop.overwrites for loop in group.loops)}
     return [
         other
         for other, indices in reads.items()
-        if indices == {loop.store} and lives.root.get(other) == other and lives.last.get(other) == number
-        and other not in group.writes
+        if indices == {place}
+        and other not in excluded
+        and lives.root.get(other) == other
+        and lives.last.get(other) == number
     ]
 
 

@@ -1,0 +1,53 @@
+"""A schedule computes what the lowered graph computes, whatever was inlined, split, fused, tiled and reused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minicompile.config import Config
+from minicompile.ir.schedule import DeviceProperties
+from minicompile.scheduling import split, tiling
+from minicompile.scheduling.schedule import schedule_graph
+from tests.scheduling.evaluator import run_graph, run_schedule, storage_size
+from tests.scheduling.loop_programs import ProgramMaker
+
+GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+VERIFIED = Config(verify=True)
+
+
+def check_program(seed: int, length: int, device: DeviceProperties = GPU) -> None:
+    """Compare one random program before and after scheduling."""
+    maker = ProgramMaker(seed, length)
+    graph = maker.graph()
+    generator = np.random.default_rng(seed)
+    inputs = {name: generator.standard_normal(storage_size(graph, name)) for name in maker.inputs}
+    expected = run_graph(graph, inputs)
+    schedule = schedule_graph(graph, VERIFIED, device)
+    found = run_schedule(schedule, inputs)
+    for want, have in zip(expected, found, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_programs_keep_their_values(block: int) -> None:
+    for seed in range(block * 40, block * 40 + 40):
+        check_program(seed, length=4 + seed % 20)
+
+
+def test_random_programs_keep_their_values_when_rows_never_fit_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "ROW_REGISTERS", 0)
+    for seed in range(1000, 1060):
+        check_program(seed, length=4 + seed % 20)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 5])
+def test_random_programs_keep_their_values_when_reductions_are_split(
+    monkeypatch: pytest.MonkeyPatch, splits: int
+) -> None:
+    def always(results: int, length: int, itemsize: int, columns: bool, device: DeviceProperties) -> int:
+        return splits if length >= splits else 1
+
+    monkeypatch.setattr(split, "choose_splits", always)
+    for seed in range(2000, 2040):
+        check_program(seed, length=4 + seed % 20)
