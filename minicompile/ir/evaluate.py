@@ -232,8 +232,9 @@ class LoopRun:
         elif isinstance(loop.fold, Scan):
             value = _scanned(loop.fold, value, loop.axes.index(loop.fold.axis))
         memory = self.evaluator.storage[loop.buffer]
-        condition = None if loop.condition is None else values.of(loop.condition).expand(points).reshape(-1)
-        place = torch.as_tensor(values.index(loop.store)).expand(points).reshape(-1)
+        rows = [*points, *[1] * len(loop.reduction_axes)]
+        condition = None if loop.condition is None else values.of(loop.condition).expand(rows).reshape(-1)
+        place = torch.as_tensor(values.index(loop.store)).expand(rows).reshape(-1)
         value = value.to(memory.dtype).expand(points).reshape(-1)
         if condition is not None:
             place, value = place[condition], value[condition]
