@@ -69,7 +69,9 @@ def _splits(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties)
     read = loads(loop.value)
     itemsize = max((buffers[load.buffer].dtype.itemsize for load in read), default=4)
     columns = _neighbours_are_results(loop, read)
-    return choose_splits(points(loop.axes), points(loop.fold.axes), itemsize, columns, device)
+    length = points(loop.fold.axes)
+    splits = choose_splits(points(loop.axes), length, itemsize, columns, device)
+    return splits if 2 * splits <= length else 1
 
 
 def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:
@@ -90,13 +92,13 @@ def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...]
     first, rest = axes[0], axes[1:]
     length, size = points(axes), points((first,))
     for number in range(splits, 2 * splits):
-        if size % number == 0:
+        if size % number == 0 and (size > number or rest):
             part, within = Axis("part", number), Axis("within", size // number)
             place = as_index(part) * within.size + as_index(within)
             inside = (within, *rest) if size > number else rest
             changes = ((first, place if size > number else as_index(part)), *identity(rest))
             return part, inside, changes, None
-    number = next((n for n in range(splits, 2 * splits) if length % n == 0), splits)
+    number = next((n for n in range(splits, 2 * splits) if length % n == 0 and n < length), splits)
     part, within = Axis("part", number), Axis("within", -(-length // number))
     position = flatten((part, within))
     return part, (within,), unflatten(position, axes), None if length % number == 0 else position
