@@ -241,13 +241,16 @@ class ExpressionWriter:
 
     def _operands(self, expression: Apply, arguments: list[Value]) -> list[Text]:
         """Operands as the operation needs them: literals typed where Triton would guess, jumps on stored values."""
-        all_literal = all(value.is_literal for value in arguments)
+        weighed = arguments[1:] if expression.operation == "where" else arguments
+        all_literal = all(value.is_literal for value in weighed)
+        promotes = expression.dtype == torch.int64 and expression.operation in ("where", "maximum", "minimum")
         texts: list[Text] = []
         for position, (argument, value) in enumerate(zip(expression.arguments, arguments, strict=True)):
             text = value.text
             dtype = compute_dtype(argument.dtype)
             if isinstance(argument, Constant):
                 loose = dtype in (torch.float32, torch.int32, torch.bool) or expression.operation in _ARITHMETIC
+                loose |= promotes
                 if all_literal or not loose or (expression.operation == "where" and position == 0):
                     text = typed_literal(argument.value, dtype)
                 if expression.operation in ("left_shift", "right_shift") and position == 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
 
 import torch
@@ -117,11 +118,15 @@ def _print_kernels(
         shape = kernel_shape(group, context.buffers, context.storage)
         kernel = printed.get(shape.key)
         if kernel is None:
-            kernel = printed[shape.key] = _print_kernel(group, namer.fresh(f"{group.name}_kernel"), context, shape.buffers)
+            kernel = printed[shape.key] = _print_kernel(group, namer.fresh(_kernel_name(group)), context, shape.buffers)
         pointers = tuple(shape.buffers[n] for n in kernel.numbers)
         launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.symbols)
         launched.append(kernel.source.name)
     return list(printed.values()), launches, launched
+
+
+def _kernel_name(group: KernelGroup) -> str:
+    return group.name if re.search(r"_kernel(_\d+)?$", group.name) else f"{group.name}_kernel"
 
 
 def _check(group: KernelGroup, context: KernelContext) -> None:

@@ -123,7 +123,18 @@ class _KernelWriter:
         producer = self._loops[load.buffer]
         if producer.store != load.index or producer.accumulate or producer.condition is not None:
             raise CannotGenerate(f"{load} is not what the same kernel computes there ({producer.store})")
-        return load if producer.fold else values[load.buffer]
+        if producer.fold is None:
+            return values[load.buffer]
+        return Load(self._first_fold(producer, values).buffer, load.index, load.dtype)
+
+    def _first_fold(self, loop: Loop, values: Mapping[str, Expr]) -> Loop:
+        """The first loop of the group that computes the same reduction or scan."""
+        dtype = self._context.buffers[loop.buffer].dtype
+        wanted = (values[loop.buffer], loop.fold, loop.store, dtype)
+        for other in self._group.loops:
+            if (values.get(other.buffer), other.fold, other.store, self._context.buffers[other.buffer].dtype) == wanted:
+                return other
+        return loop
 
     def _resolve(self, expression: Expr) -> Expr:
         return rewrite(expression, on_load=lambda load: self._resolved(load, self._values))
@@ -198,6 +209,8 @@ class _KernelWriter:
     def _is_online(self, online: OnlineSoftmax) -> bool:
         """Whether the pair is a maximum and the sum of `exp(value - maximum)` for certain."""
         highest, total = self._loops[online.maximum], self._loops[online.total]
+        if self._is_repeated(highest) or self._is_repeated(total):
+            return False
         if not (isinstance(highest.fold, Reduction) and highest.fold.kind == "max"):
             return False
         exponential = _without_casts(self._values[online.total])
@@ -239,14 +252,18 @@ class _KernelWriter:
 
     def _straight(self) -> tuple[str, ...]:
         for loop in self._group.loops:
-            if loop.fold is not None:
+            if loop.fold is not None and not self._is_repeated(loop):
                 self._fold_block(loop)
             if loop.buffer in self._group.stored:
                 self._store(_Store(loop, self._stored_value(loop), 0))
         return tuple(self._writer.outer.lines + self._writer.outer.tail)
 
     def _stored_value(self, loop: Loop) -> Expr:
-        return self._leaf(loop) if loop.fold else self._values[loop.buffer]
+        return self._leaf(self._first_fold(loop, self._values)) if loop.fold else self._values[loop.buffer]
+
+    def _is_repeated(self, loop: Loop) -> bool:
+        """Whether an earlier loop already computes the same fold."""
+        return loop.fold is not None and self._first_fold(loop, self._values) is not loop
 
     def _fold_block(self, loop: Loop) -> None:
         """A reduction or scan over an axis that lies in one block."""
@@ -397,10 +414,11 @@ class _KernelWriter:
             for loop in self._group.loops
             if isinstance(loop.fold, Reduction)
             and self._levels[loop.buffer] == number
+            and not self._is_repeated(loop)
             and loop.buffer not in {o.maximum for o in self._online.values()}
         ]
         for loop in self._group.loops:
-            if isinstance(loop.fold, Scan) and self._scan_needed(loop, number, stores):
+            if isinstance(loop.fold, Scan) and not self._is_repeated(loop) and self._scan_needed(loop, number, stores):
                 self._scan_step(loop)
         for store in stores:
             self._store(store)

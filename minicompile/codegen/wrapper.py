@@ -103,7 +103,7 @@ class HostWriter:
                 targets.append(self._variables[name])
                 self._sharers.setdefault(self._variables[name], set()).add(name)
         if targets:
-            self._lines.append(f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = inputs")
+            self._lines.append(f"{_targets(targets)} = inputs")
             self._lines.append("inputs.clear()")
         for symbol in sorted(_all_symbols(graph), key=lambda s: s.name):
             if symbol.name not in defined:
@@ -229,7 +229,7 @@ class HostWriter:
         if not any(b is not None for b in step.outputs):
             self._lines.append(called)
         elif step.unpack:
-            self._lines.append(f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {called}")
+            self._lines.append(f"{_targets(targets)} = {called}")
         else:
             self._lines.append(f"{targets[0]} = {called}")
         for buffer in step.outputs:
@@ -312,6 +312,10 @@ class HostWriter:
         for output in self._graph.outputs:
             texts.append(self._argument(output))
         self._lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
+
+
+def _targets(names: list[str]) -> str:
+    return f"({names[0]},)" if len(names) == 1 else ", ".join(names)
 
 
 def sizes_text(sizes: tuple[Index, ...]) -> str:
