@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import collections
 import contextlib
 import copy
+import enum
 import functools
 import operator
 import types
@@ -232,12 +232,6 @@ def rule_next(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         raise RaisedInUserCode(StopIteration(error.value)) from None
 
 
-@special(list, tuple, set, frozenset, enumerate, zip, reversed, collections.deque, sum, any, all, sorted, min, max)
-def rule_unreachable(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Replaced below by one rule per builtin."""
-    raise Break("unknown call", "a builtin without its rule")
-
-
 def over_iterables(function: Any, count: int | None = None) -> Any:
     """A rule that makes the first `count` arguments iterable by native code and runs the builtin."""
 
@@ -254,26 +248,10 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
     return rule
 
 
-COMPARING = (sum, any, all, sorted, min, max, set, frozenset)
-for _function in (list, tuple, set, frozenset, enumerate, reversed, collections.deque, sum, any, all, sorted):
+COMPARING = (sum, sorted, min, max, set, frozenset)
+for _function in (list, tuple, set, frozenset, enumerate, reversed, collections.deque, sum, sorted, min, max):
     special(_function)(over_iterables(_function, 1))
 special(zip)(over_iterables(zip))
-
-
-@special(min, max)
-def rule_extreme(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`min` and `max` need the truth of comparisons, which tensors do not have."""
-    raise Break("unknown call", "replaced below")
-
-
-special(min)(over_iterables(min, 1))
-special(max)(over_iterables(max, 1))
-
-
-@special(any, all)
-def rule_any_all(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Replaced below."""
-    raise Break("unknown call", "replaced below")
 
 
 def truth_over(stop_at: bool) -> Any:
@@ -294,12 +272,6 @@ def truth_over(stop_at: bool) -> Any:
 
 special(any)(truth_over(True))
 special(all)(truth_over(False))
-
-
-@special(map, filter)
-def rule_map(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Replaced below."""
-    raise Break("unknown call", "replaced below")
 
 
 def lazily(function: Any) -> Any:
@@ -351,12 +323,6 @@ def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> No
             run_native(tracer, dict.update, (target, [list(native_iterable(tracer, tracer.resolve(pair)))
                                                       for pair in native_iterable(tracer, item)]), {})
     dict.update(target, kwargs)
-
-
-@special(int, float, complex, str, repr, ascii, format, bytes, abs, round, hash, divmod, pow)
-def rule_conversion(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Replaced below."""
-    raise Break("unknown call", "replaced below")
 
 
 def conversion(function: Any, names: tuple[str, ...]) -> Any:
@@ -419,7 +385,7 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def is_trusted_enum(value: Any) -> bool:
     """Whether a value is an enum member, which formats itself without looking at anything."""
-    return isinstance(value, __import__("enum").Enum)
+    return isinstance(value, enum.Enum)
 
 
 @special(callable)
@@ -442,12 +408,6 @@ def rule_namespace(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     raise Break("unsupported value", "a whole namespace is read")
 
 
-@special(range, slice)
-def rule_range(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Replaced below."""
-    raise Break("unknown call", "replaced below")
-
-
 def simple(function: Any) -> Any:
     """The rule of a builtin that only keeps its arguments."""
 
@@ -461,7 +421,7 @@ def simple(function: Any) -> Any:
     return rule
 
 
-for _function in (range, slice, property, staticmethod, classmethod, functools.partial, collections.OrderedDict if False else slice,
+for _function in (range, slice, property, staticmethod, classmethod, functools.partial,
                   operator.attrgetter, operator.itemgetter, operator.methodcaller, types.SimpleNamespace, types.MethodType,
                   object):
     special(_function)(simple(_function))
@@ -637,7 +597,6 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
 def make_instance(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     """`kind(*args, **kwargs)` for a class without a rule of its own."""
     meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
-    enum = __import__("enum")
     if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES:
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), kwargs)
     if kind.__module__ == "itertools":
@@ -668,7 +627,7 @@ def make_instance(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> A
     return instance
 
 
-NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo, bytearray, memoryview} - {bytearray, memoryview})
+NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
 
 
 def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
@@ -715,4 +674,3 @@ def call_itertools(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> 
 
 
 SPECIALS = {"call": call, "call_class": call_class, "iterate": get_iterator, "advance": advance}
-UNUSED: tuple[Any, ...] = (builtins, guard_present, instance_dict, invoke_special, is_outside)

@@ -6,6 +6,8 @@ rules for single builtins are in `builtin_rules`; this module decides which rule
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
 import types
 from collections.abc import Callable
@@ -147,7 +149,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
 UNTRACED_TORCH = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch.distributed", "torch.jit",
                   "torch.utils.checkpoint", "torch.autograd.function", "torch.func", "torch._tensor_str",
                   "torch.utils.data", "torch.export", "torch.fx", "torch._logging", "torch.random", "torch.cuda",
-                  "torch.serialization", "torch._inductor", "torch.multiprocessing", "torch.profiler")
+                  "torch.serialization", "torch.autograd.forward_ad", "torch.autograd.graph", "torch.autograd.profiler", "torch._inductor", "torch.multiprocessing", "torch.profiler")
 
 
 def torch_method_by_function(function: types.FunctionType) -> list[tuple[str, bool]]:
@@ -165,6 +167,8 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if role == "state":
         return tracer.graph.state_call(function, args, tracer.location())
     args, kwargs = forced(tracer, args, kwargs)
+    if isinstance(function, torch.library.CustomOpDef):
+        function = function._opoverload
     if role == "query":
         return run_native(tracer, function, args, kwargs)
     if kwargs.get("generator") is not None or any(isinstance(item, torch.Generator) for item in args):
@@ -248,7 +252,7 @@ def unknown_call(function: Any) -> Break:
 
 METHOD_RULES: dict[str, tuple[Any, Callable[..., Any]]] = {}
 NATIVE_OWNERS = (*CONTAINERS, str, bytes, int, float, complex, types.GeneratorType, slice, range, type(None), BaseException,
-                 __import__("collections").deque)
+                 collections.deque)
 SHALLOW_METHODS = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "clear", "copy", "values", "items",
                              "keys", "update", "popitem", "reverse", "__len__", "__iter__", "__setitem__", "__init__",
                              "__reversed__", "__next__", "add", "rotate", "move_to_end", "__add__", "__mul__", "__iadd__",
@@ -287,7 +291,7 @@ def has_python_comparison(value: Any) -> bool:
     if kind in CONSTANT_TYPES or isinstance(value, (type, FakeTensor, *CONTAINERS)):
         return False
     return any(isinstance(getattr(kind, name, None), types.FunctionType) for name in ("__eq__", "__hash__", "__lt__")
-               ) and not kind.__module__ in ("enum",) and not isinstance(value, __import__("enum").Enum)
+               ) and not isinstance(value, enum.Enum)
 
 
 def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
@@ -328,7 +332,7 @@ def check_safe(tracer: Tracer, value: Any, seen: set[int] | None = None) -> None
 def has_python_methods(kind: type) -> bool:
     """Whether a class defines special methods in Python that C code might call."""
     return any(isinstance(getattr(kind, name, None), types.FunctionType) for name in WATCHED_METHODS
-               ) and not kind.__module__.startswith("minicompile") and not issubclass(kind, __import__("enum").Enum)
+               ) and not kind.__module__.startswith("minicompile") and not issubclass(kind, enum.Enum)
 
 
 WATCHED_METHODS = ("__eq__", "__hash__", "__lt__", "__gt__", "__add__", "__radd__", "__len__", "__iter__", "__getitem__",

@@ -95,7 +95,7 @@ class OutputGraph:
             return list(value)
         if isinstance(value, enum.IntEnum | enum.StrEnum if hasattr(enum, "StrEnum") else enum.IntEnum):
             return value.value
-        if value in (int, float, bool) or kind.__name__ in ("_ReductionEnum",):
+        if value is int or value is float or value is bool:
             return value
         raise Break("unsupported argument", f"an argument of type {kind.__name__} cannot be part of a graph")
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._C._dynamo.guards import TensorGuards
+from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -54,11 +55,13 @@ def torch_state() -> tuple[Any, ...]:
         torch.is_grad_enabled(), torch.get_default_dtype(), autocast, torch.is_inference_mode_enabled(),
         torch.are_deterministic_algorithms_enabled(), torch.get_default_device() if modes else None, modes,
         torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
+        forward_ad._current_level,
     )
 
 
 STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "deterministic algorithms",
-               "the default device", "the torch function modes", "the torch dispatch modes", "the torch.func transforms")
+               "the default device", "the torch function modes", "the torch dispatch modes", "the torch.func transforms",
+               "the forward-mode level")
 
 
 def unusable_state(state: tuple[Any, ...]) -> str | None:
@@ -68,6 +71,8 @@ def unusable_state(state: tuple[Any, ...]) -> str | None:
         return "a torch function mode is active"
     if state[7]:
         return "a torch dispatch mode is active"
+    if state[9] >= 0:
+        return "forward-mode differentiation is active"
     if not state[8]:
         return "a torch.func transform is active"
     return None
@@ -135,7 +140,6 @@ QUERIES: frozenset[Any] = frozenset(
         torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
         getattr(torch._C, "_get_privateuse1_backend_name", None), torch.distributed.is_available,
         torch.get_float32_matmul_precision, torch.is_warn_always_enabled, torch.cuda.device_count,
-        torch.is_nonzero if False else None,
     )
     if function is not None
 )
