@@ -110,11 +110,11 @@ def align(first: Cluster, second: Cluster) -> Alignment | str:
         return "a scatter stores at places known only at run time"
     if (first.scans and (second.scans or second.reduces)) or (second.scans and first.reduces):
         return "a scan shares a kernel with pointwise operations only"
+    if (first.overwrites or second.overwrites) and (first.inner or second.inner):
+        return "a kernel that reduces may walk its rows twice, and one of the two overwrites storage"
     for old in second.overwrites:
         if old in first.stores:
             return f"{old} must be complete before {second.overwrites[old]} overwrites part of it"
-        if old in first.loads and (first.inner or second.inner):
-            return f"{second.overwrites[old]} overwrites {old}, which a reduction reads"
     source, target = (first, second) if second.inner or not first.inner else (second, first)
     if not second.inner and not first.inner and len(first.maps) > len(second.maps):
         source, target = second, first
