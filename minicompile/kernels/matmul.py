@@ -19,7 +19,6 @@ This module must not choose between itself and the vendor's library (`matmul_mod
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -100,15 +99,28 @@ def tile_of(index, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: 
 
 
 @triton.jit
+def load_step(pointers, in_range, inner, stop, EVEN_K: tl.constexpr):
+    """The part of an operand that one step of K needs, zeros outside."""
+    if EVEN_K:
+        values = tl.load(pointers, mask=in_range, other=0)
+    else:
+        values = tl.load(pointers, mask=in_range & (inner < stop), other=0)
+    return values
+
+
+@triton.jit
 def matmul_kernel(
     a_ptr, b_ptr, c_ptr, addend_ptr, extra, M, N, K, stretch, alpha, beta,
     stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cs, stride_cb, stride_cm, stride_cn,
     stride_db, stride_dm, stride_dn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr, HAS_ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr,
-    SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    SWAPPED: tl.constexpr, PRECISION: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of C over one stretch of K."""
+    """One program: one tile of C over one stretch of K.
+
+    PEEL computes the first step outside the loop: with eight warps, ptxas otherwise serialises every product of Triton 3.6.
+    """
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // tiles).to(tl.int64)
     split = tl.program_id(1)
@@ -122,13 +134,16 @@ def matmul_kernel(
     a_pointers = a_ptr + batch * stride_ab + first * stride_ak + (rows.to(tl.int64) * stride_am + inner[None, :] * stride_ak)
     b_pointers = b_ptr + batch * stride_bb + first * stride_bk + (inner[:, None] * stride_bk + cols.to(tl.int64) * stride_bn)
     accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32)
+    if PEEL:
+        a = load_step(a_pointers, rows < M, start + inner[None, :], stop, EVEN_K)
+        b = load_step(b_pointers, cols < N, start + inner[:, None], stop, EVEN_K)
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
+        a_pointers += BLOCK_K * stride_ak
+        b_pointers += BLOCK_K * stride_bk
+        start += BLOCK_K
     for k in tl.range(start, stop, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(a_pointers, mask=rows < M, other=0)
-            b = tl.load(b_pointers, mask=cols < N, other=0)
-        else:
-            a = tl.load(a_pointers, mask=(rows < M) & (k + inner[None, :] < stop), other=0)
-            b = tl.load(b_pointers, mask=(cols < N) & (k + inner[:, None] < stop), other=0)
+        a = load_step(a_pointers, rows < M, k + inner[None, :], stop, EVEN_K)
+        b = load_step(b_pointers, cols < N, k + inner[:, None], stop, EVEN_K)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
         a_pointers += BLOCK_K * stride_ak
         b_pointers += BLOCK_K * stride_bk
@@ -268,7 +283,7 @@ def _by_pointers(
         matmul_kernel, (tiles, splits), a, b, target, addend, () if splits > 1 else extra, m, n, k, stretch,
         1.0 if splits > 1 else alpha, beta, *a.stride(), *b.stride(), *target.stride(), *addend.stride(),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
-        EVEN_K=k % config.block_k == 0, PRECISION=precision, num_warps=config.warps, num_stages=config.stages,
+        EVEN_K=k > 0 and k % config.block_k == 0, PEEL=config.warps > 4, PRECISION=precision, num_warps=config.warps, num_stages=config.stages,
         **first_slots,
     )  # fmt: skip
     if splits > 1:
@@ -339,6 +354,17 @@ def _check(a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None, activa
         raise ValueError("matmul: " + "; ".join(problems))
 
 
+def padded_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b by the vendor's library, on copies of the operands whose inner sizes are multiples of 16 bytes."""
+    n = b.shape[-1]
+    step = 16 // a.element_size()
+    k_pad, n_pad = -a.shape[-1] % step, -n % step
+    pad = torch.nn.functional.pad
+    by_rows = b.stride(-1) == 1
+    wide = pad(b, (0, n_pad, 0, k_pad)) if by_rows else pad(b.transpose(-1, -2), (0, k_pad)).transpose(-1, -2)
+    return (pad(a, (0, k_pad)) @ wide)[..., :n]
+
+
 def matmul_reference(
     a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
     activation: str = "none",
@@ -353,7 +379,3 @@ def matmul_reference(
     }  # fmt: skip
     return table[activation](values)
 
-
-def with_split(config: MatmulConfig, split_k: int) -> MatmulConfig:
-    """The configuration with another split of K."""
-    return dataclasses.replace(config, split_k=split_k, tma=False)

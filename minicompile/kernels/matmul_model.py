@@ -27,6 +27,7 @@ VENDOR_SPLITS = (1, 2, 4, 8)
 UNALIGNED_PENALTY = 4.5
 SKINNY_VENDOR_BANDWIDTH = 0.70
 MARGIN = 1.10
+NOT_OVERLAPPED = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,10 @@ class MatmulProblem:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Who computes a product: "triton" with a tile, or "vendor"; the estimates in seconds and the reason in words."""
+    """Who computes a product: "triton" with a tile, "vendor", or "padded vendor" (operands copied to aligned ones first).
+
+    The estimates are in seconds, the reason in words.
+    """
 
     who: str
     config: MatmulConfig
@@ -70,8 +74,12 @@ class Choice:
 def choose(problem: MatmulProblem) -> Choice:
     """This package or the vendor's library, for one product and what follows it."""
     config, ours = _best_row(problem)
-    vendor = vendor_seconds(problem) + problem.epilogue_bytes_saved / BYTES_PER_SECOND
+    extra = problem.epilogue_bytes_saved / BYTES_PER_SECOND
+    vendor, padded = vendor_seconds(problem) + extra, padded_seconds(problem) + extra
     estimates = f"estimated {ours * 1e6:.1f} us with {config} against {vendor * 1e6:.1f} us"
+    if not problem.aligned and padded * MARGIN < min(vendor, ours):
+        estimates = f"estimated {padded * 1e6:.1f} us with copies against {vendor * 1e6:.1f} us"
+        return Choice("padded vendor", config, ours, padded, f"aligned copies of the operands pay: {estimates}")
     if vendor < ours * MARGIN:
         return Choice("vendor", config, ours, vendor, f"the vendor's library is expected to be as fast: {estimates}")
     causes = []
@@ -123,7 +131,8 @@ def _seconds(problem: MatmulProblem, row: MatmulRow, config: MatmulConfig) -> fl
     parts = 2 * 4 * config.split_k * m * n * problem.batch if config.split_k > 1 else 0
     penalty = 1.0 if problem.aligned else 1.3
     memory = (problem.least_bytes + parts) / (0.88 * BYTES_PER_SECOND)
-    return LAUNCH_SECONDS * (1 + (config.split_k > 1)) + max(matrix * penalty, memory)
+    longer, shorter = max(matrix * penalty, memory), min(matrix * penalty, memory)
+    return LAUNCH_SECONDS * (1 + (config.split_k > 1)) + longer + NOT_OVERLAPPED * shorter
 
 
 def _tiling_seconds(
@@ -153,3 +162,10 @@ def vendor_seconds(problem: MatmulProblem) -> float:
     skinny = min(problem.m, problem.n) <= 64
     bandwidth = BYTES_PER_SECOND * (SKINNY_VENDOR_BANDWIDTH if skinny else 0.88)
     return LAUNCH_SECONDS + max(matrix, problem.least_bytes / bandwidth)
+
+
+def padded_seconds(problem: MatmulProblem) -> float:
+    """The vendor's library on aligned copies of both operands, the copies included."""
+    copied = 2 * problem.batch * problem.itemsize * problem.k * (problem.m + problem.n)
+    aligned = dataclasses.replace(problem, aligned=True)
+    return vendor_seconds(aligned) + 2 * LAUNCH_SECONDS + copied / (0.8 * BYTES_PER_SECOND)

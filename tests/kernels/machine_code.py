@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 SHARED_MEMORY_LIMIT = 232_448
@@ -106,12 +107,12 @@ def _specialise(value: Any, is_constexpr: bool) -> tuple[Any, bool]:
 
 
 def _ptxas(ptx: str) -> str:
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    program = get_ptxas(90).path
     architecture = re.search(r"\.target (sm_\w+)", ptx)
     assert architecture is not None
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        command = [str(program), "-v", f"--gpu-name={architecture[1]}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        command = [program, "-v", f"--gpu-name={architecture[1]}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout + done.stderr

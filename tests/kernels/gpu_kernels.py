@@ -1,0 +1,475 @@
+"""The kernels on a GPU: correctness over random problems, then speed beside PyTorch's kernels, configuration by configuration.
+
+    python tests/kernels/gpu_kernels.py PART...
+    parts: correctness  large  attention  attention_backward  fp32  decode  matmul  matmul_alone
+
+Each part takes under about four minutes and prints one line per row; with `OUT` set, rows also go to $OUT/kernels_PART.json.
+The lines carry all that is needed to update `minicompile/kernels/configs.py`. Compilation is done first, in parallel
+processes that fill Triton's disk cache.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.testing import do_bench
+
+from minicompile.kernels import flash_attention as differentiable_attention
+from minicompile.kernels.attention_problem import describe, expand_mask
+from minicompile.kernels.configs import ATTENTION_CANDIDATES, AttentionConfig, MatmulConfig, attention_tile
+from minicompile.kernels.flash_attention import (
+    _delta,
+    _key_gradient,
+    _query_gradient,
+    attention_backward,
+    attention_forward,
+)
+from minicompile.kernels.flash_decode import choose_splits, flash_decode
+from minicompile.kernels.matmul import matmul, padded_matmul
+from minicompile.kernels.matmul_model import MatmulProblem, choose, rank_configs
+from tests.kernels.attention_cases import errors, failures, operands, random_cases
+
+WORKERS = min(14, os.cpu_count() or 1)
+BUDGET_SECONDS = 215.0
+ROWS: list[dict[str, Any]] = []
+
+
+def report(**row: Any) -> None:
+    """Print one row and keep it."""
+    ROWS.append(row)
+    cells = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values())
+    print("  ".join(f"{name}={cell}" for name, cell in zip(row, cells)), flush=True)
+
+
+def milliseconds(call: Callable[[], object], rep: int = 40) -> float:
+    """Median time of a call."""
+    return do_bench(call, warmup=15, rep=rep, return_mode="median")
+
+
+def in_parallel(task: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
+    """Results of `task` over jobs in worker processes, in order."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(WORKERS) as pool:
+        return pool.map(task, list(jobs), chunksize=1)
+
+
+# ---------------------------------------------------------------- correctness
+
+
+def check_cases(slice_of: tuple[int, int, float]) -> list[tuple[str, str, dict[str, float]]]:
+    """A worker's share of the random cases: (case, what is wrong or "", errors)."""
+    worker, count, deadline = slice_of
+    found = []
+    for case in random_cases(count, seed=2026, most_length=700, device="cuda")[worker::WORKERS]:
+        if time.time() > deadline:
+            break
+        try:
+            measured = errors(case, "cuda")
+            wrong = failures(case, measured) + repeats(case)
+        except Exception:
+            measured, wrong = {}, [traceback.format_exc(limit=-3)]
+        found.append((str(case), "; ".join(wrong), measured, str(case.dtype)[6:] + (case.precision or "")))
+    return found
+
+
+def repeats(case: Any) -> list[str]:
+    """Whether a second run gives other bits."""
+    given = operands(case, "cuda")
+    q, k, v = given["q"], given["k"], given["v"]
+    shared = (given["mask"], case.lower, case.upper, case.scale, case.dropout, given["seed"], False, case.precision)
+    runs = []
+    for _ in range(2):
+        out, lse = attention_forward(q, k, v, *shared)
+        runs.append((out, lse, *attention_backward(given["dout"], q, k, v, out, lse, *shared)[:3]))
+    return [] if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*runs)) else ["two runs differ"]
+
+
+def correctness() -> None:
+    """About a thousand random problems against fp64, twice each."""
+    count, deadline = 1000, time.time() + BUDGET_SECONDS
+    results = [r for part in in_parallel(check_cases, [(w, count, deadline) for w in range(WORKERS)]) for r in part]
+    worst: dict[tuple[str, str], float] = {}
+    for case, wrong, measured, kind in results:
+        for name, error in measured.items():
+            worst[kind, name] = max(worst.get((kind, name), 0.0), error)
+        if wrong:
+            report(case=case, wrong=wrong)
+    for (kind, name), error in sorted(worst.items()):
+        report(dtype=kind, result=name, worst=error)
+    report(cases=len(results), wrong=sum(bool(wrong) for _, wrong, _, _ in results))
+
+
+def large() -> None:
+    """More than 2**31 elements: the last head must come out as it does alone."""
+    q, k, v, dout = (torch.randn(17, 16, 65536, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    out, lse = attention_forward(q, k, v, upper=0)
+    last = [t[-1:, -1:] for t in (q, k, v)]
+    alone, alone_lse = attention_forward(*(t.clone() for t in last), upper=0)
+    report(elements=q.numel(), forward_equal=torch.equal(out[-1:, -1:], alone), lse_equal=torch.equal(lse[-1:, -1:], alone_lse))
+    got = attention_backward(dout, q, k, v, out, lse, upper=0)
+    want = attention_backward(dout[-1:, -1:].clone(), *(t.clone() for t in last), alone, alone_lse, upper=0)
+    report(backward_equal=[torch.equal(a[-1:, -1:], b) for a, b in zip(got[:3], want[:3])])
+    # A bias of more than 2**31 elements, read by stride.
+    del got, want, out, k, v, dout
+    q, k, v = (torch.randn(1, 9, 16384, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    bias = torch.randn(1, 9, 16384, 16384, device="cuda", dtype=torch.bfloat16)
+    out, _ = attention_forward(q, k, v, bias)
+    alone, _ = attention_forward(*(t[:, -1:].clone() for t in (q, k, v)), bias[:, -1:].clone())
+    report(bias_elements=bias.numel(), forward_equal=torch.equal(out[:, -1:], alone))
+
+
+# ---------------------------------------------------------------- attention speed
+
+GRID = [(causal, d, s) for causal in (False, True) for d in (64, 128) for s in (1024, 4096, 16384)]
+EXTRA_HALF = {"forward": ("128x128 w8 s2 tma", "128x128 w8 s3 tma", "64x64 w4 s4 tma")}
+
+
+def half_tensors(d: int, s: int) -> list[torch.Tensor]:
+    """q, k, v, dout of 16,384 tokens, 2,048 wide."""
+    shape = (16384 // s, 2048 // d, s, d)
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+
+def candidates(phase: str, numerics: str, d: int) -> list[str]:
+    """Tiles to time."""
+    more = EXTRA_HALF.get(phase, ()) if numerics == "half" and d <= 128 else ()
+    return list(dict.fromkeys((*ATTENTION_CANDIDATES[phase, numerics, d], *more)))
+
+
+def pass_call(phase: str, tensors: list[torch.Tensor], causal: bool, tile: str | AttentionConfig, precision: str | None) -> Any:
+    """A function that runs one pass with one tile."""
+    q, k, v, dout = tensors
+    config = attention_tile(tile) if isinstance(tile, str) else tile
+    upper = 0 if causal else None
+    if phase == "forward":
+        return lambda: attention_forward(q, k, v, upper=upper, precision=precision, config=config)
+    problem = describe(q, k, v, None, None, upper, None, 0.0, False, precision)
+    shared = (q, q, expand_mask(None, problem)[1])
+    statistics = torch.zeros(q.shape[:3], device=q.device)
+    if phase == "query gradient":
+        return lambda: _query_gradient(problem, q, k, v, dout, statistics, statistics, shared, None, config)
+    return lambda: _key_gradient(problem, q, k, v, dout, statistics, statistics, shared, config)
+
+
+def compile_pass(job: tuple[str, str, int, bool, str, str | None]) -> str:
+    """Fill Triton's cache with one kernel; the reason if it fails."""
+    phase, dtype, d, causal, tile, precision = job
+    batch, heads = (8, 1) if dtype == "float32" else (1, 16)
+    tensors = [torch.zeros((batch, heads, 1024, d), device="cuda", dtype=getattr(torch, dtype)) for _ in range(4)]
+    try:
+        pass_call(phase, tensors, causal, tile, precision)()
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:100]}"
+    return ""
+
+
+def time_passes(phases: tuple[str, ...]) -> None:
+    """Each candidate of each pass over the grid, beside FlashAttention-2 and cuDNN."""
+    jobs = [(p, "bfloat16", d, c, t, None) for p in phases for d in (64, 128) for c in (False, True) for t in candidates(p, "half", d)]
+    broken = {job: why for job, why in zip(jobs, in_parallel(compile_pass, jobs)) if why}
+    for job, why in broken.items():
+        report(broken=str(job), why=why)
+    for causal, d, s in GRID:
+        tensors = half_tensors(d, s)
+        flops = 4 * 16384 * 2048 * s / (2 if causal else 1) / 1e9
+        bests: dict[str, float] = {}
+        for phase in phases:
+            share = {"forward": 1.0, "query gradient": 1.5, "key gradient": 2.0}[phase]
+            timed = {}
+            for tile in candidates(phase, "half", d):
+                if (phase, "bfloat16", d, causal, tile, None) not in broken:
+                    timed[tile] = milliseconds(pass_call(phase, tensors, causal, tile, None))
+            bests[phase] = min(timed.values())
+            ranked = sorted(timed.items(), key=lambda item: item[1])
+            report(
+                phase=phase, causal=causal, d=d, s=s, best=ranked[0][0], TFLOPs=share * flops / ranked[0][1],
+                all=" | ".join(f"{tile}: {share * flops / ms:.0f}" for tile, ms in ranked),
+            )  # fmt: skip
+        rivals(causal, d, s, tensors, flops, bests)
+
+
+def rivals(causal: bool, d: int, s: int, tensors: list[torch.Tensor], flops: float, bests: dict[str, float]) -> None:
+    """PyTorch's two kernels on the same row, and the ratio."""
+    backward = "forward" not in bests
+    row: dict[str, Any] = {"row": "backward" if backward else "forward", "causal": causal, "d": d, "s": s}
+    q, k, v, dout = tensors
+    problem = describe(q, k, v, None, None, None, None, 0.0, False, None)
+    if backward:
+        bests = bests | {"delta": milliseconds(lambda: _delta(problem, q, dout, None))}
+        row |= {"delta_ms": bests["delta"], "dq_ms": bests["query gradient"], "dkv_ms": bests["key gradient"]}
+    share = 2.5 if backward else 1.0
+    row["ours_TF"] = share * flops / sum(bests.values())
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    for name, backend in (("flash2", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+        try:
+            with sdpa_kernel(backend):
+                out = functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+                if backward:
+                    call = lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)  # noqa: E731, B023
+                else:
+                    call = lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=causal)  # noqa: E731
+                row[f"{name}_TF"] = share * flops / milliseconds(call)
+                row[f"over_{name}"] = row["ours_TF"] / row[f"{name}_TF"]
+        except RuntimeError as error:
+            row[name] = str(error)[:60]
+    report(**row)
+
+
+def attention() -> None:
+    """Forward, bf16."""
+    time_passes(("forward",))
+
+
+def attention_backward_part() -> None:
+    """Backward, bf16."""
+    time_passes(("query gradient", "key gradient"))
+
+
+def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The seeds' attention."""
+    scores = torch.einsum("bqd,bkd->bqk", q, k) / math.sqrt(q.shape[-1])
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def fp32() -> None:
+    """The seeds' shapes: batch 8, one head, fp32; full accuracy and tf32; beside eager and torch.compile."""
+    phases = ("forward", "query gradient", "key gradient")
+    ways = {"split": ("tf32x3", "bf16x6"), "tf32": ("tf32",)}
+    jobs = [
+        (p, "float32", d, False, t, precision)
+        for p in phases for d in (64, 128) for numerics, precisions in ways.items() for precision in precisions
+        for t in candidates(p, numerics, d)
+    ]  # fmt: skip
+    broken = {job: why for job, why in zip(jobs, in_parallel(compile_pass, jobs)) if why}
+    for job, why in broken.items():
+        report(broken=str(job), why=why)
+    for d in (64, 128):
+        for s in (1024, 4096, 16384):
+            tensors = [torch.randn(8, 1, s, d, device="cuda") for _ in range(4)]
+            exact = fp32_accuracy(tensors) if s == 1024 else {}
+            for numerics, precisions in ways.items():
+                for phase in phases:
+                    timed = {}
+                    for precision in precisions:
+                        for tile in candidates(phase, numerics, d):
+                            if (phase, "float32", d, False, tile, precision) not in broken:
+                                call = pass_call(phase, tensors, False, tile, precision)
+                                timed[f"{tile} {precision}"] = milliseconds(call, 20)
+                    ranked = sorted(timed.items(), key=lambda item: item[1])
+                    report(
+                        phase=phase, numerics=numerics, d=d, s=s, best=ranked[0][0], ms=ranked[0][1],
+                        all=" | ".join(f"{tile}: {ms:.3g}" for tile, ms in ranked),
+                    )  # fmt: skip
+            fp32_rivals(tensors, d, s, exact)
+
+
+def fp32_accuracy(tensors: list[torch.Tensor]) -> dict[str, float]:
+    """Error of the output against fp64 by way of forming products, and eager's."""
+    q, k, v = tensors[:3]
+    wanted = written_out(*(t[:, 0].double() for t in (q, k, v)))
+    found = {"eager_error": (written_out(*(t[:, 0] for t in (q, k, v))).double() - wanted).abs().max().item()}
+    for precision in ("tf32x3", "bf16x6", "tf32"):
+        out = attention_forward(q, k, v, precision=precision)[0][:, 0]
+        found[f"{precision}_error"] = (out.double() - wanted).abs().max().item()
+    return found
+
+
+def fp32_rivals(tensors: list[torch.Tensor], d: int, s: int, exact: dict[str, float]) -> None:
+    """Eager, torch.compile and our default, forward and backward, at both settings of tf32."""
+    leaves = [t[:, 0].detach().requires_grad_() for t in tensors[:3]]
+    dout = tensors[3][:, 0]
+    for tf32 in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch._dynamo.reset()
+        row: dict[str, Any] = {"row": "seed", "tf32": tf32, "d": d, "s": s}
+        for name, f in (("eager", written_out), ("compile", torch.compile(written_out)), ("ours", differentiable_attention)):
+            with torch.no_grad():
+                row[f"{name}_fwd"] = milliseconds(lambda: f(*leaves), 20)  # noqa: B023
+            out = f(*leaves)
+            row[f"{name}_bwd"] = milliseconds(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), 20)  # noqa: B023
+            del out
+        report(**row, **(exact if not tf32 else {}))
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def decode() -> None:
+    """One query: bandwidth over the bytes of keys and values, by number of splits."""
+    for batch, heads, kv_heads, keys, d in (
+        (1, 32, 8, 4096, 128), (32, 32, 8, 4096, 128), (1, 32, 8, 65536, 128), (8, 64, 8, 16384, 128),
+        (16, 16, 16, 8192, 64), (1, 8, 1, 32768, 128), (64, 32, 8, 2048, 128),
+    ):  # fmt: skip
+        q = torch.randn(batch, heads, 1, d, device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn(batch, kv_heads, keys, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        own = choose_splits(batch * kv_heads, keys, 64, processors)
+        timed = {}
+        for splits in sorted({1, 2, 4, 8, 16, 32, own}):
+            for tile in ("16x64 w4 s3", "16x128 w4 s3", "16x32 w4 s4"):
+                call = lambda: flash_decode(q, k, v, splits=splits, config=attention_tile(tile))  # noqa: E731, B023
+                timed[f"{splits}/{tile}"] = milliseconds(call, 15)
+        ranked = sorted(timed.items(), key=lambda item: item[1])
+        rival = milliseconds(lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True), 15)  # noqa: B023
+        terabytes = (k.nbytes + v.nbytes) / 1e9
+        report(
+            batch=batch, heads=heads, kv_heads=kv_heads, keys=keys, d=d, chosen=own, us=ranked[0][1] * 1e3,
+            TBps=terabytes / ranked[0][1], sdpa_TBps=terabytes / rival,
+            all=" | ".join(f"{name}: {terabytes / ms:.2f}" for name, ms in ranked[:6]),
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- matmul speed
+
+SHAPES: tuple[tuple[int, int, int], ...] = (
+    (512, 512, 512), (1024, 1024, 1024), (1536, 1536, 1536), (2048, 2048, 2048), (3072, 3072, 3072), (4096, 4096, 4096),
+    (6144, 6144, 6144), (8192, 8192, 8192), (2048, 2304, 768), (2048, 768, 768), (2048, 3072, 768), (2048, 768, 3072),
+    (2048, 10000, 768), (768, 2304, 2048), (768, 3072, 2048), (3072, 768, 2048), (768, 10000, 2048), (2048, 1024, 1024),
+    (2048, 3072, 1024), (2048, 4096, 1024), (2048, 1024, 4096), (2048, 10000, 1024), (1024, 4096, 2048),
+    (4096, 1024, 2048), (16384, 2048, 2048), (16384, 8192, 2048), (16384, 2048, 8192), (65536, 1024, 1024),
+    (4096, 4096, 512), (4096, 4096, 16384), (512, 512, 16384), (256, 256, 65536), (128, 128, 32768),
+    (1, 4096, 4096), (1, 8192, 8192), (1, 11008, 4096), (4, 4096, 4096), (8, 8192, 8192), (16, 4096, 4096),
+    (16, 8192, 8192), (16, 50257, 4096), (32, 4096, 4096), (32, 8192, 8192), (64, 4096, 4096), (64, 11008, 4096),
+    (64, 8192, 8192), (128, 4096, 4096), (128, 8192, 8192), (256, 4096, 4096), (512, 4096, 4096), (4095, 4095, 4095),
+    (4097, 4097, 4097), (2048, 50257, 768), (2048, 50264, 768), (50257, 768, 2048), (1000, 1000, 1000), (777, 1333, 2049),
+    (2047, 4096, 4096), (4096, 4095, 4096), (4096, 4096, 4095), (8192, 128, 8192), (8192, 8192, 128), (300, 500, 700),
+)  # fmt: skip
+MORE_TILES = (
+    MatmulConfig(128, 256, 64, 8, 3, tma=True, halves=True), MatmulConfig(128, 256, 64, 8, 4, tma=True, halves=True),
+    MatmulConfig(128, 256, 64, 8, 3, tma=True), MatmulConfig(256, 128, 64, 8, 3, tma=True, halves=True),
+    MatmulConfig(128, 128, 64, 8, 4, tma=True), MatmulConfig(128, 128, 64, 4, 4, tma=True),
+    MatmulConfig(128, 128, 128, 8, 3, tma=True),
+)  # fmt: skip
+
+
+def matmul_operands(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row-major, B a weight: (N, K) transposed, as `linear` has it."""
+    m, n, k = shape
+    return (
+        torch.randn(m, k, device="cuda", dtype=torch.bfloat16),
+        torch.randn(n, k, device="cuda", dtype=torch.bfloat16).t(),
+    )
+
+
+def problem_of(shape: tuple[int, int, int]) -> MatmulProblem:
+    """What the model is told of a bf16 product."""
+    m, n, k = shape
+    return MatmulProblem(1, m, n, k, 2, False, "ieee", k % 8 == 0)
+
+
+def tiles_of(shape: tuple[int, int, int]) -> list[MatmulConfig]:
+    """Tiles to time for a shape: the model's best five and the large ones."""
+    ranked = [config for config, _ in rank_configs(problem_of(shape), 24)]
+    tiles = ranked[:5]
+    if shape[0] <= 64:
+        tiles += [config for config in ranked[5:] if config.swapped][:6]
+    if min(shape[:2]) >= 512 and shape[2] % 8 == 0:
+        tiles += MORE_TILES
+    return list(dict.fromkeys(tiles))
+
+
+def compile_matmuls(shape: tuple[int, int, int]) -> list[str]:
+    """Fill Triton's cache for one shape and check the values of every tile."""
+    a, b = matmul_operands(shape)
+    wanted = a.double() @ b.double() if shape[0] * shape[1] * shape[2] < 2**34 else (a @ b).double()
+    wrong = []
+    for config in tiles_of(shape):
+        try:
+            error = ((matmul(a, b, config=config).double() - wanted).abs().max() / wanted.abs().max()).item()
+            if not error < 1e-2:
+                wrong.append(f"{config}: error {error:.2g}")
+        except Exception as problem:
+            wrong.append(f"{config}: {type(problem).__name__} {str(problem)[:90]}")
+    return wrong
+
+
+def matmul_part(shapes: tuple[tuple[int, int, int], ...] = SHAPES) -> None:
+    """Every tile against cuBLAS, bf16, and what the model would choose."""
+    for shape, wrong in zip(shapes, in_parallel(compile_matmuls, shapes)):
+        for line in wrong:
+            report(shape=shape, wrong=line)
+    ratios = []
+    for shape in shapes:
+        a, b = matmul_operands(shape)
+        flops = 2 * math.prod(shape) / 1e9
+        vendor = milliseconds(lambda: a @ b, 15)  # noqa: B023
+        timed: dict[str, float] = {}
+        for config in tiles_of(shape):
+            try:
+                timed[str(config)] = milliseconds(lambda: matmul(a, b, config=config), 15)  # noqa: B023
+            except Exception:
+                continue
+        ranked = sorted(timed.items(), key=lambda item: item[1])
+        choice = choose(problem_of(shape))
+        padded = milliseconds(lambda: padded_matmul(a, b), 15) if shape[2] % 8 else math.nan  # noqa: B023
+        auto = {"vendor": vendor, "padded vendor": padded}
+        chosen = auto[choice.who] if choice.who in auto else timed.get(str(choice.config), math.inf)
+        ratios.append(vendor / chosen)
+        report(
+            shape=shape, cublas_TF=flops / vendor, best_TF=flops / ranked[0][1], ratio=vendor / ranked[0][1],
+            best=ranked[0][0], model=choice.who, model_tile=str(choice.config), auto_ratio=vendor / chosen,
+            padded_TF=flops / padded,
+            all=" | ".join(f"{tile}: {flops / ms:.0f}" for tile, ms in ranked),
+        )  # fmt: skip
+    report(geometric_mean=math.exp(sum(map(math.log, ratios)) / len(ratios)), least=min(ratios))
+
+
+def matmul_alone() -> None:
+    """The other numerics at two sizes, and an epilogue, beside PyTorch."""
+    for n in (2048, 4096):
+        for name, precision in (("fp32", "ieee"), ("tf32", "tf32"), ("fp32", "tf32x3"), ("fp32", "bf16x6")):
+            torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+            a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda")
+            wanted = a.double() @ b.double()
+            error = ((matmul(a, b, precision=precision).double() - wanted).abs().max() / wanted.abs().max()).item()
+            rival_error = ((a @ b).double() - wanted).abs().max() / wanted.abs().max()
+            ours, theirs = milliseconds(lambda: matmul(a, b, precision=precision)), milliseconds(lambda: a @ b)  # noqa: B023
+            report(n=n, precision=precision, ours_TF=2 * n**3 / ours / 1e9, vendor_TF=2 * n**3 / theirs / 1e9,
+                   error=error, vendor_error=rival_error.item())  # fmt: skip
+        a, b = (torch.randint(-128, 127, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
+        exact = torch.equal(matmul(a, b.t()).long(), (a.double() @ b.double().t()).long())
+        ours, theirs = milliseconds(lambda: matmul(a, b.t())), milliseconds(lambda: torch._int_mm(a, b.t()))  # noqa: B023
+        report(n=n, precision="int8", exact=exact, ours_TF=2 * n**3 / ours / 1e9, vendor_TF=2 * n**3 / theirs / 1e9)
+        a, b = matmul_operands((n, n, n))
+        bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
+        ours = milliseconds(lambda: matmul(a, b, bias, activation="gelu_tanh"))  # noqa: B023
+        theirs = milliseconds(lambda: functional.gelu(functional.linear(a, b.t(), bias), approximate="tanh"))  # noqa: B023
+        report(n=n, epilogue="bias, gelu", ours_ms=ours, eager_ms=theirs)
+
+
+PARTS = {
+    "correctness": correctness, "large": large, "attention": attention, "attention_backward": attention_backward_part,
+    "fp32": fp32, "decode": decode, "matmul": matmul_part, "matmul_alone": matmul_alone,
+}  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    """Run the named parts."""
+    print(torch.__version__, torch.cuda.get_device_name(), flush=True)
+    for name in names:
+        began = time.time()
+        ROWS.clear()
+        try:
+            PARTS[name]()
+        except Exception:
+            report(failed=name, why=traceback.format_exc(limit=-4))
+        print(f"-- {name}: {time.time() - began:.0f} s", flush=True)
+        if os.environ.get("OUT"):
+            (Path(os.environ["OUT"]) / f"kernels_{name}.json").write_text(json.dumps(ROWS, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(PARTS))

@@ -1,0 +1,103 @@
+"""Every shipped configuration, compiled for sm_90 without a GPU: no serialised matrix products, few spills, shared memory that fits.
+
+CI compiles a part; all of it with `MINICOMPILE_LINT=all python -m pytest tests/kernels/test_lint.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minicompile.kernels.attention_problem import describe, expand_mask
+from minicompile.kernels.configs import ATTENTION_TABLE, MATMUL_TABLE, AttentionRow, MatmulRow
+from minicompile.kernels.flash_decode import DECODE_CONFIG, flash_decode
+from minicompile.kernels.matmul import matmul
+from tests.kernels.machine_code import SHARED_MEMORY_LIMIT, Launch, machine_code, recorded_launches
+
+ATTENTION = sys.modules.get("minicompile.kernels.flash_attention") or __import__(
+    "minicompile.kernels.flash_attention", fromlist=["launch"]
+)
+EVERYTHING = os.environ.get("MINICOMPILE_LINT") == "all"
+HALF_ONLY = {"half": torch.bfloat16, "split": torch.float32, "tf32": torch.float32, "int8": torch.int8, "fp32": torch.float32}
+PRECISIONS = {"half": "ieee", "tf32": "tf32", "split": "tf32x3", "int8": "ieee", "fp32": "ieee"}
+
+
+def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
+    q = torch.empty(2, 16, 4096, row.head_dim, dtype=HALF_ONLY[row.numerics])
+    shared = {"precision": PRECISIONS[row.numerics], **options}
+    if row.phase == "forward":
+        return recorded_launches(ATTENTION, lambda: ATTENTION.attention_forward(q, q, q, config=row.config, **shared))[0]
+    mask = options.get("mask")
+    problem = describe(q, q, q, mask, None, options.get("upper"), None, 0.0, False, shared["precision"])
+    entries, strides = expand_mask(mask, problem)
+    rows = torch.empty(2, 16, 4096)
+    given = (problem, q, q, q, q, rows, rows, (q if entries is None else entries, q, strides))
+    if row.phase == "query gradient":
+        return recorded_launches(ATTENTION, lambda: ATTENTION._query_gradient(*given, None, row.config))[0]
+    return recorded_launches(ATTENTION, lambda: ATTENTION._key_gradient(*given, row.config))[0]
+
+
+def _check(launch: Launch, spill_bytes: int) -> None:
+    code = machine_code(launch)
+    assert not code.serialized, f"{code}: ptxas serialises the matrix products"
+    assert code.spill_bytes <= spill_bytes, f"{code}: spills more than {spill_bytes} bytes"
+    assert code.shared_bytes <= SHARED_MEMORY_LIMIT, f"{code}: does not fit shared memory"
+
+
+@pytest.mark.parametrize("upper", [None, 0], ids=["full", "causal"])
+@pytest.mark.parametrize("row", ATTENTION_TABLE, ids=lambda row: f"{row.phase}-{row.numerics}-{row.head_dim}")
+def test_attention(row: AttentionRow, upper: int | None) -> None:
+    if not EVERYTHING and (row.numerics, row.head_dim, upper) not in (("half", 64, 0), ("half", 128, None), ("split", 64, None)):
+        pytest.skip("part of the full lint")
+    _check(_attention_launch(row, upper=upper), row.spill_bytes)
+
+
+@pytest.mark.parametrize("row", [r for r in ATTENTION_TABLE if r.numerics == "half" and r.head_dim < 256],
+                         ids=lambda row: f"{row.phase}-{row.head_dim}")  # fmt: skip
+@pytest.mark.parametrize("mask", ["bool", "bias"])
+def test_masked_attention(row: AttentionRow, mask: str) -> None:
+    if not EVERYTHING:
+        pytest.skip("part of the full lint")
+    given = torch.empty(1, 1, 4096, 4096, dtype=torch.bool if mask == "bool" else torch.bfloat16)
+    _check(_attention_launch(row, mask=given), max(row.spill_bytes, 256))
+
+
+@pytest.mark.parametrize("numerics", ["half", "split"])
+def test_decode(numerics: str) -> None:
+    module = sys.modules["minicompile.kernels.flash_decode"]
+    q, k = (torch.empty(2, heads, length, 128, dtype=HALF_ONLY[numerics]) for heads, length in ((32, 1), (8, 4096)))
+    launches = recorded_launches(
+        module, lambda: flash_decode(q, k, k, splits=4, config=DECODE_CONFIG, precision=PRECISIONS[numerics])
+    )
+    for launch in launches:
+        _check(launch, 64)
+
+
+@pytest.mark.parametrize("row", MATMUL_TABLE, ids=lambda row: f"{row.numerics}-{row.config}".replace(" ", "-"))
+def test_matmul(row: MatmulRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not EVERYTHING and row.numerics not in ("half", "tf32"):
+        pytest.skip("part of the full lint")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    dtype = HALF_ONLY[row.numerics]
+    a, b = torch.empty(4096, 4096, dtype=dtype), torch.empty(4096, 4096, dtype=dtype).t()
+    a = a[: row.config.block_n] if row.config.swapped else a
+    options: dict[str, Any] = {"precision": PRECISIONS[row.numerics], "config": row.config}
+    if row.numerics != "int8":
+        options |= {"addend": torch.empty(4096, dtype=dtype), "activation": "silu"}
+    module = sys.modules["minicompile.kernels.matmul"]
+    for launch in recorded_launches(module, lambda: matmul(a, b, **options)):
+        _check(launch, 0)
+
+
+def test_the_lint_sees_a_bad_kernel() -> None:
+    """128 x 128 with four warps at head dim 128 spills and serialises."""
+    row = next(r for r in ATTENTION_TABLE if (r.phase, r.numerics, r.head_dim) == ("forward", "half", 128))
+    config = type(row.config)(128, 128, 4, 3)
+    bad = AttentionRow(row.phase, row.numerics, row.head_dim, config, 0, "", "")
+    code = machine_code(_attention_launch(bad, upper=0))
+    assert code.spill_bytes > 1000 or code.serialized
