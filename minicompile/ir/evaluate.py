@@ -18,7 +18,7 @@ from minicompile.ir import index as indices
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random
 from minicompile.ir.index import Index, Symbol
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
-from minicompile.ir.philox import draw
+from minicompile.ir.operators import draw
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -276,7 +276,7 @@ class Expressions:
                 value = Expressions(self.run, inner).of(expression.value)
                 return torch.where(condition, value, self.of(expression.other))
             case Random(kind=kind, seed=seed, counter=counter, dtype=dtype):
-                return draw(kind, self.of(seed), torch.as_tensor(self.index(counter))).to(wide(dtype))
+                return draw(kind, self.of(seed), torch.as_tensor(self.index(counter)), dtype).to(wide(dtype))
         raise EvaluationFailed(f"unknown expression {expression!r}")
 
     def _load(self, load: Load) -> Any:
