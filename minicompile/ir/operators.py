@@ -76,16 +76,22 @@ def _seeds_fake(count: int, device: torch.device) -> Tensor:
     return torch.empty((count,), dtype=torch.int64, device=device)
 
 
-def _random_uniform(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    w0, w1, _, _ = _words(seeds, index, size)
+def draw(kind: str, seed: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
+    """`uniform` or `normal` of a dtype, or `bits` (the first word), for each element of `counter`."""
+    words = philox_words(seed, counter)
+    return {"uniform": _uniform_from, "normal": _normal_from, "bits": lambda w, _: w[0]}[kind](words, dtype)
+
+
+def _uniform_from(words: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    w0, w1, _, _ = words
     if dtype == torch.float64:
         return _unit_double(w0, w1).to(torch.float64) * 2.0**-53
     bits = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
     return ((w0 >> (32 - bits)).to(torch.float32) * 2.0**-bits).to(dtype)
 
 
-def _random_normal(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    w0, w1, w2, w3 = _words(seeds, index, size)
+def _normal_from(words: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    w0, w1, w2, w3 = words
     if dtype == torch.float64:
         u = (_unit_double(w0, w1) + 1).to(torch.float64) * 2.0**-53
         v = _unit_double(w2, w3).to(torch.float64) * 2.0**-53
@@ -93,6 +99,14 @@ def _random_normal(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.
         u = ((w0 >> 8) + 1).to(torch.float32) * 2.0**-24
         v = (w1 >> 8).to(torch.float32) * 2.0**-24
     return (torch.sqrt(-2.0 * torch.log(u)) * torch.cos(2.0 * math.pi * v)).to(dtype)
+
+
+def _random_uniform(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return _uniform_from(_words(seeds, index, size), dtype)
+
+
+def _random_normal(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return _normal_from(_words(seeds, index, size), dtype)
 
 
 def _random_fake(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
