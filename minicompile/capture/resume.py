@@ -47,7 +47,7 @@ def stack_names(shape: ResumeShape) -> list[str]:
 def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
     """Assemble the code of a resume function."""
     code = program.code
-    block = Bytecode.from_code(code)
+    block = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     target_ordinal = program.instructions[shape.index].ordinal
     parameters = [*stack_names(shape), *shape.names, *([RAISED] if shape.raises else [])]
     body, label = split_body(block, target_ordinal, shape)
@@ -68,7 +68,8 @@ def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
         result.append(Instr("LOAD_FAST", f"{STACK_PREFIX}{place}", lineno=line) if is_value else Instr("PUSH_NULL", lineno=line))
     result.append(Instr("JUMP_FORWARD", label, lineno=line))
     result.extend(body)
-    return result.to_code()
+    # The depths of exception handlers are the original's: what is left of the code before the target cannot tell them.
+    return result.to_code(stacksize=code.co_stacksize + 1, compute_exception_stack_depths=False)
 
 
 def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[list[Any], Label]:
