@@ -12,6 +12,7 @@ from tests.conformance.compilers import COMPILERS, ENVIRONMENT_VARIABLE
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compiler", choices=COMPILERS, help="the compiler that the conformance suite is run with")
+    parser.addoption("--update-golden", action="store_true", help="write the texts in tests/golden anew")
     parser.addoption("--core", action="store_true", help="of the conformance suite, run only the core programs")
 
 

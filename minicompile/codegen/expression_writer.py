@@ -18,8 +18,8 @@ from minicompile.codegen.naming import Namer, result_word
 from minicompile.codegen.triton_ops import KEEPS_EXACTNESS, NEEDS_ROUNDED_OPERANDS, Operation, operation_text, rounded
 from minicompile.codegen.triton_text import (
     AND,
-    CALL,
     LOW_PRECISION,
+    TRITON_DTYPES,
     Text,
     call,
     compute_dtype,
@@ -250,7 +250,7 @@ class ExpressionWriter:
             dtype = compute_dtype(argument.dtype)
             if isinstance(argument, Constant):
                 loose = dtype in (torch.float32, torch.int32, torch.bool) or expression.operation in _ARITHMETIC
-                loose |= promotes
+                loose |= promotes or (dtype == torch.int64 and position == 1 and expression.operation in _BY_CONSTANT)
                 if all_literal or not loose or (expression.operation == "where" and position == 0):
                     text = typed_literal(argument.value, dtype)
                 if expression.operation in ("left_shift", "right_shift") and position == 1:
@@ -285,6 +285,10 @@ class ExpressionWriter:
         scope.lines.append(f"{name} = {value.text}")
         return dataclasses.replace(value, text=Text(name))
 
+    def shortened(self, wish: str, value: Value, longest: int = LONGEST_INLINE) -> Value:
+        """The value, in a variable if its text is long."""
+        return self.bind(wish, value) if len(value.text.text) > longest else value
+
     def _note_function(self, text: Text) -> None:
         self.functions |= {name for name in DEVICE_FUNCTIONS if f"{name}(" in text.text}
 
@@ -299,8 +303,9 @@ class ExpressionWriter:
 
     def _load(self, load: Load, conditions: Conditions, other: Constant | None) -> Value:
         pointer = self._parameters[load.buffer]
-        offset = self.offset(load.index, conditions)
+        offset = self.shortened("offsets", self.offset(load.index, conditions))
         mask = self.mask(offset.axes, conditions)
+        mask = self.shortened("inside", mask) if mask is not None else None
         address, block = self._address(pointer, offset, mask)
         options = self._load_options(load, mask, other)
         text = call("tl.load", address, *options)
@@ -402,10 +407,11 @@ class ExpressionWriter:
             number = typed_literal(int(expression.index), compute_dtype(expression.dtype))
             return Value(number, exact=False)
         offset = self.offset(expression.index, conditions)
-        return self._bind_if_needed(
-            expression,
-            Value(call("tl.cast", offset.text, _dtype_text(expression.dtype)), offset.axes, offset.block, exact=False),
-        )
+        if offset.axes:
+            text = convert(offset.text, compute_dtype(expression.dtype))
+        else:
+            text = call("tl.cast", offset.text, TRITON_DTYPES[compute_dtype(expression.dtype)])
+        return self._bind_if_needed(expression, Value(text, offset.axes, offset.block, exact=False))
 
     def _masked(self, expression: Masked, conditions: Conditions) -> Value:
         inside = (*conditions, expression.condition)
@@ -429,7 +435,8 @@ class ExpressionWriter:
         suffix = f"_{expression.dtype}".replace("torch.", "")
         name = f"random_{expression.kind}"
         function = self.call_function(name + suffix if name + suffix in DEVICE_FUNCTIONS else name)
-        text = call(function, seed.text, call("tl.cast", counter.text, "tl.int64" if self.geometry.wide else "tl.int32"))
+        position = counter.text if counter.axes else call("tl.cast", counter.text, "tl.int64")
+        text = call(function, seed.text, position)
         exact = expression.kind == "uniform"
         if self._round_each and not exact and expression.dtype in LOW_PRECISION:
             text, exact = rounded(text, expression.dtype), True
@@ -440,13 +447,12 @@ _ARITHMETIC = frozenset({"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge"
                          "bitwise_xor", "truediv", "truncdiv"})  # fmt: skip
 """Operations printed as operators, in which Triton gives a bare literal the dtype of the other operand."""
 
+_BY_CONSTANT = frozenset({"floordiv", "remainder", "fmod"})
+"""Operations on integers that take a bare literal as their second operand."""
+
 
 def _is_discrete_cast(expression: Apply) -> bool:
     return expression.operation == "cast" and not expression.dtype.is_floating_point
-
-
-def _dtype_text(dtype: torch.dtype) -> str:
-    return convert(Text(""), compute_dtype(dtype)).text.removeprefix(".to(").removesuffix(")")
 
 
 def _word(expression: Expr) -> str:
@@ -464,6 +470,3 @@ def _word(expression: Expr) -> str:
 def index_axes(index: Index) -> frozenset[Axis]:
     """The axes that occur in an index, divisions included."""
     return frozenset(atom for atom in atoms(index) if isinstance(atom, Axis))
-
-
-__all__ = ["CALL", "ExpressionWriter", "Scope", "Value", "index_axes"]

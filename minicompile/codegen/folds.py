@@ -147,10 +147,12 @@ class FoldWriter:
             return call("tl.reduce", lanes, dimension, self._writer.call_function(fold.function), *keep)
         return call({"sum": "tl.sum", "min": "tl.min"}.get(fold.kind, "tl.max"), lanes, dimension, *keep)
 
-    def places(self, axes: frozenset[Axis]) -> Text:
+    def places(self, axes: frozenset[Axis]) -> Value:
         """The positions along the axis, in the shape of the values that they belong to."""
         position = self._writer.offset(as_index(self._axis)).text
-        return call("tl.broadcast_to", position, self._geometry.shape(axes))
+        if len(self._geometry.live) == 1:
+            return Value(position, axes, True)
+        return Value(call("tl.broadcast_to", position, self._geometry.shape(axes)), axes, True)
 
     def combined(self, fold: Fold, left: Text, right: Text) -> Text:
         """Two accumulated values as one."""

@@ -209,6 +209,7 @@ def _file_text(
         for kernel in printed
     ]
     graph = schedule.graph
+    guarded = device.type == "cuda" and torch.cuda.device_count() != 1
     steps = [step for step in schedule.steps if isinstance(step, KernelGroup)]
     return render(
         "program",
@@ -217,6 +218,9 @@ def _file_text(
         kernels=kernels,
         host=host,
         device=device,
+        fast_helpers=_fast_helpers(host, device),
+        guarded=guarded,
+        indent="        " if guarded else "    ",
         uses_libdevice=any("libdevice." in text for text in [*definitions, *(k["text"] for k in kernels)]),
         inputs=[_input_text(graph, name) for name in graph.inputs],
         constants=[(name, _constant_text(graph.buffers[name], t)) for name, t in graph.constants.items()],
@@ -224,6 +228,14 @@ def _file_text(
         bytes_moved=sum(step.bytes_read + step.bytes_written for step in steps),
         summary=_summary(schedule, names),
     )
+
+
+def _fast_helpers(host: HostText, device: torch.device) -> list[str]:
+    """Imports that replace the file's own helper functions (torch 2.11 to 2.13)."""
+    names = {"reinterpret": "_reinterpret_tensor as reinterpret"}
+    if device.type in ("cuda", "cpu"):
+        names["empty_strided"] = f"_empty_strided_{device.type} as empty_strided"
+    return [names[helper] for helper in sorted(host.helpers & names.keys())]
 
 
 def _summary(schedule: Schedule, names: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ This module must not compute anything: what a template prints is prepared by its
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import jinja2
@@ -27,8 +28,9 @@ def environment() -> jinja2.Environment:
 
 
 def render(template: str, **names: Any) -> str:
-    """The text of `templates/<template>.py.jinja`."""
-    return environment().get_template(f"{template}.py.jinja").render(**names).strip() + "\n"
+    """The text of `templates/<template>.py.jinja`, with at most two blank lines together."""
+    text = environment().get_template(f"{template}.py.jinja").render(**names)
+    return re.sub(r"\n{4,}", "\n\n\n", text.strip()) + "\n"
 
 
 def kernel_source(kernel: KernelText) -> str:

@@ -269,12 +269,13 @@ class _KernelWriter:
         """A reduction or scan over an axis that lies in one block."""
         assert self._folds is not None
         fold, leaf = fold_of(loop), self._leaf(loop)
-        lanes = self._folds.lanes(fold, self._values[loop.buffer])
+        lanes = self._writer.shortened("lanes", self._folds.lanes(fold, self._values[loop.buffer]))
         if isinstance(loop.fold, Scan):
             self._know(loop, fold, self._folds.scanned(fold, lanes.text))
             return
         if fold.finds_place:
-            whole = self._folds.whole(fold, lanes.text, self._folds.places(lanes.axes))
+            here = self._writer.shortened("here", self._folds.places(lanes.axes), 30)
+            whole = self._folds.whole(fold, lanes.text, here.text)
             self._know_place(loop, fold, whole)
             return
         self._know(loop, fold, self._folds.whole(fold, lanes.text))
@@ -449,8 +450,8 @@ class _KernelWriter:
             raise CannotGenerate("scans in both directions in one loop")
         start = f"{axis.name}_start"
         if True in reverse:
-            steps = host((axis.size + (self._geometry.tiles[axis].block - 1)) // as_index(self._geometry.tiles[axis].block))
-            start = f"({steps.at(41)} - 1) * {block} - {axis.name}_start"
+            last_step = (axis.size - 1) // as_index(self._geometry.tiles[axis].block)
+            start = f"{host(last_step).at(40)} * {block} - {axis.name}_start"
         if axis in self._writer.used | self._writer.masked:
             lines.append(f"{position_name(axis)} = {start} + {self._geometry.block_range(axis)}")
         if axis in self._writer.masked:
@@ -477,7 +478,7 @@ class _KernelWriter:
         if loop.buffer in self._online:
             return self._online_step(self._loops[self._online[loop.buffer].maximum], loop)
         folds, writer, fold = self._folds, self._writer, fold_of(loop)
-        lanes = folds.lanes(fold, self._values[loop.buffer])
+        lanes = writer.shortened("candidates", folds.lanes(fold, self._values[loop.buffer]))
         name = writer.namer.fresh(f"{self._context.names[loop.buffer]}_lanes")
         writer.outer.lines.append(f"{name} = {folds.start(fold, lanes.axes)}")
         if not fold.finds_place:
@@ -490,7 +491,7 @@ class _KernelWriter:
         last = literal(torch.iinfo(torch.int32).max, integer)
         writer.outer.lines.append(f"{place} = {call('tl.full', shape, last, 'tl.int64' if self._geometry.wide else 'tl.int32')}")
         function = writer.call_function(fold.function)
-        here = folds.places(lanes.axes)
+        here = writer.shortened("here", folds.places(lanes.axes), 30).text
         writer.inner.lines.append(f"{name}, {place} = {function}({name}, {place}, {lanes.text}, {here})")
         return lambda: self._know_place(loop, fold, folds.whole(fold, Text(name), Text(place)))
 
