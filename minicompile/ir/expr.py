@@ -8,12 +8,13 @@ operations and always round. This module must not know about loops, buffers' lay
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from minicompile.ir.index import Atom, Index, Indirect, atoms, substitute
+from minicompile.ir.index import Atom, Index, Indirect, atoms, substitute, substituted
 from minicompile.ir.interned import Interned
 
 
@@ -222,6 +223,7 @@ def children(expression: Expr) -> tuple[Expr, ...]:
             return ()
 
 
+@functools.lru_cache(maxsize=1 << 15)
 def indirect_values(index: Index) -> tuple[Expr, ...]:
     """The scalar expressions that an index reads from memory, in a fixed order."""
     found = [atom for atom in atoms(index) if isinstance(atom, Indirect)]
@@ -242,11 +244,13 @@ def walk(expression: Expr) -> Iterator[Expr]:
             stack.extend((child, False) for child in reversed(children(current)))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def loads(expression: Expr) -> tuple[Load, ...]:
     """Every distinct load, those inside load indices included, in evaluation order."""
     return tuple(e for e in walk(expression) if isinstance(e, Load))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def cost(expression: Expr) -> int:
     """Arithmetic per point, in additions."""
     return sum(SCALAR_OPS[e.operation].cost if isinstance(e, Apply) else 40 if isinstance(e, Random) else 0
@@ -260,11 +264,12 @@ def rewrite(
 ) -> Expr:
     """A copy with axes replaced and every (already rewritten) load passed through `on_load`."""
     replacements = axes or {}
+    key = tuple(replacements.items())
     done: dict[Expr, Expr] = {}
 
     def index(value: Index) -> Index:
-        if not replacements and on_load is None:
-            return value
+        if not indirect_values(value):
+            return substituted(value, key)
         return substitute(value, replacements, done.__getitem__)
 
     for current in walk(expression):

@@ -425,6 +425,12 @@ def substitute(index: Index, replacements: Mapping[Atom, Index], in_value: Calla
     return result
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def substituted(index: Index, replacements: tuple[tuple[Atom, Index], ...]) -> Index:
+    """`substitute` remembered, for indices that read no memory."""
+    return substitute(index, dict(replacements)) if replacements and index.terms else index
+
+
 def _substitute_atom(
     atom: Atom, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None
 ) -> Index:

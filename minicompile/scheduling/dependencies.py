@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from minicompile.errors import VerificationFailed
+from minicompile.ir.expr import indirect_values
 from minicompile.ir.loops import ExternKernel, Loop, Operation
 
 
@@ -95,4 +96,4 @@ def find_dependences(operations: Sequence[Operation]) -> Dependences:
 
 def is_scatter(loop: Loop) -> bool:
     """Whether the loop stores at places it learns at run time, or only at some points of its space."""
-    return loop.accumulate or loop.condition is not None or "[" in str(loop.store)
+    return loop.accumulate or loop.condition is not None or bool(indirect_values(loop.store))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from minicompile.ir.index import hint
 from minicompile.ir.loops import Buffer, ExternKernel
 from minicompile.ir.schedule import Allocation, KernelGroup, MemoryPlan
 from minicompile.scheduling.traffic import buffer_bytes
@@ -37,6 +36,9 @@ def plan_memory(
     free: list[str] = []
     taken: set[str] = set()
     owned: set[str] = set()
+    dying: dict[int, list[str]] = {}
+    for name in lives.first:
+        dying.setdefault(lives.last[name], []).append(name)
     for number, step in enumerate(steps):
         for name in step.writes:
             end = lives.last_of_buffer.get(name, number)
@@ -53,8 +55,7 @@ def plan_memory(
                 if donor in free:
                     free.remove(donor)
             allocations[name] = Allocation(name, donor, number, end)
-        for name in [n for n in lives.first if n in owned and lives.last[n] == number and n not in taken]:
-            free.append(name)
+        free += [name for name in dying.get(number, ()) if name in owned and name not in taken]
     return MemoryPlan(allocations, _freed(lives), _peak(allocations, buffers, len(steps)))
 
 
@@ -108,11 +109,12 @@ def _donor(
 def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
     if new.dtype != old.dtype or new.device != old.device:
         return False
-    if new.numel is old.numel:
+    if new.sizes == old.sizes:
         return True
-    if exact or new.numel.constant is None or old.numel.constant is None:
-        return False
-    return new.numel.constant <= old.numel.constant <= WASTE * new.numel.constant
+    if any(size.constant is None for size in (*new.sizes, *old.sizes)):
+        return new.numel is old.numel
+    needed, there = buffer_bytes(new), buffer_bytes(old)
+    return needed == there or (not exact and needed <= there <= WASTE * needed)
 
 
 def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -> list[str]:
@@ -156,7 +158,7 @@ def _peak(allocations: Mapping[str, Allocation], buffers: Mapping[str, Buffer], 
         source = holder[name] = holder.get(allocation.reuses or name, allocation.reuses or name)
         end[source] = max(end.get(source, 0), allocation.last_step)
     for source, last in end.items():
-        if source in allocations and hint(buffers[source].numel):
+        if source in allocations:
             change[allocations[source].first_step] += buffer_bytes(buffers[source])
             change[last + 1] -= buffer_bytes(buffers[source])
     peak = alive = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ UNREMARKABLE = frozenset(
 NAMESPACES = frozenset("torch ops aten prims nn functional Tensor special minicompile default F".split())
 
 
+@functools.lru_cache(maxsize=1 << 10)
 def operator_word(operator: str) -> str:
     """The plain name of an operator: `aten._softmax.default` is `softmax`."""
     parts = [part for part in re.sub(r"\(.*", "", operator).split(".") if part not in NAMESPACES]

@@ -28,14 +28,25 @@ def space_of(loop: Loop) -> tuple[Axis, ...]:
     return loop.axes + loop.reduction_axes
 
 
+@functools.lru_cache(maxsize=1 << 12)
+def _elements(sizes: tuple[Index, ...]) -> int:
+    return math.prod(hint(size) for size in sizes)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _distinct(index: Index) -> int:
+    """The number of points of the axes that an index depends on."""
+    return points(axes_in(index))
+
+
 def buffer_bytes(buffer: Buffer) -> int:
     """The bytes of all elements."""
-    return hint(buffer.numel) * buffer.dtype.itemsize
+    return _elements(buffer.sizes) * buffer.dtype.itemsize
 
 
 def access_bytes(buffer: Buffer, index: Index) -> int:
     """The bytes that an access touches over its whole loop nest, each element once."""
-    return min(points(axes_in(index)), hint(buffer.numel)) * buffer.dtype.itemsize
+    return min(_distinct(index), _elements(buffer.sizes)) * buffer.dtype.itemsize
 
 
 def read_bytes(buffer: Buffer, indices: Iterable[Index]) -> int:
