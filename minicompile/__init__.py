@@ -1,3 +1,32 @@
 """minicompile: a deep-learning compiler for PyTorch in readable Python. `minicompile.compile(fn)` is the way in."""
 
+from minicompile import config, errors
+from minicompile.api import (
+    compile,
+    disable,
+    is_compiling,
+    mark_dynamic,
+    mark_static,
+    reset,
+    source_paths,
+    sources,
+    stats,
+)
+from minicompile.compiled_module import CompiledModule
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CompiledModule",
+    "compile",
+    "config",
+    "disable",
+    "errors",
+    "is_compiling",
+    "mark_dynamic",
+    "mark_static",
+    "reset",
+    "source_paths",
+    "sources",
+    "stats",
+]
