@@ -51,6 +51,7 @@ class GraphBuilder:
         device: where loops run; buffers of other devices are left to extern kernels.
         node: the FX node being lowered.
         origin: the same, as recorded on operations.
+        in_place: the graph input whose storage the node's result takes over, if it is a write of that input.
     """
 
     def __init__(self, name: str, config: Config, device: torch.device) -> None:
@@ -59,6 +60,7 @@ class GraphBuilder:
         self.device = device
         self.node: Any = None
         self.origin: Origin | None = None
+        self.in_place: TensorValue | None = None
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.operations: list[Operation] = []

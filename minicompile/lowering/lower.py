@@ -16,7 +16,18 @@ from minicompile.config import Config
 from minicompile.errors import Unsupported
 from minicompile.ir.index import Index
 from minicompile.ir.loops import Buffer, BufferView, LoweredGraph, Origin
-from minicompile.lowering import creation, extern, pointwise, reduction, view  # noqa: F401  (they register their rules)
+from minicompile.lowering import (  # noqa: F401  (they register their rules)
+    attention,
+    combine,
+    creation,
+    extern,
+    indexing,
+    pointwise,
+    random,
+    reduction,
+    scan,
+    view,
+)
 from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
@@ -197,7 +208,7 @@ class GraphLowering:
 def origin_of(node: Node) -> Origin:
     """Where a node comes from, for names, comments and reports."""
     meta = node.meta
-    written = meta.get("operator") or getattr(node.target, "__name__", str(node.target))
+    written = meta.get("operator") or getattr(getattr(node.target, "overloadpacket", node.target), "__name__", node.op)
     return Origin(node.name, str(written), meta.get("variable") or "", meta.get("location"))
 
 

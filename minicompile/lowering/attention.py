@@ -1,0 +1,93 @@
+"""Attention operators of the graph stage become calls of the hand-written kernels.
+
+What those do not take (fp64, head dims beyond 256) is called as the reference operator. This module must not know how
+the kernels work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minicompile.lowering.builder import GraphBuilder
+from minicompile.lowering.extern import call_operator
+from minicompile.lowering.registry import lowers
+from minicompile.lowering.scalar import Scalar, index_value
+from minicompile.lowering.sizes import size_index, size_indices
+from minicompile.lowering.values import TensorValue
+
+LARGEST_HEAD_DIM = 256
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def _band(is_causal: bool, window: int) -> tuple[int | None, int | None]:
+    """How far behind and ahead of itself a query sees; `None` is no limit."""
+    return (window - 1 if window > 0 else None), (0 if is_causal else None)
+
+
+def _taken(query: TensorValue, key: TensorValue, value: TensorValue, setting: str) -> bool:
+    dims = [tensor.sizes[-1].constant for tensor in (query, value)]
+    return (
+        setting != "aten"
+        and query.rank == 4
+        and query.dtype in KERNEL_DTYPES
+        and query.device.type == "cuda"
+        and all(dim is not None and 1 <= dim <= LARGEST_HEAD_DIM for dim in dims)
+    )
+
+
+def _key(builder: GraphBuilder, seeds: TensorValue | None, index: Any) -> TensorValue | None:
+    """The kernels' (seed, offset) pair: the low 31 bits of this operator's key, and 0."""
+    if seeds is None:
+        return None
+    key = Scalar(seeds.load([size_index(index)])).call("bitwise_and", 0x7FFFFFFF)
+    pair = (size_index(2),)
+    return builder.pointwise(
+        pair, torch.int64, lambda i: (key * index_value(1 - i[0])).expr, suffix="seed"
+    )
+
+
+@lowers("minicompile.attention.default")
+def lower_attention(
+    builder: GraphBuilder, query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None,
+    seeds: TensorValue | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+) -> Any:  # fmt: skip
+    """Result and log-sum-exp."""
+    args = (query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window)
+    if not _taken(query, key, value, builder.config.attention):
+        return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
+    drawn = _key(builder, seeds, seed_index)
+    arguments = builder.argument((query, key, value, mask, *_band(is_causal, window), scale, dropout, drawn))
+    return _call(builder, "kernels.attention_forward", arguments, (), "fused attention", 2)
+
+
+@lowers("minicompile.attention_backward.default")
+def lower_attention_backward(
+    builder: GraphBuilder, grad: TensorValue, query: TensorValue, key: TensorValue, value: TensorValue,
+    out: TensorValue, logsumexp: TensorValue, mask: TensorValue | None, seeds: TensorValue | None, seed_index: int,
+    dropout: float, is_causal: bool, scale: float, window: int, mask_gradient: bool,
+) -> Any:  # fmt: skip
+    """Gradients of query, key, value and, if asked, of the mask."""
+    args = (grad, query, key, value, out, logsumexp, mask, seeds, seed_index, dropout, is_causal, scale, window,
+            mask_gradient)  # fmt: skip
+    if not _taken(query, key, value, builder.config.attention):
+        return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
+    drawn = _key(builder, seeds, seed_index)
+    tensors = (grad, query, key, value, out, logsumexp, mask)
+    arguments = builder.argument((*tensors, *_band(is_causal, window), scale, dropout, drawn))
+    options = (("mask_gradient", mask_gradient),)
+    return _call(builder, "kernels.attention_backward", arguments, options, "fused attention", 4 if mask_gradient else 3)
+
+
+def _call(builder: GraphBuilder, target: str, args: Any, kwargs: Any, reason: str, tensors: int) -> Any:
+    """Emit the call; results after the first `tensors` are not tensors."""
+    buffers = [
+        builder.new_buffer(
+            size_indices(result.shape), result.dtype,
+            strides=size_indices(result.stride()), device=result.device, suffix=str(number),
+        ) if number < tensors else None
+        for number, result in enumerate(builder.val)
+    ]  # fmt: skip
+    builder.extern(target, args, kwargs, tuple(buffers), reason=reason, unpack=True)
+    return tuple(None if buffer is None else builder.whole(buffer) for buffer in buffers)

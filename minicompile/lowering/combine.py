@@ -1,0 +1,214 @@
+"""Concatenation, padding and pooling windows: several reads of one or more tensors, some of them masked.
+
+This module must not emit reductions: windows are small and unrolled, larger ones stay extern.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.ir.expr import Expr, cast
+from minicompile.ir.index import ZERO, Index
+from minicompile.lowering.builder import GraphBuilder, Indices
+from minicompile.lowering.reduction import lower_mean, working_dtype
+from minicompile.lowering.registry import UseExtern, lowers
+from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
+from minicompile.lowering.sizes import size_index
+from minicompile.lowering.values import TensorValue
+from minicompile.lowering.view import reshaped, unsqueezed, wrap
+
+MOST_PIECES = 12
+MOST_WINDOW_ELEMENTS = 27
+
+
+@lowers("aten.cat.default")
+def lower_cat(builder: GraphBuilder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
+    """Each element is read from the piece that its position falls into."""
+    rank = len(builder.val.shape)
+    pieces = [t for t in tensors if t.rank == rank and t.sizes[wrap(dim, rank)] is not ZERO]
+    return _joined(builder, pieces, wrap(dim, rank))
+
+
+@lowers("aten.stack.default")
+def lower_stack(builder: GraphBuilder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
+    """Concatenation along a new dimension."""
+    dim = wrap(dim, tensors[0].rank + 1)
+    return _joined(builder, [unsqueezed(t, dim) for t in tensors], dim)
+
+
+def _joined(builder: GraphBuilder, pieces: Sequence[TensorValue], dim: int) -> TensorValue:
+    if len(pieces) > MOST_PIECES:
+        raise UseExtern(f"a concatenation of {len(pieces)} tensors")
+    dtype = builder.val.dtype
+
+    def body(indices: Indices) -> Expr:
+        starts = [ZERO, *itertools.accumulate(piece.sizes[dim] for piece in pieces)]
+        result: Expr | None = None
+        for piece, start, end in reversed(list(zip(pieces, starts, starts[1:], strict=False))):
+            moved = [*indices[:dim], indices[dim] - start, *indices[dim + 1 :]]
+            element = cast(piece.load(moved), dtype)
+            if result is None:
+                # Only reached past the pieces before it; masked all the same, since nothing else bounds the read.
+                result = masked(index_at_least(indices[dim], start), element, number(0, dtype))
+            else:
+                result = masked(index_below(indices[dim], end), _after(indices[dim], start, element), result)
+        return result if result is not None else number(0, dtype)
+
+    return builder.like_node(body)
+
+
+def _after(index: Index, start: Index, element: Expr) -> Expr:
+    """`element`, read only from `start` on: the branches of a select are evaluated everywhere."""
+    return masked(index_at_least(index, start), element, number(0, element.dtype))
+
+
+@lowers("aten.constant_pad_nd.default")
+def lower_constant_pad(
+    builder: GraphBuilder, value: TensorValue, padding: Sequence[Any], fill: Any = 0
+) -> TensorValue:
+    """A border of one value; negative widths cut."""
+    before = [ZERO] * value.rank
+    for place, width in enumerate(padding[::2]):
+        before[value.rank - 1 - place] = size_index(width)
+    outside = number(fill, value.dtype)
+
+    def body(indices: Indices) -> Expr:
+        moved = [index - width for index, width in zip(indices, before, strict=True)]
+        return masked(_within(moved, value.sizes), value.load(moved), outside)
+
+    return builder.like_node(body)
+
+
+def _within(indices: Sequence[Index], sizes: Sequence[Index]) -> bool | Scalar:
+    """Whether every index is inside its dimension."""
+    tests = ((index_at_least(i, ZERO), index_below(i, s)) for i, s in zip(indices, sizes, strict=True))
+    return both(*itertools.chain.from_iterable(tests))
+
+
+# Pooling
+
+
+class Windows:
+    """The windows of a pooling operator over the last dimensions of a tensor."""
+
+    def __init__(self, value: TensorValue, dims: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> None:
+        self.value = value
+        self.kernel = _per_dimension(kernel, dims)
+        self.stride = _per_dimension(stride, dims) if stride != [] and stride is not None else self.kernel
+        self.padding = _per_dimension(padding, dims)
+        self.dilation = _per_dimension(dilation, dims)
+        self.lead = value.rank - dims
+        if math.prod(self.kernel) > MOST_WINDOW_ELEMENTS:
+            raise UseExtern(f"a pooling window of {math.prod(self.kernel)} elements")
+        if any(size is ZERO for size in value.sizes):
+            raise UseExtern("pooling of nothing")
+
+    def elements(self, indices: Indices) -> list[tuple[list[Index], bool | Scalar]]:
+        """Each element of the window at `indices`, in row-major order: its place and whether it exists."""
+        starts = [
+            index * step - pad
+            for index, step, pad in zip(indices[self.lead :], self.stride, self.padding, strict=True)
+        ]
+        found = []
+        for offsets in itertools.product(*map(range, self.kernel)):
+            inner = [s + o * d for s, o, d in zip(starts, offsets, self.dilation, strict=True)]
+            found.append(([*indices[: self.lead], *inner], _within(inner, self.value.sizes[self.lead :])))
+        return found
+
+
+def _per_dimension(given: Any, dims: int) -> list[int]:
+    values = [given] if isinstance(given, int) else list(given)
+    return values * dims if len(values) == 1 else values
+
+
+def _max_pool(dims: int) -> Callable[..., Any]:
+    def rule(
+        builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Any:  # fmt: skip
+        windows = Windows(value, dims, kernel, list(stride), padding, dilation)
+        lowest = -math.inf if value.dtype.is_floating_point else torch.iinfo(value.dtype).min
+
+        def best(indices: Indices) -> tuple[Scalar, Scalar]:
+            largest: Scalar | None = None
+            place = Scalar(number(0, torch.int64))
+            for where_from, exists in windows.elements(indices):
+                element = Scalar(masked(exists, value.load(where_from), number(lowest, value.dtype)))
+                flat = _flat_position(where_from[windows.lead :], value.sizes[windows.lead :])
+                if largest is None:
+                    largest, place = element, flat
+                    started = exists if not isinstance(exists, bool) else None
+                    continue
+                better = (element > largest) | element.is_nan()
+                if started is not None:
+                    better = better | (~started & element.equals(lowest))
+                better = better if exists is True else better & exists if exists is not False else ~better & better
+                largest, place = where(better, element, largest), where(better, flat, place)
+                started = started | exists if started is not None and not isinstance(exists, bool) else None
+            assert largest is not None
+            return largest, place
+
+        return builder.like_node(lambda i: best(i)[0].expr, 0), builder.like_node(lambda i: best(i)[1].expr, 1)
+
+    return rule
+
+
+def _flat_position(indices: Sequence[Index], sizes: Sequence[Index]) -> Scalar:
+    flat = ZERO
+    for index, size in zip(indices, sizes, strict=True):
+        flat = flat * size + index
+    return index_value(flat)
+
+
+lowers("aten.max_pool2d_with_indices.default")(_max_pool(2))
+lowers("aten.max_pool3d_with_indices.default")(_max_pool(3))
+
+
+def _avg_pool(dims: int) -> Callable[..., Any]:
+    def rule(
+        builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any = (), padding: Any = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> TensorValue:  # fmt: skip
+        windows = Windows(value, dims, kernel, list(stride), padding)
+        if ceil_mode and count_include_pad and divisor_override is None:
+            raise UseExtern("average pooling whose windows may leave the padding")
+        wide = working_dtype(value.dtype)
+        if not wide.is_floating_point:
+            raise UseExtern("average pooling of integers")
+
+        def body(indices: Indices) -> Expr:
+            summed, count, elements = None, 0, windows.elements(indices)
+            for where_from, exists in elements:
+                element = Scalar(masked(exists, cast(value.load(where_from), wide), number(0, wide)))
+                summed = element if summed is None else summed + element
+                one = (1 if exists else 0) if isinstance(exists, bool) else exists.to(wide)
+                count = one + count if isinstance(one, Scalar) else count + one
+            assert summed is not None
+            whole = divisor_override or math.prod(windows.kernel)
+            divisor = count if divisor_override is None and not count_include_pad else whole
+            return cast((summed / divisor).expr, value.dtype)
+
+        return builder.like_node(body)
+
+    return rule
+
+
+lowers("aten.avg_pool2d.default")(_avg_pool(2))
+lowers("aten.avg_pool3d.default")(_avg_pool(3))
+
+
+@lowers("aten._adaptive_avg_pool2d.default")
+def lower_adaptive_average(builder: GraphBuilder, value: TensorValue, sizes: Sequence[int]) -> TensorValue:
+    """A mean over equal blocks where the sizes divide."""
+    height, width = value.sizes[-2:]
+    rows, columns = map(size_index, sizes)
+    if any(s.constant in (None, 0) for s in (height, width, rows, columns)) or (height % rows).terms or (width % columns).terms:
+        raise UseExtern("adaptive pooling over unequal blocks")
+    lead = value.sizes[:-2]
+    blocks = reshaped(value, (*lead, rows, height // rows, columns, width // columns))
+    return lower_mean(builder, blocks, [len(lead) + 1, len(lead) + 3])

@@ -1,0 +1,329 @@
+"""Gathers and scatters: reads and writes at positions that are themselves read from memory.
+
+An index out of range, for which eager raises on the CPU and stops the device on CUDA, is clamped: nothing outside a
+tensor is ever touched. A scatter copies its target first, unless it writes a graph input in place. This module must not
+order writes: where two hit one place without adding up, either may win, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minicompile.ir.expr import Expr, cast
+from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index
+from minicompile.lowering.builder import GraphBuilder, Indices
+from minicompile.lowering.registry import UseExtern, lowers
+from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
+from minicompile.lowering.sizes import is_empty, is_one, size_index, size_indices
+from minicompile.lowering.values import TensorValue, loop_axes
+from minicompile.lowering.view import clamped_position, reshaped, selected, sliced, wrap
+
+ADDABLE = (torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+def position(index: Expr, size: Index, negatives: bool = False) -> Index:
+    """An index read from memory, made safe for a dimension of `size`."""
+    value = Scalar(cast(index, torch.int64))
+    extent = index_value(size)
+    if negatives:
+        value = where(value < 0, value + extent, value)
+    return as_index(Indirect(value.call("maximum", 0).call("minimum", extent - 1).expr, size))
+
+
+def replaced(indices: Sequence[Index], dim: int, index: Index) -> list[Index]:
+    """`indices` with another one at `dim`; nothing to replace in a tensor without dimensions."""
+    return [index if d == dim else i for d, i in enumerate(indices)]
+
+
+def _require_integers(*tensors: TensorValue) -> None:
+    for tensor in tensors:
+        if tensor.dtype in (torch.bool, torch.uint8):
+            raise UseExtern("indexing by a mask")
+
+
+@lowers("aten.gather.default")
+def lower_gather(
+    builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, **_: Any
+) -> TensorValue:
+    """`value[i, index[i, j]]`."""
+    dim = wrap(dim, value.rank)
+    if value.rank != index.rank:
+        raise UseExtern("gather between 0-d and 1-d tensors")
+
+    def body(indices: Indices) -> Expr:
+        if not value.rank:
+            return value.load(())
+        return value.load(replaced(indices, dim, position(index.load(indices), value.sizes[dim])))
+
+    return builder.like_node(body)
+
+
+@lowers("aten.index_select.default")
+def lower_index_select(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue) -> TensorValue:
+    """Whole slices at the positions of a vector."""
+    dim = wrap(dim, value.rank)
+    if value.rank == 0:
+        raise UseExtern("index_select of a 0-d tensor")
+
+    def body(indices: Indices) -> Expr:
+        where_from = index.load([indices[dim]] if index.rank else [])
+        return value.load(replaced(indices, dim, position(where_from, value.sizes[dim])))
+
+    return builder.like_node(body)
+
+
+@lowers("aten.embedding.default")
+def lower_embedding(builder: GraphBuilder, weight: TensorValue, index: TensorValue, *_: Any) -> TensorValue:
+    """Rows of a table."""
+    return builder.like_node(
+        lambda i: weight.load([position(index.load(i[:-1]), weight.sizes[0]), i[-1]])
+    )
+
+
+@lowers("aten.take.default")
+def lower_take(builder: GraphBuilder, value: TensorValue, index: TensorValue) -> TensorValue:
+    """Elements by their row-major position."""
+    flat = reshaped(value, (_numel(value),))
+    return builder.like_node(lambda i: flat.load([position(index.load(i), flat.sizes[0], negatives=True)]))
+
+
+def _numel(value: TensorValue) -> Index:
+    count = ONE
+    for size in value.sizes:
+        count = count * size
+    return count
+
+
+class Selection:
+    """`tensor[i, :, j]` with index tensors: which dimension of the result feeds which of the tensor."""
+
+    def __init__(self, sizes: Indices, chosen: Sequence[TensorValue | None]) -> None:
+        self.sizes = sizes
+        self.chosen = [*chosen, *[None] * (len(sizes) - len(chosen))]
+        indexed = [d for d, index in enumerate(self.chosen) if index is not None]
+        _require_integers(*(index for index in self.chosen if index is not None))
+        self.shared = _broadcast_sizes([index.sizes for index in self.chosen if index is not None])
+        adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+        self.first = indexed[0] if adjacent else 0
+        kept = [size for size, index in zip(sizes, self.chosen, strict=True) if index is None]
+        self.result_sizes = (*kept[: self.first], *self.shared, *kept[self.first :])
+
+    def source(self, indices: Indices) -> list[Index]:
+        """Where in the tensor the result's element at `indices` is."""
+        end = self.first + len(self.shared)
+        shared, kept = indices[self.first : end], iter((*indices[: self.first], *indices[end:]))
+        return [
+            next(kept) if index is None else position(index.load_broadcast(shared), size, negatives=True)
+            for index, size in zip(self.chosen, self.sizes, strict=True)
+        ]
+
+
+def _broadcast_sizes(shapes: Sequence[Indices]) -> Indices:
+    rank = max(map(len, shapes))
+    result = [ONE] * rank
+    for shape in shapes:
+        for d, size in enumerate(shape, rank - len(shape)):
+            if not is_one(size):
+                result[d] = size
+    return tuple(result)
+
+
+@lowers("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def lower_index(builder: GraphBuilder, value: TensorValue, chosen: Sequence[TensorValue | None]) -> TensorValue:
+    """Advanced indexing by integer tensors."""
+    if all(index is None for index in chosen):
+        return builder.like_node(value.load)
+    selection = Selection(value.sizes, chosen)
+    return builder.like_node(lambda i: value.load(selection.source(i)))
+
+
+# Scatters
+
+
+def _target(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype | None = None) -> TensorValue:
+    """What a scatter writes: a graph input in place, or a copy in the node's layout."""
+    if torch.are_deterministic_algorithms_enabled() and builder.device.type != "cpu":
+        raise UseExtern("deterministic algorithms are asked for")
+    if builder.in_place is not None and dtype in (None, value.dtype):
+        return builder.in_place
+    return builder.copy(
+        value, strides=size_indices(builder.val.stride()), dtype=dtype, suffix="base"
+    )
+
+
+def _scattered(
+    builder: GraphBuilder, value: TensorValue, sizes: Indices, element: Any, source: Any, accumulate: bool
+) -> TensorValue:
+    """`value` with `element(i)` written (or added) at `source(i)` for every `i` of a space of `sizes`."""
+    dtype = value.dtype
+    if accumulate and dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    elif accumulate and dtype not in ADDABLE:
+        raise UseExtern(f"no atomic addition of {value.dtype}")
+    target = _target(builder, value, None if dtype == value.dtype else dtype)
+    result = target
+    if not is_empty(sizes):
+        indices = loop_axes(sizes)
+        result = builder.overwrite(
+            target, indices, cast(element(indices), dtype), target.at(source(indices)), accumulate=accumulate,
+            suffix="sum" if dtype != value.dtype else "",
+        )  # fmt: skip
+    return result if dtype == value.dtype else builder.like_node(lambda i: cast(result.load(i), value.dtype))
+
+
+@lowers("aten.scatter.src", "aten.scatter.value", "aten.scatter_add.default")
+def lower_scatter(
+    builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, source: Any
+) -> TensorValue:
+    """`value[i, index[i, j]] = source[i, j]`, or `+=`."""
+    dim = wrap(dim, value.rank)
+    if value.rank != index.rank or (isinstance(source, TensorValue) and source.rank != index.rank):
+        raise UseExtern("scatter between 0-d and 1-d tensors")
+    accumulate = builder.node.target is torch.ops.aten.scatter_add.default
+
+    def element(indices: Indices) -> Expr:
+        return source.load(indices) if isinstance(source, TensorValue) else number(source, value.dtype)
+
+    def place(indices: Indices) -> list[Index]:
+        if not value.rank:
+            return []
+        return replaced(indices, dim, position(index.load(indices), value.sizes[dim]))
+
+    return _scattered(builder, value, index.sizes, element, place, accumulate)
+
+
+@lowers("aten.index_put.default", "aten._unsafe_index_put.default")
+def lower_index_put(
+    builder: GraphBuilder, value: TensorValue, chosen: Sequence[TensorValue | None], source: TensorValue,
+    accumulate: bool = False,
+) -> TensorValue:  # fmt: skip
+    """Advanced assignment; by one whole mask and one value it is a `where`."""
+    if len(chosen) == 1 and chosen[0] is not None and chosen[0].dtype == torch.bool and not accumulate:
+        mask = chosen[0]
+        if mask.rank == value.rank and all(map(is_one, source.sizes)) and builder.in_place is None:
+            fill = [ZERO] * source.rank
+            return builder.like_node(
+                lambda i: where(Scalar(mask.load(i)), Scalar(source.load(fill)), Scalar(value.load(i))).expr
+            )
+    if all(index is None for index in chosen):
+        raise UseExtern("an assignment to everything")
+    selection = Selection(value.sizes, chosen)
+    return _scattered(
+        builder, value, selection.result_sizes, source.load_broadcast, selection.source, accumulate
+    )
+
+
+@lowers("aten.index_add.default", "aten.index_copy.default")
+def lower_index_add(
+    builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, source: TensorValue, *, alpha: Any = 1
+) -> TensorValue:
+    """Slices added or copied to the positions of a vector."""
+    dim = wrap(dim, value.rank)
+    if value.rank == 0 or source.rank != value.rank:
+        raise UseExtern("index_add of a 0-d tensor")
+
+    def element(indices: Indices) -> Expr:
+        loaded = Scalar(source.load(indices))
+        return loaded.expr if alpha == 1 else (loaded * alpha).expr
+
+    def place(indices: Indices) -> list[Index]:
+        where_to = index.load([indices[dim]] if index.rank else [])
+        return replaced(indices, dim, position(where_to, value.sizes[dim]))
+
+    accumulate = builder.node.target is torch.ops.aten.index_add.default
+    return _scattered(builder, value, source.sizes, element, place, accumulate)
+
+
+@lowers("aten.embedding_dense_backward.default")
+def lower_embedding_backward(
+    builder: GraphBuilder, grad: TensorValue, index: TensorValue, rows: Any, padding: int, by_frequency: bool
+) -> TensorValue:
+    """Gradient rows added up by table row, without the padding row."""
+    if by_frequency:
+        raise UseExtern("gradients scaled by frequency")
+    if torch.are_deterministic_algorithms_enabled() and builder.device.type != "cpu":
+        raise UseExtern("deterministic algorithms are asked for")
+    dtype = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+    sizes = (size_index(rows), grad.sizes[-1])
+    target = builder.pointwise(sizes, dtype, lambda _: number(0, dtype), suffix="zeros")
+    if not is_empty(grad.sizes):
+        indices = loop_axes(grad.sizes)
+        row = index.load(indices[:-1])
+        kept = None if padding < 0 else Scalar(cast(row, torch.int64)).differs(padding).expr
+        target = builder.overwrite(
+            target, indices, cast(grad.load(indices), dtype), target.at([position(row, sizes[0]), indices[-1]]),
+            accumulate=True, condition=kept, suffix="sum",
+        )  # fmt: skip
+    return target if dtype == grad.dtype else builder.like_node(lambda i: cast(target.load(i), grad.dtype))
+
+
+def _with_region(
+    builder: GraphBuilder, value: TensorValue, region: TensorValue, source: TensorValue, inside: Any, element: Any
+) -> TensorValue:
+    """`value` with `source` in a strided region of it: a select per element, or a write of just the region in place."""
+    if builder.in_place is None:
+        return builder.like_node(lambda i: masked(inside(i), cast(element(i), value.dtype), value.load(i)))
+    if is_empty(region.sizes):
+        return builder.in_place
+    indices = loop_axes(region.sizes)
+    return builder.overwrite(builder.in_place, indices, source.load_broadcast(indices), region.at(indices))
+
+
+@lowers("aten.slice_scatter.default")
+def lower_slice_scatter(
+    builder: GraphBuilder, value: TensorValue, source: TensorValue, dim: int = 0, start: Any = None, end: Any = None,
+    step: int = 1,
+) -> TensorValue:  # fmt: skip
+    """`value[start:end:step] = source`."""
+    dim = wrap(dim, value.rank)
+    first = ZERO if start is None else clamped_position(start, value.sizes[dim])
+    count = source.sizes[dim]
+    if is_empty(source.sizes):
+        return builder.like_node(value.load)
+
+    def inside(indices: Indices) -> Any:
+        distance = indices[dim] - first
+        within = both(index_at_least(distance, ZERO), index_below(distance, count * step))
+        if step == 1 or within is False:
+            return within
+        return both(within, index_value(distance % step).equals(0))
+
+    def element(indices: Indices) -> Expr:
+        distance = indices[dim] - first
+        return source.load(replaced(indices, dim, distance if step == 1 else distance // step))
+
+    region = sliced(value, dim, first, size_index(step), count)
+    return _with_region(builder, value, region, source, inside, element)
+
+
+@lowers("aten.select_scatter.default")
+def lower_select_scatter(
+    builder: GraphBuilder, value: TensorValue, source: TensorValue, dim: int, index: Any
+) -> TensorValue:
+    """`value[index] = source`."""
+    dim = wrap(dim, value.rank)
+    at = clamped_position(index, value.sizes[dim])
+    if is_empty(value.sizes):
+        return builder.like_node(value.load)
+
+    def inside(indices: Indices) -> Any:
+        distance = indices[dim] - at
+        return both(index_at_least(distance, ZERO), index_below(distance, ONE))
+
+    def element(indices: Indices) -> Expr:
+        return source.load([*indices[:dim], *indices[dim + 1 :]])
+
+    return _with_region(builder, value, selected(value, dim, at), source, inside, element)
+
+
+@lowers("aten.copy_.default")
+def lower_copy_into(builder: GraphBuilder, target: TensorValue, source: TensorValue, *_: Any) -> TensorValue:
+    """Writes a graph input."""
+    if is_empty(target.sizes):
+        return target
+    indices = loop_axes(target.sizes)
+    value = cast(source.load_broadcast(indices), target.dtype)
+    return builder.overwrite(target, indices, value, target.at(indices))

@@ -1,0 +1,72 @@
+"""Random numbers as functions of a key and of an element's row-major position.
+
+Keys are drawn by one call of eager's generator per run, so that `torch.manual_seed` governs them. This module must not
+define the generator: see `ir.operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minicompile.ir import operators  # noqa: F401  (defines the operators that the rules below are for)
+from minicompile.ir.expr import Expr, Random
+from minicompile.lowering.builder import GraphBuilder, Indices
+from minicompile.lowering.registry import lowers
+from minicompile.lowering.scalar import Scalar
+from minicompile.lowering.sizes import size_index, size_indices
+from minicompile.lowering.values import TensorValue
+from minicompile.lowering.view import row_major
+
+
+@lowers("minicompile.seeds.default")
+def lower_seeds(builder: GraphBuilder, count: int, *, device: torch.device) -> TensorValue:
+    """Fresh 64-bit keys."""
+    buffer = builder.new_buffer((size_index(count),), torch.int64, device=builder.val.device)
+    bounds = torch.iinfo(torch.int64)
+    options = (("dtype", torch.int64), ("device", builder.val.device))
+    builder.extern(
+        "torch.ops.aten.randint.low", (bounds.min, bounds.max, (count,)), options, (buffer,),
+        reason="draws the keys of this run", pure=False,
+    )  # fmt: skip
+    return builder.whole(buffer)
+
+
+@lowers("minicompile.random_uniform.default")
+def lower_uniform(
+    builder: GraphBuilder, seeds: TensorValue, index: int, size: Sequence[Any], dtype: torch.dtype
+) -> TensorValue:
+    """Uniform on [0, 1)."""
+    return _random(builder, "uniform", seeds, index, dtype)
+
+
+@lowers("minicompile.random_normal.default")
+def lower_normal(
+    builder: GraphBuilder, seeds: TensorValue, index: int, size: Sequence[Any], dtype: torch.dtype
+) -> TensorValue:
+    """Standard normal."""
+    return _random(builder, "normal", seeds, index, dtype)
+
+
+def _random(builder: GraphBuilder, kind: str, seeds: TensorValue, index: int, dtype: torch.dtype) -> TensorValue:
+    sizes = size_indices(builder.val.shape)
+    key = seeds.load([size_index(index)])
+    return builder.like_node(lambda i: Random(kind, key, row_major(i, sizes), dtype))
+
+
+@lowers("minicompile.random_randint.default")
+def lower_randint(
+    builder: GraphBuilder, seeds: TensorValue, index: int, low: int, high: int, size: Sequence[Any],
+    dtype: torch.dtype,
+) -> TensorValue:  # fmt: skip
+    """`low + bits mod (high - low)`."""
+    sizes = size_indices(builder.val.shape)
+    key = seeds.load([size_index(index)])
+
+    def body(indices: Indices) -> Expr:
+        bits = Scalar(Random("bits", key, row_major(indices, sizes), torch.int64))
+        return (bits.call("remainder", high - low) + low).to(dtype).expr
+
+    return builder.like_node(body)
