@@ -8,6 +8,7 @@ sizes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import Load, cast, rewrite
@@ -133,12 +134,17 @@ def _accesses(cluster: Cluster, buffers: Mapping[str, Buffer]) -> list[_Access]:
 
 
 def _access(buffer: Buffer, index: Index, axes: tuple[Axis, ...]) -> _Access:
+    return _Access(access_bytes(buffer, index), _stride_numbers(index, axes))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _stride_numbers(index: Index, axes: tuple[Axis, ...]) -> dict[Axis, int | None]:
     strides: dict[Axis, int | None] = {}
     for axis in axes:
         stride = coefficient_of(index, axis)
         opaque = stride is None or any(isinstance(a, Axis) for a in axes_in(stride))
         strides[axis] = None if opaque or stride is None else hint(stride)
-    return _Access(access_bytes(buffer, index), strides)
+    return strides
 
 
 def _by_strides(axes: tuple[Axis, ...], accesses: list[_Access]) -> tuple[Axis, ...]:

@@ -70,6 +70,7 @@ class Fuser:
             name: sum(1 << reader for reader in readers) for name, readers in dependences.readers.items()
         }
         self.refusals: dict[tuple[int, int], FusionRefusal] = {}
+        self.bytes: dict[int, int] = {}
 
     def fuse_all(self) -> None:
         """Fuse pairs, best first, until none is left that could be."""
@@ -164,7 +165,10 @@ class Fuser:
 
     def cluster_bytes(self, cluster: Cluster) -> int:
         """Bytes that a cluster moves as one kernel."""
-        return sum(self.reads_and_writes(cluster))
+        known = self.bytes.get(cluster.mask)
+        if known is None:
+            known = self.bytes[cluster.mask] = sum(self.reads_and_writes(cluster))
+        return known
 
     def reads_and_writes(self, cluster: Cluster) -> tuple[int, int]:
         """Bytes that a cluster reads and writes as one kernel."""

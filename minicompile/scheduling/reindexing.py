@@ -7,8 +7,6 @@ groups or profit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-
 from minicompile.ir.expr import Expr, IndexValue, Load, Random, rewrite, walk
 from minicompile.ir.index import (
     ONE,
@@ -49,7 +47,8 @@ def compose(first: AxisMap, second: AxisMap) -> AxisMap:
     return tuple((axis, move(image, second)) for axis, image in first)
 
 
-def identity(axes: Sequence[Axis]) -> AxisMap:
+@functools.lru_cache(maxsize=1 << 12)
+def identity(axes: tuple[Axis, ...]) -> AxisMap:
     """The change of axes that changes nothing."""
     return tuple((axis, as_index(axis)) for axis in axes)
 
@@ -78,7 +77,8 @@ def axes_in_value(value: Expr) -> frozenset[Axis]:
     return frozenset(found)
 
 
-def flatten(axes: Sequence[Axis]) -> Index:
+@functools.lru_cache(maxsize=1 << 12)
+def flatten(axes: tuple[Axis, ...]) -> Index:
     """The position in the row-major order of `axes`."""
     position = ZERO
     for axis in axes:
@@ -86,7 +86,8 @@ def flatten(axes: Sequence[Axis]) -> Index:
     return position
 
 
-def unflatten(position: Index, axes: Sequence[Axis]) -> AxisMap:
+@functools.lru_cache(maxsize=1 << 12)
+def unflatten(position: Index, axes: tuple[Axis, ...]) -> AxisMap:
     """The value of each axis at a row-major position."""
     images: list[tuple[Axis, Index]] = []
     stride = ONE
@@ -236,7 +237,7 @@ def match_axes(
 
     Axes that the access does not depend on are matched, in row-major order, with those that the target does not.
     """
-    if is_same_space(axes, target_axes) and access is target:
+    if axes == target_axes and access is target:
         return identity(axes)
     solved = solve(access, axes, target)
     if solved is None:
@@ -244,14 +245,10 @@ def match_axes(
     images = dict(solved)
     used = frozenset().union(*(axes_in(image) for image in images.values())) if images else frozenset()
     left = tuple(a for a in axes if a not in images)
-    left_target = [a for a in target_axes if a not in used and a.size is not ONE]
+    left_target = tuple(a for a in target_axes if a not in used and a.size is not ONE)
     if product(a.size for a in left) is not product(a.size for a in left_target):
         return None
     images.update(unflatten(flatten(left_target), left))
     changes = tuple((axis, images[axis]) for axis in axes)
     return changes if is_one_to_one(changes, target_axes) and move(access, changes) is target else None
 
-
-def is_same_space(axes: tuple[Axis, ...], others: tuple[Axis, ...]) -> bool:
-    """Whether the two are the very same axes in the same order."""
-    return axes == others
