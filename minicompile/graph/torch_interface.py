@@ -83,14 +83,26 @@ def fresh_fake(mode: FakeTensorMode, like: FakeTensor) -> FakeTensor:
     return made
 
 
+def fake_empty(mode: FakeTensorMode, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    """A new contiguous fake tensor, made without any mode seeing it."""
+    with _unseen():
+        empty = torch.empty(size, dtype=dtype, device="meta")
+    return FakeTensor(mode, empty, device)
+
+
 def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     """A new fake tensor with the metadata of `like`, symbolic sizes included, with storage of its own."""
-    with mode, torch.no_grad(), torch.inference_mode(False):
-        offset = like.storage_offset()
-        copy = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        if isinstance(offset, int) and offset == 0:
-            return copy
-        return copy
+    with _unseen():
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    return FakeTensor(mode, empty, like.device)
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """No mode and no functionalization takes part."""
+    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(functionalize):
+        yield
 
 
 def fake_mode_of(values: Iterator[Any]) -> FakeTensorMode:
@@ -140,3 +152,15 @@ def torch_decompositions() -> dict[Any, Callable[..., Any]]:
 def has_composite_kernel(operator: torch._ops.OpOverload) -> bool:
     """Whether the operator is defined in C++ through other operators alone."""
     return operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions down to the core ATen set."""
+    from torch._decomp import _core_aten_decompositions_post_autograd  # heavy: see torch_decompositions
+
+    return dict(_core_aten_decompositions_post_autograd())
+
+
+def plain_value(value: torch.Tensor) -> torch.Tensor:
+    """The plain tensor inside a functional one, without applying pending mutations; any other tensor itself."""
+    return torch._from_functional_tensor(value) if torch._is_functional_tensor(value) else value

@@ -90,6 +90,13 @@ class CapturedGraph:
 
 
 @dataclasses.dataclass(frozen=True)
+class SizeOutput:
+    """A size known only when the graph runs: output `index` of the forward graph."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
 class FreshOutput:
     """A user output that is output `index` of the forward graph, in storage of its own."""
 
@@ -111,19 +118,30 @@ class ViewOutput:
     Attributes:
         base: where the storage comes from.
         base_index: index of that input, or of that user output.
-        sizes, strides, offset: `as_strided` geometry, integers or indices into the graph's size inputs.
+        sizes, strides, offset: `as_strided` geometry relative to the base's first element: integers, or `SizeOutput`s.
         dtype: differs from the base's for `view(dtype)`.
         view_calls: (operator overload, arguments, keyword arguments) to be applied to the base in order, so that autograd
             sees the same views as in eager; empty when `as_strided` serves.
+        requires_grad: whether the view is made with gradients recorded.
+
+    A base `hidden` is output `base_index` of the forward graph, a tensor that the user only sees through views.
     """
 
-    base: Literal["input", "output"]
+    base: Literal["input", "output", "hidden"]
     base_index: int
     sizes: tuple[Any, ...]
     strides: tuple[Any, ...]
     offset: Any
     dtype: torch.dtype
     view_calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = ()
+    requires_grad: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class RepeatedOutput:
+    """A user output that is the very object that user output `index` is."""
+
+    index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +151,7 @@ class ConstantOutput:
     value: Any
 
 
-OutputBinding = FreshOutput | InputOutput | ViewOutput | ConstantOutput
+OutputBinding = FreshOutput | InputOutput | ViewOutput | RepeatedOutput | ConstantOutput
 
 
 @dataclasses.dataclass(frozen=True)

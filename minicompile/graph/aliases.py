@@ -1,0 +1,176 @@
+"""What the traced outputs are: new tensors, inputs, views of inputs, views of each other.
+
+The forward graph returns values only; identity and shared storage are rebuilt outside from the bindings made here. This
+module must not record nodes other than reads of current values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from minicompile.graph import torch_interface
+from minicompile.graph.recorder import Recorder
+from minicompile.ir.graph import (
+    ConstantOutput,
+    FreshOutput,
+    InputOutput,
+    MutatedInput,
+    OutputBinding,
+    RepeatedOutput,
+    ViewOutput,
+)
+
+ViewCalls = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedInput:
+    """An input during the trace.
+
+    Attributes:
+        fake: the plain fake tensor (or size) behind the placeholder.
+        value: the functional tensor that the captured graph works on; `None` for a size.
+        leaf: where its gradient arrives; `None` if it needs none.
+        differentiable: whether it requires a gradient on entry.
+    """
+
+    fake: Any
+    value: torch.Tensor | None
+    leaf: torch.Tensor | None
+    differentiable: bool
+
+
+class OutputAnalysis:
+    """Binds every user output, and collects the values that the forward graph must return.
+
+    Attributes:
+        bindings: one per user output.
+        mutated_inputs: inputs to copy back.
+        forward_nodes, forward_values: the forward graph's outputs: nodes, and functional tensors (`None` for sizes).
+    """
+
+    def __init__(self, recorder: Recorder, inputs: list[TracedInput], results: list[Any]) -> None:
+        self.bindings: list[OutputBinding] = []
+        self.mutated_inputs: list[MutatedInput] = []
+        self.forward_nodes: list[Any] = []
+        self.forward_values: list[torch.Tensor | None] = []
+        self._recorder = recorder
+        self._inputs = inputs
+        self._by_identity = {id(t.value): i for i, t in enumerate(inputs) if t.value is not None}
+        self._by_storage = {torch_interface.storage_key(t.value): i for i, t in enumerate(inputs) if t.value is not None}
+        self._hidden: dict[int, tuple[int, torch.Tensor]] = {}
+        self._collect_mutations()
+        self._shared = self._count_storages(results)
+        self._seen: dict[int, int] = {}
+        self._roots: dict[int, int] = {}
+        for value in results:
+            self._note_root(len(self.bindings), value, results)
+            self.bindings.append(self._bind(len(self.bindings), value))
+
+    def _collect_mutations(self) -> None:
+        for index, traced in enumerate(self._inputs):
+            value = traced.value
+            if value is None or not torch_interface.data_was_mutated(value):
+                continue
+            node = self._recorder.node_of(torch_interface.from_functional(value))
+            if node is self._recorder.node_of(traced.fake):
+                continue
+            hidden = torch_interface.mutation_is_hidden_from_autograd(value)
+            requires_grad = value.requires_grad and not hidden
+            position = self._return(node, value if requires_grad else None)
+            self.mutated_inputs.append(MutatedInput(index, position, requires_grad=requires_grad))
+
+    def _return(self, node: Any, value: torch.Tensor | None) -> int:
+        self.forward_nodes.append(node)
+        self.forward_values.append(value)
+        return len(self.forward_nodes) - 1
+
+    def _count_storages(self, results: list[Any]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for value in {id(v): v for v in results if isinstance(v, torch.Tensor)}.values():
+            key = torch_interface.storage_key(value)
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def _note_root(self, position: int, value: Any, results: list[Any]) -> None:
+        """Among outputs that share storage, the first that is nobody's view can serve the others as base."""
+        if not isinstance(value, torch.Tensor):
+            return
+        for index, other in enumerate(results):
+            if isinstance(other, torch.Tensor) and root_of(other) is other:
+                self._roots.setdefault(torch_interface.storage_key(other), index)
+
+    def _bind(self, position: int, value: Any) -> OutputBinding:
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return FreshOutput(self._return(self._recorder.sizes.node_or_number(value), None))
+        if not isinstance(value, torch.Tensor):
+            return ConstantOutput(value)
+        if id(value) in self._by_identity:
+            return InputOutput(self._by_identity[id(value)])
+        if id(value) in self._seen:
+            return RepeatedOutput(self._seen[id(value)])
+        self._seen[id(value)] = position
+        key = torch_interface.storage_key(value)
+        if key in self._by_storage:
+            index = self._by_storage[key]
+            traced = self._inputs[index]
+            assert traced.value is not None
+            return self._view("input", index, traced.value, value)
+        root = self._roots.get(key)
+        if self._shared[key] == 1 or root == position:
+            return FreshOutput(self._return(self._node(value), value), value.requires_grad)
+        base = root_of(value)
+        if root is not None:
+            return self._view("output", root, base, value)
+        hidden = self._hidden.get(key)
+        if hidden is None:
+            hidden = self._hidden[key] = (self._return(self._node(base), base), base)
+        return self._view("hidden", hidden[0], hidden[1], value)
+
+    def _node(self, value: torch.Tensor) -> Node:
+        return self._recorder.node_of(torch_interface.from_functional(value))
+
+    def _view(self, kind: Any, index: int, base: torch.Tensor, value: torch.Tensor) -> ViewOutput:
+        base_node, node = self._node(base), self._node(value)
+        calls = view_calls(node, base_node)
+        numbers = (*value.shape, *value.stride(), value.storage_offset(), base.storage_offset())
+        static = all(isinstance(n, int) for n in numbers)
+        if calls is None and (not static or value.dtype != base.dtype):
+            raise RuntimeError("an output is a view of symbolic or reinterpreted storage that cannot be rebuilt")
+        return ViewOutput(
+            base=kind,
+            base_index=index,
+            sizes=tuple(value.shape) if static else (),
+            strides=value.stride() if static else (),
+            offset=value.storage_offset() - base.storage_offset() if static else 0,
+            dtype=value.dtype,
+            view_calls=calls or (),
+            requires_grad=value.requires_grad,
+        )
+
+
+def root_of(value: torch.Tensor) -> torch.Tensor:
+    """The tensor that autograd says `value` is a view of; itself if it is no view."""
+    base = value._base
+    return value if base is None else base
+
+
+def view_calls(node: Node, base: Node) -> ViewCalls | None:
+    """The chain of view operators from `base` to `node`, first to be applied first; `None` if there is no plain one."""
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    current = node
+    while current is not base:
+        target = current.target
+        if target is not operator.getitem and not getattr(target, "is_view", False):
+            return None
+        source, *rest = current.args
+        if not isinstance(source, Node) or len(current.all_input_nodes) != 1:
+            return None
+        calls.append((target, tuple(rest), dict(current.kwargs)))
+        current = source
+    return tuple(reversed(calls))

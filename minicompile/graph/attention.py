@@ -1,0 +1,104 @@
+"""`scaled_dot_product_attention` as one operator of the graph, forward and backward.
+
+The interpreter of the captured graph calls `attention_or_none` in the function's place. What the operator does not cover
+keeps PyTorch's own path. This module must not recognise attention written by hand: see `patterns.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minicompile.graph import torch_interface
+from minicompile.graph.random_numbers import Seeds
+
+ours = torch.ops.minicompile
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SDPA = (torch.nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
+
+
+class Attention(torch.autograd.Function):
+    """`minicompile::attention` with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        """(query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window) to the result."""
+        out, logsumexp = ours.attention(*args)
+        query, key, value, mask, seeds = args[:5]
+        ctx.save_for_backward(query, key, value, out, logsumexp, mask, seeds)
+        ctx.rest = args[5:]
+        ctx.needs_mask = mask is not None and ctx.needs_input_grad[3]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """Gradients of query, key, value and mask."""
+        found = ours.attention_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_mask)
+        return (*found[:3], found[3] if ctx.needs_mask else None, *([None] * 6))
+
+
+def attention_or_none(
+    seeds: Seeds | None, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor | None:
+    """The result as one operator, or `None` for arguments that PyTorch's own path must treat."""
+    if not _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+        return None
+    if dropout_p > 0.0 and seeds is None:
+        return None
+    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    added = query.dim() == 3
+    if added:
+        query, key, value = (part.unsqueeze(1) for part in (query, key, value))
+        attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])
+    drawn, index = (None, 0)
+    if dropout_p > 0.0 and seeds is not None:
+        plain, index = seeds.draw(query.device)
+        drawn = torch_interface.to_functional(plain)
+    out = Attention.apply(query, key, value, attn_mask, drawn, index, dropout_p, is_causal, scale, 0)
+    return out.squeeze(1) if added else out
+
+
+def _covered(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: Any, is_causal: Any, gqa: bool
+) -> bool:
+    tensors = [query, key, value]
+    if query.dim() not in (3, 4) or any(t.dim() != query.dim() or t.dtype not in FLOATS for t in tensors):
+        return False
+    if any(torch_interface.is_symbolic(torch_interface.plain_value(t)) for t in tensors):
+        return False
+    if len({(t.dtype, t.device) for t in tensors}) != 1 or any(t.numel() == 0 for t in tensors):
+        return False
+    if not isinstance(dropout, float) or not 0.0 <= dropout < 1.0 or is_causal and mask is not None:
+        return False
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        return False
+    if query.dim() == 3:
+        return query.shape[0] == key.shape[0] == value.shape[0] and _mask_covered(query, key, mask)
+    same_heads = query.shape[1] == key.shape[1] == value.shape[1]
+    grouped = gqa and key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0
+    return query.shape[0] == key.shape[0] == value.shape[0] and (same_heads or grouped) and _mask_covered(query, key, mask)
+
+
+def _mask_covered(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
+    if mask is None:
+        return True
+    if mask.dtype != torch.bool and mask.dtype != query.dtype or mask.dim() > query.dim() or mask.dim() < 2:
+        return False
+    target = (*query.shape[:-1], key.shape[-2])
+    return all(size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(target), strict=False))
+
+
+def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+    kind = query.device.type
+    if not torch.is_autocast_enabled(kind) or query.dtype == torch.float64:
+        return query, key, value, mask
+    dtype = torch.get_autocast_dtype(kind)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(dtype)
+    return query.to(dtype), key.to(dtype), value.to(dtype), mask

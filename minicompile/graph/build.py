@@ -1,0 +1,21 @@
+"""The graph stage as one list of steps: trace, simplify, split.
+
+Nothing here knows how a step works.
+"""
+
+from __future__ import annotations
+
+from minicompile.config import Config
+from minicompile.graph.partition import partition
+from minicompile.graph.passes import simplify
+from minicompile.graph.trace import trace_joint
+from minicompile.ir.graph import CapturedGraph, PartitionedGraph
+
+
+def build_graph(captured: CapturedGraph, config: Config) -> PartitionedGraph:
+    """Functional ATen graphs of a captured graph: a forward, and a backward where gradients are needed.
+
+    Raises `CompileFailed` for what only eager can do (a change of an input's shape or storage).
+    """
+    joint = simplify(trace_joint(captured, config))
+    return partition(joint, captured, config)

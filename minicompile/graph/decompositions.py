@@ -1,0 +1,142 @@
+"""The primitive set: which operators are taken apart on the way into the graph, and how.
+
+A composite operator is taken apart when lowering gains by fusing the parts. What lowering has a formula for (activations
+and their gradients, comparisons, `where`, `masked_fill`) is kept; so are products, convolutions, attention, sorting,
+and whatever no rule names. `KEPT` are operators that PyTorch's core table would take apart and this compiler does not.
+This module must not record nodes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minicompile.graph import torch_interface
+
+aten = torch.ops.aten
+Decomposition = Callable[..., Any]
+
+KEPT = (
+    "addcdiv addcmul celu clamp_max clamp_min deg2rad rad2deg elu_backward floor_divide frac gelu_backward hardshrink "
+    "hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh_backward heaviside isneginf isposinf "
+    "leaky_relu_backward lerp logaddexp logaddexp2 logit logit_backward log_sigmoid_backward log_sigmoid_forward "
+    "masked_fill mish mish_backward nan_to_num _prelu_kernel sgn sigmoid_backward silu silu_backward sinc softplus "
+    "softplus_backward softshrink special_entr special_xlog1py special_log_ndtr tanh_backward threshold "
+    "threshold_backward xlogy detach baddbmm select_scatter slice_scatter index_add index_copy split.Tensor unbind "
+    "empty_like new_empty sum arange full_like ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
+    "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu view_as_complex alias_copy fill zero glu take "
+    "_scaled_dot_product_flash_attention_for_cpu aminmax _lazy_clone _test_parallel_materialize rrelu_with_noise "
+    "squeeze t transpose.int expand_as stack all upsample_nearest2d_backward"
+).split()
+
+
+def decomposition_table() -> dict[Any, Decomposition]:
+    """Operator overload to the function that takes it apart."""
+    table = torch_interface.core_decompositions()
+    for name in KEPT:
+        packet, _, overload = name.partition(".")
+        for found in overloads(packet, overload):
+            table.pop(found, None)
+    table.update(EXTRA_FROM_TORCH())
+    for names, function in OWN.items():
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            for found in overloads(packet, overload or "default"):
+                table[found] = function
+    return {key: value for key, value in table.items() if isinstance(key, torch._ops.OpOverload)}
+
+
+def overloads(packet: str, overload: str) -> list[Any]:
+    """The overloads of `aten.packet` (one if named); none if this torch version lacks them."""
+    found = getattr(aten, packet, None)
+    if found is None:
+        return []
+    names = [overload] if overload else found.overloads()
+    return [getattr(found, name) for name in names if hasattr(found, name)]
+
+
+def EXTRA_FROM_TORCH() -> dict[Any, Decomposition]:
+    """Decompositions of PyTorch's table beyond its core list."""
+    available = torch_interface.torch_decompositions()
+    wanted = (
+        "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
+        "_native_batch_norm_legit_functional _batch_norm_with_update_functional batch_norm_backward std_mean "
+        "addmv nll_loss_forward nll_loss2d_forward upsample_bilinear2d upsample_linear1d upsample_trilinear3d "
+        "upsample_bicubic2d upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+        "_upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d index_select constant_pad_nd "
+        "rrelu_with_noise_functional rrelu_with_noise_backward masked_select_backward linalg_vector_norm "
+        "cumprod_backward unfold_backward dist max_pool2d_with_indices_backward_decomp"
+    ).split()
+    keep_out = {"linalg_vector_norm", "index_select", "constant_pad_nd", "masked_select_backward"}
+    chosen: dict[Any, Decomposition] = {}
+    for name in wanted:
+        if name in keep_out:
+            continue
+        for found in overloads(name, ""):
+            if found in available:
+                chosen[found] = available[found]
+    return chosen
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which eager computes statistics of `dtype`."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def softmax(value: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """`aten._softmax`; half precisions are computed in fp32."""
+    result_dtype = torch.float32 if half_to_float else value.dtype
+    value = value.to(wide(value.dtype))
+    if value.numel() == 0:
+        return torch.empty_like(value).to(result_dtype)
+    exponentials = torch.exp(value - torch.amax(value, dim, keepdim=True))
+    return (exponentials / exponentials.sum(dim, keepdim=True)).to(result_dtype)
+
+
+def log_softmax(value: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """`aten._log_softmax`."""
+    result_dtype = torch.float32 if half_to_float else value.dtype
+    value = value.to(wide(value.dtype))
+    if value.numel() == 0:
+        return torch.empty_like(value).to(result_dtype)
+    shifted = value - torch.amax(value, dim, keepdim=True)
+    return (shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))).to(result_dtype)
+
+
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """`aten._softmax_backward_data`."""
+    compute = wide(grad.dtype)
+    grad, output = grad.to(compute), output.to(compute)
+    product = grad * output
+    return (product - output * product.sum(dim, keepdim=True)).to(input_dtype)
+
+
+def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """`aten._log_softmax_backward_data`."""
+    compute = wide(grad.dtype)
+    grad, output = grad.to(compute), output.to(compute)
+    return (grad - torch.exp(output) * grad.sum(dim, keepdim=True)).to(input_dtype)
+
+
+def square_root_gradient_free_rms(value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Any:
+    """`aten._fused_rms_norm`: the normalised value and the reciprocal deviation."""
+    compute = wide(value.dtype)
+    dims = list(range(value.dim() - len(shape), value.dim()))
+    raised = value.to(compute)
+    epsilon = torch.finfo(compute).eps if eps is None else eps
+    reciprocal = torch.rsqrt(torch.mean(raised * raised, dims, keepdim=True) + epsilon)
+    result = raised * reciprocal
+    if weight is not None:
+        result = result * weight
+    return result.to(value.dtype), reciprocal
+
+
+OWN: dict[str, Decomposition] = {
+    "_softmax": softmax,
+    "_log_softmax": log_softmax,
+    "_softmax_backward_data": softmax_backward,
+    "_log_softmax_backward_data": log_softmax_backward,
+}

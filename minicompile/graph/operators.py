@@ -1,0 +1,115 @@
+"""What kind of operator a node is: view, pointwise, reduction, random, expensive, impure.
+
+The partition and the passes ask; nobody else decides such things. This module must not change graphs.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+ours = torch.ops.minicompile
+
+MORE_POINTWISE = frozenset(
+    """_to_copy clone where masked_fill full full_like ones zeros ones_like zeros_like new_full new_zeros new_ones
+    scalar_tensor arange fill constant_pad_nd cat embedding index gather index_select tril triu threshold_backward
+    gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward leaky_relu_backward hardtanh_backward
+    hardswish_backward hardsigmoid_backward softplus_backward mish_backward log_sigmoid_backward logit_backward
+    hardshrink_backward softshrink_backward log_sigmoid_forward random_uniform random_normal random_randint lift_fresh_copy
+    prelu_backward _prelu_kernel copy flip roll stack slice_scatter select_scatter repeat iota empty_strided
+    diagonal_scatter new_empty_strided empty empty_like new_empty""".split()
+)
+MORE_VIEWS = frozenset("reshape _unsafe_view _reshape_alias lift_fresh".split())
+REDUCTIONS = frozenset(
+    "sum mean amax amin max min prod var var_mean std std_mean any all argmax argmin logsumexp linalg_vector_norm".split()
+)
+
+
+def name_of(node: Node) -> str:
+    """`add` for `aten.add.Tensor`; an empty string for what is no operator call."""
+    target: Any = node.target
+    return target._opname if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def is_view(node: Node) -> bool:
+    """Whether the result shares storage with the first argument."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target.is_view or target._opname in MORE_VIEWS
+
+
+def is_item(node: Node) -> bool:
+    """Whether the node picks one of several results."""
+    return node.target is operator.getitem
+
+
+def is_fusible(node: Node) -> bool:
+    """Whether the node is computed inside the loop of whoever reads it: pointwise work and views."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return node.op == "get_attr" or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
+    if target.namespace == "minicompile":
+        return target._opname in MORE_POINTWISE
+    if target._opname in REDUCTIONS:
+        return False
+    return is_view(node) or torch.Tag.pointwise in target.tags or target._opname in MORE_POINTWISE
+
+
+def is_reduction(node: Node) -> bool:
+    """Whether the node reduces: cheap arithmetic, but its whole argument is read."""
+    return name_of(node) in REDUCTIONS
+
+
+def is_impure(node: Node) -> bool:
+    """Whether running the node twice may give two results, or does something else than give a result."""
+    target: Any = node.target
+    if node.op in ("placeholder", "output"):
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return (
+        target is ours.seeds.default
+        or target._schema.is_mutable
+        or torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def is_size(node: Node) -> bool:
+    """Whether the node computes a size or another Python number."""
+    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def num_bytes(node: Node) -> int:
+    """Bytes of the node's result, at the sizes seen at compile time; an expanded tensor counts its distinct elements."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    total = 0
+    for item in values:
+        if isinstance(item, torch.Tensor):
+            elements = 1
+            for size, stride in zip(item.shape, item.stride(), strict=True):
+                if not isinstance(stride, int) or stride != 0:
+                    elements *= hinted(size)
+            total += elements * item.element_size()
+        elif item is not None:
+            total += 8
+    return total
+
+
+def hinted(size: Any) -> int:
+    """A size as a number: for a symbol, the value it had when it was first seen."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 4096
+
+
+def storage_root(node: Node) -> Node:
+    """The node whose storage the result of `node` lies in."""
+    while is_view(node) or is_item(node) and is_view(node.args[0]):
+        node = node.args[0]  # type: ignore[assignment]
+    return node

@@ -1,0 +1,233 @@
+"""Splits the joint graph into a forward and a backward, and writes the binding of both.
+
+What is kept in between is chosen in `recompute.py`. Inputs that the user's code wrote and that need no gradient are
+written by the forward itself, last, with `aten.copy_`. This module must not change what is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from minicompile.config import Config
+from minicompile.graph.operators import is_impure, is_size, is_view, num_bytes
+from minicompile.graph.recompute import Cut, JointView, choose
+from minicompile.graph.trace import JointGraph
+from minicompile.ir.graph import (
+    Binding,
+    CapturedGraph,
+    FreshOutput,
+    MutatedInput,
+    OutputBinding,
+    PartitionedGraph,
+    Recomputed,
+    SavedTensor,
+    ViewOutput,
+)
+
+aten = torch.ops.aten
+KEPT_ORIGIN = ("val", "location", "variable", "operator", "stage", "source", "kind")
+
+
+def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> PartitionedGraph:
+    """The forward and backward graphs of a joint graph."""
+    graph = joint.module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs, tangents = placeholders[: len(captured.inputs)], placeholders[len(captured.inputs) :]
+    closing = next(iter(reversed(graph.nodes)))
+    outputs = list(closing.args[0])  # type: ignore[arg-type]
+    forward_outputs, gradients = outputs[: joint.forward_outputs], outputs[joint.forward_outputs :]
+    mutated = {inputs[entry.input_index] for entry in joint.mutated_inputs}
+    cut, view = None, None
+    if gradients:
+        view = JointView(graph, tangents, [node for node in gradients if node is not None])
+        cut = choose(view, mutated, config.activation_memory_budget)
+    forward = _Forward(joint, inputs, forward_outputs, cut, mutated)
+    backward = _backward(joint, inputs, tangents, gradients, forward, view) if view is not None else None
+    return PartitionedGraph(
+        forward=forward.module,
+        backward=backward,
+        binding=Binding(
+            outputs=forward.bindings,
+            mutated_inputs=forward.mutated_inputs,
+            differentiable_inputs=joint.differentiable_inputs,
+            differentiable_outputs=tuple(forward.renumbered[i] for i in joint.differentiable_outputs),
+            saved=tuple(forward.saved),
+            saved_inputs=tuple(forward.saved_inputs),
+        ),
+        inputs=captured.inputs,
+        joint_text=joint.module.print_readable(print_output=False) if config.dump_directory else "",
+        saved_tensors=tuple(forward.saved_records(cut)) if cut else (),
+        recomputed=tuple(recomputed_records(backward, forward)) if backward is not None else (),
+        name=captured.name,
+    )
+
+
+class _Copier:
+    """Copies nodes of one graph into another on demand."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.copies: dict[Node, Node] = {}
+
+    def placeholder(self, node: Node, name: str | None = None) -> Node:
+        """A placeholder that stands for `node`."""
+        made = self.graph.placeholder(name or node.name)
+        made.meta = {key: node.meta[key] for key in KEPT_ORIGIN if key in node.meta}
+        self.copies[node] = made
+        return made
+
+    def copy(self, node: Node) -> Node:
+        """The copy of `node`, with everything that it needs ahead of it."""
+        stack = [node]
+        while stack:
+            current = stack[-1]
+            if current in self.copies:
+                stack.pop()
+                continue
+            missing = [argument for argument in current.all_input_nodes if argument not in self.copies]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            made = self.graph.node_copy(current, self.copies.__getitem__)
+            made.meta = {key: current.meta[key] for key in KEPT_ORIGIN if key in current.meta}
+            self.copies[current] = made
+            stack.pop()
+        return self.copies[node]
+
+
+class _Forward:
+    """The forward graph, and where its results went."""
+
+    def __init__(
+        self, joint: JointGraph, inputs: list[Node], outputs: list[Any], cut: Cut | None, mutated: set[Node]
+    ) -> None:
+        self.copier = _Copier()
+        for node in inputs:
+            self.copier.placeholder(node)
+        in_graph = {m.output_index: m for m in joint.mutated_inputs if not m.requires_grad}
+        wanted = [node for node in outputs if isinstance(node, Node)] + list(cut.kept if cut else ())
+        needed = ancestors(wanted)
+        for node in joint.module.graph.nodes:
+            if node in needed and node not in self.copier.copies:
+                self.copier.copy(node)
+            elif is_effect(node) and (cut is None or node in cut.forward):
+                self.copier.copy(node)
+        self.renumbered: dict[int, int] = {}
+        self.results: list[Any] = []
+        self._index_of: dict[Node, int] = {}
+        for index, node in enumerate(outputs):
+            if index not in in_graph:
+                self.renumbered[index] = self._add(node)
+        self.kept_nodes: list[Node] = []
+        self.saved: list[int] = []
+        self.saved_inputs: list[int] = []
+        self.saved_input_nodes: list[Node] = []
+        self._save(cut, inputs, mutated)
+        for index, entry in in_graph.items():
+            self._write(inputs[entry.input_index], outputs[index])
+        self.copier.graph.output(tuple(self.results))
+        self.module = GraphModule(joint.module, self.copier.graph)
+        self.bindings = tuple(self._renumber(binding) for binding in joint.outputs)
+        self.mutated_inputs = tuple(self._renumber_mutation(entry) for entry in joint.mutated_inputs)
+
+    def _add(self, node: Any) -> int:
+        copy = self.copier.copies[node] if isinstance(node, Node) else node
+        self.results.append(copy)
+        if isinstance(node, Node):
+            self._index_of.setdefault(node, len(self.results) - 1)
+        return len(self.results) - 1
+
+    def _save(self, cut: Cut | None, inputs: list[Node], mutated: set[Node]) -> None:
+        kept = [] if cut is None else list(cut.kept)
+        for node in sorted(kept, key=is_size):
+            if node.op == "placeholder" and node not in mutated and not is_size(node):
+                self.saved_inputs.append(inputs.index(node))
+                self.saved_input_nodes.append(node)
+                continue
+            if node in self._index_of and node.op != "placeholder":
+                index = self._index_of[node]
+            elif node in mutated:
+                copy = self.copier.graph.call_function(aten.clone.default, (self.copier.copies[node],))
+                copy.meta.update(self.copier.copies[node].meta)
+                self.results.append(copy)
+                index = len(self.results) - 1
+            else:
+                index = self._add(node)
+            self.saved.append(index)
+            self.kept_nodes.append(node)
+
+    def _write(self, into: Node, value: Node) -> None:
+        node = self.copier.graph.call_function(
+            aten.copy_.default, (self.copier.copies[into], self.copier.copies[value])
+        )
+        node.meta.update(self.copier.copies[value].meta)
+        node.meta["val"] = into.meta["val"]
+
+    def _renumber(self, binding: OutputBinding) -> OutputBinding:
+        if isinstance(binding, FreshOutput):
+            return dataclasses.replace(binding, index=self.renumbered[binding.index])
+        if isinstance(binding, ViewOutput) and binding.base == "hidden":
+            return dataclasses.replace(binding, base_index=self.renumbered[binding.base_index])
+        return binding
+
+    def _renumber_mutation(self, entry: MutatedInput) -> MutatedInput:
+        if entry.requires_grad:
+            return dataclasses.replace(entry, output_index=self.renumbered[entry.output_index])
+        return dataclasses.replace(entry, output_index=-1, in_graph=True)
+
+    def saved_records(self, cut: Cut) -> list[SavedTensor]:
+        """What is kept, for the report."""
+        return [
+            SavedTensor(node.name, index, num_bytes(node), cut.reasons.get(node, ""), node.meta.get("location"))
+            for node, index in zip(self.kept_nodes, self.saved, strict=True)
+        ]
+
+
+def _backward(
+    joint: JointGraph, inputs: list[Node], tangents: list[Node], gradients: list[Any], forward: _Forward, view: JointView
+) -> GraphModule:
+    copier = _Copier()
+    for node in (*forward.kept_nodes, *forward.saved_input_nodes):
+        copier.placeholder(node)
+    for node in tangents:
+        copier.placeholder(node)
+    needed = ancestors([node for node in gradients if node is not None])
+    for node in view.nodes:
+        if node in view.backward and (node in needed or is_effect(node)):
+            copier.copy(node)
+    results = tuple(None if node is None else copier.copy(node) for node in gradients)
+    copier.graph.output(results)
+    return GraphModule(joint.module, copier.graph)
+
+
+def recomputed_records(backward: GraphModule, forward: _Forward) -> list[Recomputed]:
+    """Operations of the forward that the backward repeats, for the report."""
+    records = []
+    for node in backward.graph.nodes:
+        if node.op == "call_function" and node.meta.get("stage") == "forward" and not is_view(node) and not is_size(node):
+            records.append(Recomputed(node.name, num_bytes(node), "cheaper than keeping it", node.meta.get("location")))
+    return records
+
+
+def is_effect(node: Node) -> bool:
+    """Whether the node must run even if nobody reads it."""
+    return node.op == "call_function" and is_impure(node)
+
+
+def ancestors(nodes: list[Node]) -> set[Node]:
+    """The nodes and everything that they are computed from."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+

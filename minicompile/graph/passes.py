@@ -1,0 +1,239 @@
+"""Simplifications of the joint graph, each a named function from graph module to graph module.
+
+Passes change only how a value is computed, never a value: no algebra on floating point. Each works in place on a graph
+nobody else holds. `PASSES` is the order. Dead outputs, splitting and recomputation are not their business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from minicompile.graph.operators import is_impure, is_view, name_of, storage_root
+from minicompile.graph.trace import JointGraph
+
+aten = torch.ops.aten
+Pass = Callable[[GraphModule], GraphModule]
+
+
+def remove_dead_code(module: GraphModule) -> GraphModule:
+    """Drop nodes that no output needs; random draws of eager stay, since they move the generator."""
+    for node in reversed(module.graph.nodes):
+        if not node.users and node.op not in ("output", "placeholder"):
+            if not is_impure(node) or name_of(node) == "seeds":
+                module.graph.erase_node(node)
+    return module
+
+
+def remove_aliases(module: GraphModule) -> GraphModule:
+    """`detach`, `alias` and the like matter to autograd alone, which is done."""
+    for node in list(module.graph.nodes):
+        if name_of(node) in ("detach", "alias", "lift_fresh", "lift_fresh_copy", "lift"):
+            replace(node, node.args[0])
+    return module
+
+
+def remove_no_op_views(module: GraphModule) -> GraphModule:
+    """Views that change neither shape nor strides, and chains of reshapes."""
+    for node in list(module.graph.nodes):
+        if name_of(node) not in ("view", "_unsafe_view", "reshape", "expand", "permute", "slice", "transpose", "as_strided"):
+            continue
+        source = node.args[0]
+        if name_of(node) in ("view", "_unsafe_view", "reshape"):
+            while name_of(source) in ("view", "_unsafe_view", "reshape") and reshapes_directly(source.args[0], node):
+                source = source.args[0]
+            if source is not node.args[0]:
+                node.args = (source, *node.args[1:])
+        if same_layout(node, source) and name_of(node) not in ("slice", "as_strided"):
+            replace(node, source)
+        elif name_of(node) == "slice" and same_layout(node, source) and is_static(node):
+            replace(node, source)
+    return module
+
+
+def reshapes_directly(source: Node, node: Node) -> bool:
+    """Whether one `view` takes `source` to the shape and strides of `node`."""
+    before, after = source.meta["val"], node.meta["val"]
+    return before.dtype == after.dtype and is_static(source) and is_static(node) and (
+        before.is_contiguous() and after.is_contiguous()
+    )
+
+
+def remove_no_op_casts(module: GraphModule) -> GraphModule:
+    """Casts to the dtype and place that the value has, and exact round trips (half to fp32 to the same half)."""
+    for node in list(module.graph.nodes):
+        if name_of(node) != "_to_copy":
+            continue
+        source = node.args[0]
+        if same_layout(node, source):
+            replace(node, source)
+        elif name_of(source) == "_to_copy" and widens(source) and same_layout(node, source.args[0]):
+            replace(node, source.args[0])
+    return module
+
+
+def widens(cast: Node) -> bool:
+    """Whether a cast loses nothing: a half precision to fp32 or fp64, fp32 to fp64."""
+    before, after = cast.args[0].meta["val"], cast.meta["val"]  # type: ignore[union-attr]
+    exact = {torch.bfloat16: (torch.float32, torch.float64), torch.float16: (torch.float32, torch.float64),
+             torch.float32: (torch.float64,)}
+    return after.dtype in exact.get(before.dtype, ()) and before.device == after.device
+
+
+def remove_clones(module: GraphModule) -> GraphModule:
+    """Copies that leave the layout as it is. Outputs that must not share storage are separated again at the end."""
+    for node in list(module.graph.nodes):
+        if name_of(node) == "clone" and same_layout(node, node.args[0]):
+            replace(node, node.args[0])
+    return module
+
+
+def write_copies_plainly(module: GraphModule) -> GraphModule:
+    """A functional `copy(into, value)` overwrites all of `into`: it is a cast and an expand of `value`."""
+    for node in list(module.graph.nodes):
+        if name_of(node) != "copy" or len(node.args) < 2 or not isinstance(node.args[1], Node):
+            continue
+        value, result = node.args[1], node.meta["val"]
+        source = value.meta["val"]
+        if source.dtype != result.dtype or source.device != result.device or source.shape != result.shape:
+            continue
+        if source.stride() == result.stride():
+            replace(node, value)
+    return module
+
+
+def merge_common_subexpressions(module: GraphModule) -> GraphModule:
+    """Compute equal pure expressions once."""
+    seen: dict[Any, Node] = {}
+    for node in list(module.graph.nodes):
+        if node.op not in ("call_function", "get_attr") or is_impure(node) or name_of(node).startswith("empty"):
+            continue
+        try:
+            key = (node.op, node.target, freeze(node.args), freeze(node.kwargs))
+            earlier = seen.setdefault(key, node)
+        except TypeError:
+            continue
+        if earlier is not node:
+            replace(node, earlier)
+    return module
+
+
+def freeze(value: Any) -> Any:
+    """A hashable form that tells 1, 1.0 and True, and 0.0 and -0.0, apart."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(freeze, value))
+    if isinstance(value, dict):
+        return tuple((name, freeze(item)) for name, item in value.items())
+    return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
+
+
+def split_of_cat(module: GraphModule) -> GraphModule:
+    """A piece of a `cat` that is exactly one of its parts is that part."""
+    for node in list(module.graph.nodes):
+        if name_of(node) != "slice" or name_of(node.args[0]) != "cat" or not is_static(node):
+            continue
+        joined = node.args[0]
+        dim = (joined.args[1] if len(joined.args) > 1 else 0) % joined.meta["val"].dim()
+        sliced, start, stop, step = slice_arguments(node)
+        if sliced % joined.meta["val"].dim() != dim or step != 1:
+            continue
+        offset = 0
+        for part in joined.args[0]:
+            width = part.meta["val"].shape[dim]
+            fits = (start, stop) == (offset, offset + width) and part.meta["val"].shape == node.meta["val"].shape
+            if fits and part.meta["val"].dtype == node.meta["val"].dtype:
+                replace(node, part)
+                break
+            offset += width
+    return module
+
+
+def slice_arguments(node: Node) -> tuple[int, int, int, int]:
+    """Dim, start, stop and step of a slice, defaults filled in and bounds clamped."""
+    dim, start, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+    length = node.args[0].meta["val"].shape[dim]  # type: ignore[union-attr,index]
+    start, stop, step = slice(start, stop, step).indices(length)
+    return dim, start, stop, step  # type: ignore[return-value]
+
+
+def same_layout(node: Node, other: Any) -> bool:
+    """Whether two nodes' values agree in everything but storage."""
+    a, b = node.meta.get("val"), other.meta.get("val") if isinstance(other, Node) else None
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    if a.dtype != b.dtype or a.device != b.device or a.dim() != b.dim():
+        return False
+    return all(same_size(x, y) for x, y in zip((*a.shape, *a.stride()), (*b.shape, *b.stride()), strict=True))
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal without asking, which would make a guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return not isinstance(a, int) and not isinstance(b, int) and a.node.expr == b.node.expr
+
+
+def is_static(node: Node) -> bool:
+    """Whether shape and strides are plain numbers."""
+    value = node.meta["val"]
+    return all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+
+
+def replace(node: Node, by: Any) -> None:
+    """Let `by` stand for `node` everywhere; the variable's name goes with it when `by` has none."""
+    node.replace_all_uses_with(by)
+    if "variable" in node.meta and by.op != "placeholder":
+        by.meta.setdefault("variable", node.meta["variable"])
+    node.graph.erase_node(node)
+
+
+PASSES: tuple[Pass, ...] = (
+    remove_dead_code,
+    remove_aliases,
+    write_copies_plainly,
+    remove_no_op_casts,
+    merge_common_subexpressions,
+    remove_clones,
+    remove_no_op_views,
+    split_of_cat,
+    merge_common_subexpressions,
+    remove_dead_code,
+)
+
+
+def simplify(joint: JointGraph) -> JointGraph:
+    """Run every pass over the joint graph, then give outputs that need it storage of their own."""
+    module = joint.module
+    for change in PASSES:
+        module = change(module)
+    separate_outputs(module, joint.forward_outputs)
+    return dataclasses.replace(joint, module=module)
+
+
+def separate_outputs(module: GraphModule, forward_outputs: int) -> None:
+    """Forward outputs share storage with no input, no constant and no other output: aliases are rebuilt outside."""
+    closing = next(iter(reversed(module.graph.nodes)))
+    outputs = list(closing.args[0])
+    claimed: set[Node] = set()
+    for index, node in enumerate(outputs[:forward_outputs]):
+        if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        root = storage_root(node)
+        if root in claimed or root.op in ("placeholder", "get_attr"):
+            with module.graph.inserting_before(closing):
+                copy = module.graph.call_function(aten.clone.default, (node,))
+            copy.meta.update(node.meta)
+            copy.meta["val"] = node.meta["val"]
+            outputs[index] = copy
+        claimed.add(root)
+    closing.args = (tuple(outputs),)
+
+
+

@@ -1,0 +1,271 @@
+"""What to keep from the forward for the backward: a minimum cut in bytes.
+
+Every forward value is two vertices joined by an edge that costs what keeping it costs; whatever the backward reads hangs
+on the sink; inputs and what must not run twice hang on the source. The cut is what is kept. This module must not build
+graphs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import networkx
+import torch
+from torch.fx import Graph, Node
+
+from minicompile.graph.operators import (
+    is_fusible,
+    is_impure,
+    is_item,
+    is_reduction,
+    is_size,
+    is_view,
+    name_of,
+    num_bytes,
+)
+
+LONGEST_CHAIN = 24
+SOURCE, SINK = -1, -2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """The choice: forward nodes to keep, in graph order, and why each could not be recomputed for less."""
+
+    kept: tuple[Node, ...]
+    reasons: dict[Node, str]
+    forward: frozenset[Node]
+    backward: frozenset[Node]
+
+
+class JointView:
+    """Which nodes of a joint graph belong where.
+
+    Attributes:
+        nodes: in order, without the output node.
+        backward: nodes that depend on a tangent.
+        wanted: forward values that the backward reads.
+    """
+
+    def __init__(self, graph: Graph, tangents: Iterable[Node], gradients: Iterable[Node]) -> None:
+        self.nodes = [node for node in graph.nodes if node.op != "output"]
+        self.position = {node: index for index, node in enumerate(self.nodes)}
+        self.backward: set[Node] = set(tangents)
+        for node in self.nodes:
+            if any(argument in self.backward for argument in node.all_input_nodes):
+                self.backward.add(node)
+        self.wanted: set[Node] = {node for node in gradients if node not in self.backward}
+        for node in self.backward:
+            self.wanted.update(a for a in node.all_input_nodes if a not in self.backward)
+        self.relevant: set[Node] = set()
+        stack = list(self.wanted)
+        while stack:
+            node = stack.pop()
+            if node not in self.relevant:
+                self.relevant.add(node)
+                stack.extend(node.all_input_nodes)
+        self.order = [node for node in self.nodes if node in self.relevant]
+        self.level = self._levels()
+
+    def _levels(self) -> dict[Node, int]:
+        """How many unfusible operators lie before each node: nodes of different levels are in different kernels."""
+        level: dict[Node, int] = {}
+        for node in self.nodes:
+            barrier = 0 if is_fusible(node) or is_reduction(node) or is_item(node) or node.op == "placeholder" else 1
+            level[node] = barrier + max((level[a] for a in node.all_input_nodes), default=0)
+        return level
+
+    def is_materialised(self, node: Node) -> bool:
+        """Whether the forward writes the value to memory whatever the cut says."""
+        if node.op == "placeholder" or not is_fusible(node):
+            return True
+        for user in node.users:
+            if user.op == "output":
+                return True
+            if user in self.backward:
+                continue
+            if is_view(user) or is_item(user):
+                if self.is_materialised(user):
+                    return True
+            elif self.level[user] > self.level[node]:
+                return True
+        return False
+
+    def is_read_by_unfusible_backward(self, node: Node) -> Node | None:
+        """The product or other extern operator of the backward that reads the value, straight or through views."""
+        for user in node.users:
+            if user.op == "output":
+                continue
+            if is_view(user):
+                found = self.is_read_by_unfusible_backward(user)
+                if found is not None:
+                    return found
+            elif user in self.backward and not is_fusible(user) and not is_reduction(user):
+                return user
+        return None
+
+
+def choose(view: JointView, mutated: set[Node], budget: float) -> Cut:
+    """The cheapest set of values to keep, at most `budget` of what plain speed would keep where that is asked for."""
+    banned = ban(view)
+    kept = minimum_cut(view, banned, mutated)
+    if budget < 1.0:
+        kept, banned = shrink(view, banned, mutated, kept, budget)
+    ordered = tuple(sorted(kept, key=view.position.__getitem__))
+    reasons = {node: banned.get(node, "the cheapest point of its chain to keep") for node in ordered}
+    return Cut(ordered, reasons, frozenset(view.nodes) - view.backward, frozenset(view.backward))
+
+
+def ban(view: JointView) -> dict[Node, str]:
+    """Nodes that are not to run again, with the reason."""
+    banned: dict[Node, str] = {}
+    chain: dict[Node, int] = {}
+    for node in view.order:
+        if node.op == "placeholder":
+            continue
+        reason = why_not_again(view, node)
+        length = max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
+        if reason is None and not is_view(node) and isinstance(node.meta.get("val"), torch.Tensor):
+            length += 1
+            if length > LONGEST_CHAIN:
+                reason = f"recomputing it would repeat more than {LONGEST_CHAIN} operations in a row"
+        if reason is None:
+            chain[node] = length
+        else:
+            banned[node] = reason
+    return banned
+
+
+def why_not_again(view: JointView, node: Node) -> str | None:
+    """Why a node should not be recomputed, or `None`."""
+    if is_impure(node):
+        return "it draws random numbers or has an effect"
+    if node.meta.get("checkpoint") is not None:
+        return None
+    if node.op == "get_attr" or is_size(node) or is_view(node) or is_item(node):
+        return None
+    if is_reduction(node):
+        return "a reduction reads all of its argument again"
+    if not is_fusible(node):
+        return f"{name_of(node)} is expensive"
+    reader = view.is_read_by_unfusible_backward(node)
+    if reader is not None and not node_is_free(node):
+        return f"{name_of(reader)} of the backward reads it from memory"
+    return None
+
+
+def node_is_free(node: Node) -> bool:
+    """Whether a node reads no tensor: constants and ranges."""
+    return not node.all_input_nodes
+
+
+def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) -> set[Node]:
+    """The nodes whose keeping separates source from sink at the least cost."""
+    distance = recompute_distance(view)
+    network = networkx.DiGraph()
+    network.add_nodes_from((SOURCE, SINK))
+    for node in view.order:
+        index = 2 * view.position[node]
+        cost = keeping_cost(view, node, mutated, distance[node])
+        if cost is None:
+            network.add_edge(index, index + 1)
+        else:
+            network.add_edge(index, index + 1, capacity=cost)
+        if node.op == "placeholder" or node in banned:
+            network.add_edge(SOURCE, index)
+        if node in view.wanted:
+            network.add_edge(index + 1, SINK)
+        for user in node.users:
+            if user in view.relevant:
+                network.add_edge(index + 1, 2 * view.position[user])
+    if not network.has_node(SOURCE) or network.out_degree(SOURCE) == 0 or network.in_degree(SINK) == 0:
+        return set()
+    _, (near, _) = networkx.minimum_cut(network, SOURCE, SINK, flow_func=networkx.algorithms.flow.dinitz)
+    return {n for n in view.order if 2 * view.position[n] in near and 2 * view.position[n] + 1 not in near}
+
+
+def recompute_distance(view: JointView) -> dict[Node, int]:
+    """Operations between a value and its first use in the backward."""
+    distance: dict[Node, int] = {}
+    for node in reversed(view.order):
+        if node in view.wanted:
+            distance[node] = 0
+            continue
+        step = 0 if is_view(node) or is_item(node) else 1
+        distance[node] = step + min((distance[u] for u in node.users if u in view.relevant), default=0)
+    return distance
+
+
+def keeping_cost(view: JointView, node: Node, mutated: set[Node], distance: int) -> int | None:
+    """What keeping a value costs, in bytes times 64; `None` if it cannot be kept.
+
+    A value that the forward would not otherwise write costs the write too; among equals the one nearest to its use wins.
+    """
+    value = node.meta.get("val")
+    if is_size(node):
+        return 1
+    if not isinstance(value, torch.Tensor) or node.op == "get_attr":
+        return None
+    size = num_bytes(node)
+    if node.op == "placeholder":
+        if node in mutated:
+            return size * 128
+        return 1 + size // 16 if node.meta.get("kind") in ("parameter", "buffer") else 1 + size * 32
+    if keep_out_of_checkpoint(view, node):
+        return None
+    if is_view(node) and num_bytes(node.args[0]) <= size:  # type: ignore[arg-type]
+        return None
+    weight = 64 if view.is_materialised(node) else 128
+    return max(size, 1) * (weight + min(distance, 32))
+
+
+def keep_out_of_checkpoint(view: JointView, node: Node) -> bool:
+    """Whether the user asked for the value to be recomputed: it lives inside one checkpointed region."""
+    region = node.meta.get("checkpoint")
+    if region is None or node.meta.get("stage") != "forward" or is_impure(node):
+        return False
+    users = [user for user in node.users if user not in view.backward]
+    return all(user.meta.get("checkpoint") == region for user in users) and bool(users)
+
+
+def shrink(
+    view: JointView, banned: dict[Node, str], mutated: set[Node], kept: set[Node], budget: float
+) -> tuple[set[Node], dict[Node, str]]:
+    """Allow more and more to run again, the most bytes for the least work first, until the kept bytes fit."""
+    allowed = budget * kept_bytes(kept)
+    candidates = sorted(
+        (n for n in banned if not is_impure(n)), key=lambda n: (work(n) / max(num_bytes(n), 1), view.position[n])
+    )
+    low, high = 0, len(candidates)
+    best = kept, banned
+    while low < high:
+        middle = (low + high + 1) // 2
+        freed = set(candidates[:middle])
+        attempt = {node: reason for node, reason in banned.items() if node not in freed}
+        found = minimum_cut(view, attempt, mutated)
+        if kept_bytes(found) <= allowed:
+            best, high = (found, attempt), middle - 1
+        else:
+            if kept_bytes(found) < kept_bytes(best[0]) and kept_bytes(best[0]) > allowed:
+                best = found, attempt
+            low = middle
+    return best
+
+
+def kept_bytes(kept: Iterable[Node]) -> int:
+    """Bytes that live from forward to backward, inputs (alive anyway) apart."""
+    return sum(num_bytes(node) for node in kept if node.op != "placeholder")
+
+
+def work(node: Node) -> float:
+    """A rough count of operations, to compare candidates for recomputation."""
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    elements = first.numel() if isinstance(first, torch.Tensor) else 1
+    elements = elements if isinstance(elements, int) else 4096
+    if is_fusible(node):
+        return elements
+    inner = node.args[0].meta["val"].shape[-1] if node.args and isinstance(node.args[0], Node) and isinstance(
+        node.args[0].meta.get("val"), torch.Tensor) and node.args[0].meta["val"].dim() else 1
+    return float(elements) * (inner if isinstance(inner, int) else 4096)

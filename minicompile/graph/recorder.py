@@ -1,0 +1,290 @@
+"""Records operators on fake tensors into one FX graph, decomposing them on the way.
+
+The recorder sees each operator after autograd and functionalization have done their part. An operator that was met
+before with the same argument metadata is replayed from a template (the nodes that it became) without decomposing or
+running fake kernels again: the second of twelve identical layers costs little. This module must not know what autograd,
+inputs or outputs are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from minicompile.graph import torch_interface
+from minicompile.graph.sizes import SizeExpressions
+from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode, TorchDispatchMode
+
+Decomposition = Callable[..., Any]
+ORIGIN_KEYS = ("location", "variable", "operator", "checkpoint")
+SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class MutationInside(Exception):
+    """A decomposition wrote to a tensor in place: it cannot be used in a functional graph."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A hole of a template: the `index`-th of the operator's tensor arguments, or of the nodes made so far."""
+
+    index: int
+    is_argument: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """What one operator became: (target, args, kwargs, value, name) per node, and its result, with slots."""
+
+    nodes: tuple[tuple[Any, Any, Any, Any, str], ...]
+    result: Any
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode that writes the graph.
+
+    Attributes:
+        graph: the graph so far; it has placeholders made by `placeholder` and no output node.
+        constants: real tensors that the graph reads by `get_attr`.
+        origin: metadata given to every node made while it is set (location, variable, operator).
+        stage: `forward` or `backward`, written to `meta["stage"]`.
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Decomposition]) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.origin: dict[str, Any] = {}
+        self.stage = "forward"
+        self.origin_of_backward: Callable[[], dict[str, Any]] | None = None
+        self.sizes = SizeExpressions(self.graph, self._annotate)
+        self._fake_mode = fake_mode
+        self._decompositions = decompositions
+        self._nodes: dict[int, tuple[torch.Tensor, Node]] = {}
+        self._templates: dict[Any, Template] = {}
+        self._made: list[Node] = []
+        self._unrepeatable = 0
+
+    def placeholder(self, name: str, value: Any) -> Node:
+        """A new graph input that `value` stands for."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        if isinstance(value, torch.Tensor):
+            self._nodes[id(value)] = (value, node)
+        self.sizes.learn(node, value)
+        return node
+
+    def node_of(self, value: torch.Tensor) -> Node:
+        """The node that computes a fake tensor; a real tensor becomes a constant of the graph."""
+        known = self._nodes.get(id(value))
+        if known is not None:
+            return known[1]
+        if isinstance(value, FakeTensor):
+            raise RuntimeError("a tensor that is neither an input nor computed in the graph was used")
+        return self.constant(value)
+
+    def constant(self, value: torch.Tensor, fake: torch.Tensor | None = None) -> Node:
+        """A `get_attr` node for a real tensor."""
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value.detach()
+        node = self.graph.get_attr(name)
+        self._annotate(node, self._fake_mode.from_tensor(value) if fake is None else fake)
+        self._nodes[id(value)] = (value, node)
+        self._unrepeatable += 1
+        return node
+
+    def register(self, value: torch.Tensor, node: Node) -> None:
+        """Say that `node` computes `value`."""
+        self._nodes[id(value)] = (value, node)
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record an operator as it is, without decomposing it, and return its fake result."""
+        result = target(*args, **kwargs)
+        node = self.graph.call_function(target, self._argument(args), self._argument(kwargs))
+        self._made.append(node)
+        self._annotate(node, result)
+        if isinstance(result, torch.Tensor):
+            self._nodes[id(result)] = (result, node)
+        elif isinstance(result, (tuple, list)):
+            for index, item in enumerate(result):
+                if isinstance(item, torch.Tensor):
+                    part = self.graph.call_function(operator.getitem, (node, index))
+                    self._made.append(part)
+                    self._annotate(part, item)
+                    self._nodes[id(item)] = (item, part)
+        return result
+
+    def fake_empty(self, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        """A fake tensor that no recording sees being made."""
+        return torch_interface.fake_empty(self._fake_mode, size, dtype, device)
+
+    def mark_unrepeatable(self) -> None:
+        """Keep the operator being recorded from becoming a template: each call must be recorded anew."""
+        self._unrepeatable += 1
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise the first operator would import all of torch._dynamo.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is FAKE_DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        tensors: list[torch.Tensor] = []
+        key = template_key(func, args, kwargs, tensors)
+        if key is not None:
+            template = self._templates.get(key)
+            if template is not None:
+                return self._replay(template, tensors)
+        start, unrepeatable = len(self._made), self._unrepeatable
+        result = self._run(func, args, kwargs)
+        if key is not None and unrepeatable == self._unrepeatable:
+            template = self._template(start, tensors, result)
+            if template is not None:
+                self._templates[key] = template
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        decomposition = self._decompositions.get(func)
+        if decomposition is not None or torch_interface.has_composite_kernel(func):
+            start = len(self._made)
+            try:
+                with self:
+                    run = decomposition or func.decompose
+                    if torch_interface.autocast_is_on():
+                        with torch_interface.no_autocast():
+                            result = run(*args, **kwargs)
+                    else:
+                        result = run(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            except MutationInside:
+                pass
+            self._drop_after(start)
+        if func._schema.is_mutable:
+            raise MutationInside(str(func))
+        return self.emit(func, *args, **kwargs)
+
+    def _drop_after(self, start: int) -> None:
+        for node in reversed(self._made[start:]):
+            self.graph.erase_node(node)
+        dropped = set(self._made[start:])
+        del self._made[start:]
+        self._nodes = {key: entry for key, entry in self._nodes.items() if entry[1] not in dropped}
+        self.sizes.forget(dropped)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.node_of(value)
+        if isinstance(value, SCALAR_TYPES):
+            return value
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._argument(item) for item in value) if type(value) in (list, tuple) else tuple(
+                self._argument(item) for item in value
+            )
+        if isinstance(value, dict):
+            return {name: self._argument(item) for name, item in value.items()}
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.sizes.node_or_number(value)
+        return value
+
+    def _annotate(self, node: Node, value: Any) -> None:
+        meta = node.meta
+        meta["val"] = value
+        meta["stage"] = self.stage
+        origin = self.origin
+        if self.stage == "backward" and self.origin_of_backward is not None:
+            origin = self.origin_of_backward()
+        meta.update(origin)
+
+    def _template(self, start: int, tensors: list[torch.Tensor], result: Any) -> Template | None:
+        """The nodes made since `start` with their inputs cut out; `None` if they depend on anything else."""
+        slots: dict[Node, Slot] = {}
+        for index, tensor in enumerate(tensors):
+            slots.setdefault(self.node_of(tensor), Slot(index, True))
+        made = self._made[start:]
+        for index, node in enumerate(made):
+            slots[node] = Slot(index, False)
+        entries = []
+        for node in made:
+            if any(argument not in slots for argument in node.all_input_nodes):
+                return None
+            args = torch.fx.node.map_arg(node.args, slots.__getitem__)
+            kwargs = torch.fx.node.map_arg(node.kwargs, slots.__getitem__)
+            entries.append((node.target, args, kwargs, node.meta["val"], node.name.rstrip("0123456789_")))
+        leaves = result if isinstance(result, (tuple, list)) else (result,)
+        if not all(leaf is None or isinstance(leaf, torch.Tensor) and id(leaf) in self._nodes for leaf in leaves):
+            return None
+        if any(leaf is not None and self.node_of(leaf) not in slots for leaf in leaves):
+            return None
+        cut = [None if leaf is None else slots[self.node_of(leaf)] for leaf in leaves]
+        return Template(tuple(entries), (list if isinstance(result, list) else tuple)(cut) if isinstance(result, (tuple, list)) else cut[0])
+
+    def _replay(self, template: Template, tensors: list[torch.Tensor]) -> Any:
+        arguments = [self.node_of(tensor) for tensor in tensors]
+        made: list[Node] = []
+
+        def fill(value: Any) -> Any:
+            kind = type(value)
+            if kind is Slot:
+                return (arguments if value.is_argument else made)[value.index]
+            if isinstance(value, (tuple, list)):
+                return tuple(map(fill, value)) if isinstance(value, tuple) else list(map(fill, value))
+            if isinstance(value, dict):
+                return {name: fill(item) for name, item in value.items()}
+            return value
+
+        for target, args, kwargs, value, name in template.nodes:
+            node = self.graph.create_node("call_function", target, fill(args), fill(kwargs), name)
+            self._annotate(node, value)
+            made.append(node)
+        self._made.extend(made)
+
+        def output(slot: Slot | None) -> Any:
+            if slot is None:
+                return None
+            if slot.is_argument:
+                return tensors[slot.index]
+            fresh = torch_interface.fresh_fake(self._fake_mode, made[slot.index].meta["val"])
+            self._nodes[id(fresh)] = (fresh, made[slot.index])
+            return fresh
+
+        if isinstance(template.result, (tuple, list)):
+            return type(template.result)(map(output, template.result))
+        return output(template.result)
+
+
+def template_key(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+    """What an operator's recording depends on, and by the way its tensor arguments; `None` if it cannot be told."""
+    positions: dict[int, int] = {}
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            if torch_interface.is_symbolic(value) or value.is_conj() or value.is_neg() or value.layout != torch.strided:
+                raise TypeError
+            position = positions.setdefault(id(value), len(tensors))
+            if position == len(tensors):
+                tensors.append(value)
+            return (position, tuple(value.shape), value.stride(), value.dtype, value.device)
+        if isinstance(value, (list, tuple)):
+            return (type(value), tuple(map(describe, value)))
+        if isinstance(value, (bool, int, float)):
+            return (type(value), repr(value)) if type(value) is float else (type(value), value)
+        if isinstance(value, SCALAR_TYPES):
+            return value
+        raise TypeError
+
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    try:
+        described = (func, describe(tuple(args)), tuple((name, describe(item)) for name, item in kwargs.items()))
+    except TypeError:
+        tensors.clear()
+        return None
+    return described

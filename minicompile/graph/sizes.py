@@ -1,0 +1,85 @@
+"""Symbolic sizes as nodes: every expression over symbols that an operator takes becomes a small chain of nodes.
+
+Symbols are read from the placeholders that carry them (`aten.sym_size.int`, or a size input itself). This module must not
+decide which sizes are symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+aten = torch.ops.aten
+
+
+class SizeExpressions:
+    """The nodes that compute symbolic sizes in one graph, each expression once."""
+
+    def __init__(self, graph: Graph, annotate: Callable[[Node, Any], None]) -> None:
+        self._graph = graph
+        self._annotate = annotate
+        self._symbols: dict[sympy.Symbol, tuple[Node, Any, int, Any]] = {}
+        self._nodes: dict[sympy.Expr, Node] = {}
+
+    def learn(self, placeholder: Node, value: Any) -> None:
+        """Remember which symbols a graph input carries."""
+        if isinstance(value, torch.SymInt):
+            self._offer(value, placeholder, None, 0)
+        elif isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                self._offer(size, placeholder, aten.sym_size.int, dim)
+            for dim, stride in enumerate(value.stride()):
+                self._offer(stride, placeholder, aten.sym_stride.int, dim)
+
+    def _offer(self, value: Any, placeholder: Node, reader: Any, dim: int) -> None:
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            self._symbols.setdefault(value.node.expr, (placeholder, reader, dim, value))
+
+    def node_or_number(self, value: Any) -> Any:
+        """A Python number if the value is constant, else the node that computes it."""
+        expression = value.node.expr
+        if expression.is_number:
+            return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](expression)
+        known = self._nodes.get(expression)
+        if known is None:
+            known = self._nodes[expression] = self._build(expression, value)
+        return known
+
+    def forget(self, dropped: set[Node]) -> None:
+        """Nodes were erased from the graph."""
+        self._nodes = {key: node for key, node in self._nodes.items() if node not in dropped}
+
+    def _build(self, expression: sympy.Expr, value: Any) -> Node:
+        environment: dict[sympy.Symbol, Any] = {}
+        for symbol in expression.free_symbols:
+            if symbol not in self._symbols:
+                raise RuntimeError(f"the size {symbol} is not a size of any input")
+            environment[symbol] = Proxy(self._symbol(symbol))
+        last = next(iter(reversed(self._graph.nodes)), None)
+        result = sympy_interp(PythonReferenceAnalysis, environment, expression)
+        node = result.node if isinstance(result, Proxy) else result
+        made = []
+        for candidate in reversed(self._graph.nodes):
+            if candidate is last:
+                break
+            made.append(candidate)
+        for fresh in reversed(made):
+            arguments = torch.fx.node.map_arg(fresh.args, lambda argument: argument.meta["val"])
+            self._annotate(fresh, fresh.target(*arguments))
+        return node
+
+    def _symbol(self, symbol: sympy.Symbol) -> Node:
+        placeholder, reader, dim, value = self._symbols[symbol]
+        if reader is None:
+            return placeholder
+        if symbol not in self._nodes:
+            node = self._graph.call_function(reader, (placeholder, dim))
+            self._annotate(node, value)
+            self._nodes[symbol] = node
+        return self._nodes[symbol]

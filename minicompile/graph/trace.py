@@ -1,0 +1,308 @@
+"""Runs the captured graph on fake tensors, through autograd, into one joint graph of functional ATen.
+
+Forward and, where anything needs a gradient, backward are traced in one go. What autograd, autocast and functionalization
+do is PyTorch's own doing: the captured operators run as the user wrote them. This module must not simplify or split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from minicompile.config import Config
+from minicompile.errors import CompileFailed, Location
+from minicompile.graph import torch_interface
+from minicompile.graph.aliases import OutputAnalysis, TracedInput
+from minicompile.graph.attention import SDPA, attention_or_none
+from minicompile.graph.decompositions import decomposition_table
+from minicompile.graph.random_numbers import Seeds, random_decompositions
+from minicompile.graph.recorder import Recorder
+from minicompile.ir.graph import CapturedGraph, MutatedInput, OutputBinding
+
+
+class Untraceable(Exception):
+    """The captured graph does what no functional graph can say; the reason is for the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JointGraph:
+    """Forward and backward in one graph.
+
+    Attributes:
+        module: placeholders are the inputs, then the tangents; returns forward outputs, then gradients, in one tuple.
+        forward_outputs: how many of the outputs belong to the forward.
+        outputs, mutated_inputs, differentiable_inputs, differentiable_outputs: as in `Binding`.
+        tangents: how many placeholders are tangents.
+    """
+
+    module: GraphModule
+    forward_outputs: int
+    tangents: int
+    outputs: tuple[OutputBinding, ...]
+    mutated_inputs: tuple[MutatedInput, ...]
+    differentiable_inputs: tuple[int, ...]
+    differentiable_outputs: tuple[int, ...]
+
+
+def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
+    """The joint graph of a captured graph; raises `CompileFailed` for what must run eagerly."""
+    tracer = _Tracer(captured, config)
+    try:
+        return tracer.run()
+    except Exception as failure:
+        raise CompileFailed("graph", failure, tracer.location or captured.location) from failure
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Makes a tensor the non-leaf continuation of a leaf, so that in-place operations on it are allowed."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """`value`, as computed from `leaf`."""
+        ctx.mark_dirty(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """The gradient goes to the leaf."""
+        return grad, None
+
+
+class _Tracer:
+    def __init__(self, captured: CapturedGraph, config: Config) -> None:
+        self.captured, self.config = captured, config
+        self.location: Location | None = None
+        self.fake_mode = torch_interface.fake_mode_of(entry.example for entry in captured.inputs)
+        table = decomposition_table()
+        self.recorder = Recorder(self.fake_mode, table)
+        self.seeds = None if config.fallback_random else Seeds(self.recorder)
+        if self.seeds is not None:
+            table.update(random_decompositions(self.seeds))
+        self.origins: dict[int, dict[str, Any]] = {}
+        self.recorder.origin_of_backward = self._origin_of_backward
+        self.inputs: list[TracedInput] = []
+
+    def run(self) -> JointGraph:
+        """Trace everything."""
+        fakes = [self._add_input(entry) for entry in self.captured.inputs]
+        with self._tracing():
+            values = [self._wrap_input(index, fake) for index, fake in enumerate(fakes)]
+            with torch.set_grad_enabled(self.captured.grad_enabled), restored_autocast():
+                results = self._interpret(values)
+            self._refuse_metadata_mutations()
+            analysis = OutputAnalysis(self.recorder, self.inputs, results)
+            gradients, differentiable = self._backward(analysis)
+        return self._finish(analysis, gradients, differentiable)
+
+    @contextmanager
+    def _tracing(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch_interface.one_threaded_backward())
+            stack.enter_context(preserved_modes())
+            stack.enter_context(torch_interface.functionalization())
+            stack.enter_context(self.fake_mode)
+            stack.enter_context(self.recorder)
+            yield
+
+    def _add_input(self, entry: Any) -> Any:
+        example = entry.example
+        if isinstance(example, torch.Tensor):
+            if example.layout != torch.strided or example.is_conj() or example.is_neg():
+                raise Untraceable(f"the input {entry.source} is not a plain strided tensor")
+            example = torch_interface.fake_copy(self.fake_mode, example)
+        node = self.recorder.placeholder(entry.name, example)
+        node.meta["source"], node.meta["kind"] = entry.source, entry.kind
+        return example
+
+    def _wrap_input(self, index: int, fake: Any) -> Any:
+        example = self.captured.inputs[index].example
+        if not isinstance(fake, torch.Tensor):
+            self.inputs.append(TracedInput(fake, None, None, False))
+            return fake
+        value = leaf = torch_interface.to_functional(fake)
+        differentiable = example.requires_grad
+        if differentiable and example.is_leaf:
+            value.requires_grad_()
+        elif differentiable:
+            dummy = self.recorder.fake_empty(tuple(fake.shape), fake.dtype, fake.device)
+            leaf = torch_interface.to_functional(dummy).requires_grad_()
+            with torch.enable_grad():
+                value = _NonLeaf.apply(leaf, value)
+        self.inputs.append(TracedInput(fake, value, leaf if differentiable else None, differentiable))
+        return value
+
+    def _interpret(self, values: list[Any]) -> list[Any]:
+        """Run the captured graph; returns the flat outputs."""
+        environment: dict[Node, Any] = {}
+        remaining = iter(values)
+        last_use = last_uses(self.captured.module)
+        for node in self.captured.module.graph.nodes:
+            if node.op == "placeholder":
+                environment[node] = next(remaining)
+            elif node.op == "output":
+                flat = torch.fx.node.map_arg(node.args[0], environment.__getitem__)
+                return list(flat) if isinstance(flat, (tuple, list)) else [flat]
+            else:
+                self._start(node)
+                environment[node] = self._execute(node, environment)
+                for dead in last_use.get(node, ()):
+                    del environment[dead]
+        raise Untraceable("the captured graph has no output")
+
+    def _start(self, node: Node) -> None:
+        self.location = node.meta.get("location")
+        origin = {name: node.meta[name] for name in ("location", "variable", "checkpoint") if node.meta.get(name) is not None}
+        origin["operator"] = operator_name(node)
+        self.recorder.origin = origin
+
+    def _execute(self, node: Node, environment: dict[Node, Any]) -> Any:
+        if node.op == "get_attr":
+            return self._attribute(node)
+        args = torch.fx.node.map_arg(node.args, environment.__getitem__)
+        kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
+        first = torch_interface.next_sequence_number()
+        if node.op == "call_method":
+            result = getattr(args[0], node.target)(*args[1:], **kwargs)
+        elif node.target in SDPA:
+            result = self._attention(node.target, args, kwargs)
+        else:
+            result = node.target(*args, **kwargs)
+        for number in range(first, torch_interface.next_sequence_number()):
+            self.origins[number] = self.recorder.origin
+        return result
+
+    def _attention(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = attention_or_none(self.seeds, *args, **kwargs)
+        return function(*args, **kwargs) if result is None else result
+
+    def _attribute(self, node: Node) -> Any:
+        value: Any = self.captured.module
+        for part in node.target.split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        fake = value if isinstance(value, torch_interface.FakeTensor) else self.fake_mode.from_tensor(value.detach())
+        constant = self.recorder.constant(value, fake)
+        self.recorder.register(fake, constant)
+        return torch_interface.to_functional(fake)
+
+    def _origin_of_backward(self) -> dict[str, Any]:
+        number = torch_interface.running_sequence_number()
+        return {} if number is None else self.origins.get(number, {})
+
+    def _refuse_metadata_mutations(self) -> None:
+        for entry, traced in zip(self.captured.inputs, self.inputs, strict=True):
+            value, fake = traced.value, traced.fake
+            if value is None:
+                continue
+            same_shape = value.shape == fake.shape and value.stride() == fake.stride() and value.dtype == fake.dtype
+            if not same_shape or value.storage_offset() != fake.storage_offset():
+                raise Untraceable(f"the shape or strides of the input {entry.source} are changed in place")
+            if torch_interface.storage_was_changed(value):
+                raise Untraceable(f"the storage of the input {entry.source} is replaced or resized")
+            if value.requires_grad and value.is_leaf and not traced.differentiable:
+                raise Untraceable(f"requires_grad of the input {entry.source} is changed")
+
+    def _backward(self, analysis: OutputAnalysis) -> tuple[list[Any], list[int]]:
+        """Trace gradients; returns (input index, node or None) pairs as a list, and forward outputs with tangents."""
+        differentiable = [i for i, value in enumerate(analysis.forward_values) if value is not None and value.requires_grad]
+        targets = [traced for traced in self.inputs if traced.leaf is not None]
+        if not differentiable or not targets:
+            return [], []
+        recorder = self.recorder
+        recorder.stage, self.location = "backward", None
+        outs = [analysis.forward_values[i] for i in differentiable]
+        tangents = []
+        for position, out in enumerate(outs):
+            plain = torch_interface.plain_value(out)
+            fake = torch_interface.fake_copy(self.fake_mode, plain)
+            recorder.placeholder(f"tangent_{position}", fake)
+            tangents.append(torch_interface.to_functional(fake))
+        with torch_interface.no_autocast():
+            found = torch.autograd.grad(outs, [t.leaf for t in targets], tangents, allow_unused=True)
+        nodes = [None if g is None else recorder.node_of(torch_interface.from_functional(g)) for g in found]
+        return nodes, differentiable
+
+    def _finish(self, analysis: OutputAnalysis, gradients: list[Any], differentiable: list[int]) -> JointGraph:
+        graph = self.recorder.graph
+        if self.seeds is not None:
+            self.seeds.close()
+        move_placeholders_first(graph)
+        graph.output((*analysis.forward_nodes, *gradients))
+        graph.lint() if self.config.verify else None
+        return JointGraph(
+            module=GraphModule(torch.nn.Module() if not self.recorder.constants else constants_module(self.recorder.constants), graph),
+            forward_outputs=len(analysis.forward_nodes),
+            tangents=len(differentiable),
+            outputs=tuple(analysis.bindings),
+            mutated_inputs=tuple(analysis.mutated_inputs),
+            differentiable_inputs=tuple(i for i, traced in enumerate(self.inputs) if traced.leaf is not None) if gradients else (),
+            differentiable_outputs=tuple(differentiable),
+        )
+
+
+def constants_module(constants: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """A module that holds a graph's constants."""
+    root = torch.nn.Module()
+    for name, value in constants.items():
+        root.register_buffer(name, value)
+    return root
+
+
+def move_placeholders_first(graph: torch.fx.Graph) -> None:
+    """Tangents were added late; FX wants all placeholders ahead of the other nodes, in order."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    for node in placeholders if first is not None else ():
+        first.prepend(node)
+
+
+def last_uses(module: GraphModule) -> dict[Node, list[Node]]:
+    """Which nodes are used by a node for the last time."""
+    found: dict[Node, list[Node]] = {}
+    seen: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                found.setdefault(node, []).append(used)
+    return found
+
+
+def operator_name(node: Node) -> str:
+    """The user's operation by its short name."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+@contextmanager
+def restored_autocast() -> Iterator[None]:
+    """Whatever autocast does inside, its state is as before outside and no traced cast stays in its cache."""
+    kinds = ("cpu", "cuda")
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    nesting = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        for kind, enabled, dtype in before:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(nesting)
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def preserved_modes() -> Iterator[None]:
+    """Default dtype and grad mode are as before afterwards; nothing outside records gradients of fake tensors."""
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)

@@ -1,0 +1,288 @@
+"""Binds a forward and a backward graph to autograd: plain inputs in, what eager would have returned out.
+
+One `torch.autograd.Function` per graph that needs gradients; a graph that needs none is called straight. This module must
+not compile anything and must not look into the graphs: `PartitionedGraph.binding` says all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.errors import MinicompileError
+from minicompile.ir.graph import (
+    ConstantOutput,
+    FreshOutput,
+    InputOutput,
+    MutatedInput,
+    PartitionedGraph,
+    RepeatedOutput,
+    ViewOutput,
+)
+
+FlatCall = Callable[[list[Any]], tuple[Any, ...]]
+
+# Private, unchanged from torch 2.11 to 2.13: inside, operators neither record gradients nor track views, so that tensors
+# made there are plain, and dispatch is shorter.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+class DoubleBackward(MinicompileError):
+    """A second derivative was asked of a compiled graph, which has a first one only."""
+
+
+def bind(
+    partitioned: PartitionedGraph, forward_call: FlatCall, backward_call: Callable[[], FlatCall] | None = None
+) -> Callable[..., tuple[Any, ...]]:
+    """The callable that stands for a captured graph: takes its inputs, returns its flat outputs.
+
+    `forward_call` and what `backward_call` returns when first needed run the flat graphs on lists of arguments.
+    """
+    binding = partitioned.binding
+    finish = output_builder(partitioned)
+    if partitioned.backward is None:
+        return _bind_without_gradient(partitioned, forward_call, finish)
+    assert backward_call is not None
+    function = _autograd_function(partitioned, forward_call, backward_call)
+    # `Function.apply` looks at every argument in Python before it calls this.
+    apply = super(torch.autograd.Function, function).apply
+    if finish is None:
+        return apply
+    build = finish
+    del binding
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        return build(inputs, apply(*inputs))
+
+    return run
+
+
+def _bind_without_gradient(
+    partitioned: PartitionedGraph, forward_call: FlatCall, finish: Callable[..., tuple[Any, ...]] | None
+) -> Callable[..., tuple[Any, ...]]:
+    some_require_grad = any(getattr(entry.example, "requires_grad", False) for entry in partitioned.inputs)
+
+    def plain(*inputs: Any) -> tuple[Any, ...]:
+        return forward_call(list(inputs))
+
+    def detached(*inputs: Any) -> tuple[Any, ...]:
+        with below_autograd():
+            return forward_call(list(inputs))
+
+    call = detached if some_require_grad else plain
+    if finish is None:
+        return call
+    build = finish
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        return build(inputs, call(*inputs))
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent:
+    """What the backward expects of one incoming gradient; strides are `None` where sizes vary between calls."""
+
+    position: int
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _autograd_function(
+    partitioned: PartitionedGraph, forward_call: FlatCall, backward_call: Callable[[], FlatCall]
+) -> type[torch.autograd.Function]:
+    binding = partitioned.binding
+    user_count = count_of_user_results(partitioned)
+    saved, saved_inputs = split_saved(partitioned), binding.saved_inputs
+    saved_tensors, saved_sizes = saved
+    tangents = expected_tangents(partitioned)
+    silent = tuple(i for i in range(user_count) if i not in set(binding.differentiable_outputs))
+    gradient_slots = binding.differentiable_inputs
+    compiled: list[FlatCall] = []
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        with below_autograd():
+            results = forward_call(list(inputs))
+        ctx.save_for_backward(*[results[i] for i in saved_tensors], *[inputs[i] for i in saved_inputs])
+        if saved_sizes:
+            ctx.sizes = [results[i] for i in saved_sizes]
+        if silent:
+            ctx.mark_non_differentiable(*[results[i] for i in silent if isinstance(results[i], torch.Tensor)])
+        ctx.set_materialize_grads(False)
+        ctx.input_count = len(inputs)
+        if any(tangent.shape is None for tangent in tangents):
+            ctx.layouts = [(results[t.position].shape, results[t.position].stride()) for t in tangents]
+        return tuple(results[:user_count])
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        arguments = list(ctx.saved_tensors)
+        if saved_sizes:
+            arguments[len(saved_tensors) : len(saved_tensors)] = ctx.sizes
+        given = [grads[tangent.position] for tangent in tangents]
+        if all(grad is None for grad in given):
+            return (None,) * ctx.input_count
+        for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
+            shape, strides = ctx.layouts[number] if tangent.shape is None else (tangent.shape, tangent.strides)
+            arguments.append(coerced(tangent, shape, strides, grad))
+        if not compiled:
+            compiled.append(backward_call())
+        with below_autograd():
+            found = compiled[0](arguments)
+        if torch.is_grad_enabled():
+            found = _refuse_second_derivative(found, [grad for grad in given if grad is not None])
+        gradients: list[Any] = [None] * ctx.input_count
+        for slot, gradient in zip(gradient_slots, found, strict=True):
+            gradients[slot] = gradient
+        return tuple(gradients)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(f"Compiled_{partitioned.name}", (torch.autograd.Function,), members)
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """The identity on gradients, with a derivative that says why there is none."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *values: Any) -> Any:
+        """The first `count` values."""
+        return tuple(value.view_as(value) for value in values[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Always raises."""
+        raise DoubleBackward(
+            "a compiled function cannot be differentiated twice: its backward is compiled code without a derivative; "
+            "call the function uncompiled (minicompile.disable) where create_graph=True is needed"
+        )
+
+
+def _refuse_second_derivative(found: Sequence[Any], incoming: list[torch.Tensor]) -> tuple[Any, ...]:
+    real = [value for value in found if value is not None]
+    anchors = [value if value.requires_grad else value.detach().requires_grad_() for value in incoming]
+    guarded = iter(_SecondDerivative.apply(len(real), *real, *anchors))
+    return tuple(None if value is None else next(guarded) for value in found)
+
+
+def coerced(tangent: Tangent, shape: Any, strides: Any, grad: torch.Tensor | None) -> torch.Tensor:
+    """An incoming gradient in the layout that the backward was compiled for; zeros for none."""
+    if grad is None:
+        return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
+    if type(grad) is torch.Tensor and grad.stride() == strides and grad.dtype == tangent.dtype:
+        if not grad.is_conj() and not grad.is_neg():
+            return grad
+    return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(grad)
+
+
+def count_of_user_results(partitioned: PartitionedGraph) -> int:
+    """How many of the forward graph's outputs, counted from the first, are more than saved tensors."""
+    binding = partitioned.binding
+    indices = [b.index for b in binding.outputs if isinstance(b, FreshOutput)]
+    indices += [b.base_index for b in binding.outputs if isinstance(b, ViewOutput) and b.base == "hidden"]
+    indices += [entry.output_index for entry in binding.mutated_inputs if not entry.in_graph]
+    return max(indices, default=-1) + 1
+
+
+def split_saved(partitioned: PartitionedGraph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The saved forward outputs that are tensors, and those that are numbers."""
+    results = output_values(partitioned)
+    tensors = tuple(i for i in partitioned.binding.saved if isinstance(results[i], torch.Tensor))
+    return tensors, tuple(i for i in partitioned.binding.saved if i not in tensors)
+
+
+def output_values(partitioned: PartitionedGraph) -> list[Any]:
+    """The fake values of the forward graph's outputs."""
+    closing = next(iter(reversed(partitioned.forward.graph.nodes)))
+    return [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in closing.args[0]]  # type: ignore
+
+
+def expected_tangents(partitioned: PartitionedGraph) -> tuple[Tangent, ...]:
+    """What the backward takes for each differentiable output."""
+    results = output_values(partitioned)
+    found = []
+    for index in partitioned.binding.differentiable_outputs:
+        value = results[index]
+        static = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+        shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
+        found.append(Tangent(index, shape, strides, value.dtype, value.device))
+    return tuple(found)
+
+
+def output_builder(
+    partitioned: PartitionedGraph,
+) -> Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None:
+    """From inputs and forward results to the user's outputs; `None` if the results are the outputs already."""
+    binding = partitioned.binding
+    mutations = binding.mutated_inputs
+    results_needed = count_of_user_results(partitioned)
+    direct = [b.index if isinstance(b, FreshOutput) else -1 for b in binding.outputs]
+    extra = len(output_values(partitioned)) if partitioned.backward is None else results_needed
+    if not mutations and direct == list(range(len(direct))) and extra == len(direct):
+        return None
+    written = tuple(m.input_index for m in mutations if m.in_graph)
+    copied = tuple(m for m in mutations if not m.in_graph)
+    bindings = binding.outputs
+    delayed = [i for i, b in enumerate(bindings) if isinstance(b, (ViewOutput, RepeatedOutput))]
+
+    def build(inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        for index in written:
+            if not inputs[index].is_inference():
+                torch.autograd.graph.increment_version(inputs[index])
+        for entry in copied:
+            copy_back(entry, inputs, results)
+        outputs: list[Any] = []
+        for entry in bindings:
+            if isinstance(entry, FreshOutput):
+                outputs.append(results[entry.index])
+            elif isinstance(entry, InputOutput):
+                outputs.append(inputs[entry.index])
+            else:
+                outputs.append(entry.value if isinstance(entry, ConstantOutput) else None)
+        for position in delayed:
+            delayed_binding = bindings[position]
+            if isinstance(delayed_binding, ViewOutput):
+                bases = {"input": inputs, "output": outputs, "hidden": results}[delayed_binding.base]
+                outputs[position] = rebuilt_view(delayed_binding, bases[delayed_binding.base_index])
+            elif isinstance(delayed_binding, RepeatedOutput):
+                outputs[position] = outputs[delayed_binding.index]
+        return tuple(outputs)
+
+    return build
+
+
+def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+    """Write a new value into an input, with autograd watching if the user's write was watched."""
+    if entry.requires_grad:
+        inputs[entry.input_index].copy_(results[entry.output_index])
+        return
+    with torch.no_grad():
+        inputs[entry.input_index].copy_(results[entry.output_index])
+
+
+def rebuilt_view(binding: ViewOutput, base: torch.Tensor) -> torch.Tensor:
+    """The view of `base` that a binding describes."""
+    with torch.set_grad_enabled(binding.requires_grad and torch.is_grad_enabled()):
+        if not binding.view_calls:
+            offset = base.storage_offset() + binding.offset
+            return base.as_strided(binding.sizes, binding.strides, offset)
+        value: Any = base
+        for target, args, kwargs in binding.view_calls:
+            value = value[args[0]] if target is operator.getitem else target(value, *args, **kwargs)
+        return value
+
+
+def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tuple[Any, ...]]:
+    """The reference executor: both graphs run operator by operator in PyTorch."""
+
+    def interpreted(module: torch.fx.GraphModule) -> FlatCall:
+        return lambda arguments: tuple(module(*arguments))
+
+    backward = partitioned.backward
+    factory = None if backward is None else lambda: interpreted(backward)
+    return bind(partitioned, interpreted(partitioned.forward), factory)
