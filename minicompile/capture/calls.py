@@ -90,6 +90,9 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return call_module(tracer, function, args, kwargs)
     if kind is types.BuiltinFunctionType and is_known_to_break(function):
         raise unknown_call(function)
+    if kind is types.BuiltinFunctionType and function.__name__ == "append" and type(function.__self__) is list:
+        function.__self__.append(*args)  # needs neither the length of the list nor the value
+        return None
     args, kwargs = resolved(tracer, args, kwargs)
     if kind is TensorMethod:
         return call_tensor_method(tracer, function.tensor, function.name, args, kwargs)
@@ -218,6 +221,10 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         return rule(tracer, args, kwargs)
     owner = getattr(function, "__self__", None)
     name = function.__name__
+    if isinstance(function, types.MethodWrapperType):
+        rule = SPECIAL.get(function.__objclass__.__dict__.get(name))
+        if rule is not None:
+            return rule(tracer, (owner, *args), kwargs)
     if isinstance(owner, FakeTensor):
         return call_tensor_method(tracer, owner, name, args, kwargs)
     role = torch_interface.classify(function)
@@ -269,7 +276,8 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
                                                                                    "operator", "types", "functools"):
             raise unknown_call(function)
     shallow = function.__name__ in SHALLOW_METHODS
-    force(tracer, owner, not shallow)
+    if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
+        force(tracer, owner, not shallow)
     if isinstance(owner, CONTAINERS):
         check_hashing(tracer, owner, args)
     values = tuple(native_argument(tracer, item, not shallow) for item in args)

@@ -77,7 +77,8 @@ class GuardSet:
         if value is None or value is True or value is False or value is Ellipsis:
             condition, constants = f"{{0}} is {value!r}" if value is not Ellipsis else "{0} is ...", ()
         elif text is not None and type(value) in (int, str, bytes):
-            condition, constants = f"type({{0}}) is {type(value).__name__} and {{0}} == {text}", ()
+            shown = text.replace("{", "{{").replace("}", "}}")
+            condition, constants = f"type({{0}}) is {type(value).__name__} and {{0}} == {shown}", ()
         elif type(value) is float:
             condition, constants = "same_float({0}, {1})", (value,)
         elif isinstance(value, (torch.dtype, torch.layout, torch.memory_format, type)):

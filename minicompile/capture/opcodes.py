@@ -29,6 +29,7 @@ from minicompile.capture.operators import (
 )
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.values import force
 
 if TYPE_CHECKING:
     from minicompile.capture.tracer import Frame, Tracer
@@ -430,46 +431,54 @@ def format_with_spec(tracer: Tracer, frame: Frame, instruction: Instruction) -> 
     frame.stack.append(call(tracer, format, (value, specification), {}))
 
 
+def display(tracer: Tracer, frame: Frame, depth: int) -> Any:
+    """The list, set or dictionary that a display or comprehension builds; after a graph break it comes from outside."""
+    value = frame.stack[-depth] = tracer.resolve(frame.stack[-depth])
+    if not isinstance(value, list):
+        force(tracer, value, False)
+    return value
+
+
 @opcode("LIST_APPEND")
 def list_append(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Append in a comprehension."""
     value = tracer.resolve(frame.stack.pop())
-    frame.stack[-instruction.arg].append(value)
+    display(tracer, frame, instruction.arg).append(value)
 
 
 @opcode("SET_ADD")
 def set_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Add in a comprehension."""
     value = tracer.resolve(frame.stack.pop())
-    frame.stack[-instruction.arg].add(value)
+    display(tracer, frame, instruction.arg).add(value)
 
 
 @opcode("MAP_ADD")
 def map_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Set in a comprehension."""
     value, key = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    frame.stack[-instruction.arg][key] = value
+    display(tracer, frame, instruction.arg)[key] = value
 
 
 @opcode("LIST_EXTEND")
 def list_extend(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`[*a, *b]`."""
     value = tracer.resolve(frame.stack.pop())
-    frame.stack[-instruction.arg].extend(native_iterable(tracer, value))
+    display(tracer, frame, instruction.arg).extend(native_iterable(tracer, value))
 
 
 @opcode("SET_UPDATE")
 def set_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{*a, *b}`."""
     value = tracer.resolve(frame.stack.pop())
-    frame.stack[-instruction.arg].update(native_iterable(tracer, value))
+    display(tracer, frame, instruction.arg).update(native_iterable(tracer, value))
 
 
 @opcode("DICT_UPDATE", "DICT_MERGE")
 def dict_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{**a}` and the keyword arguments of `f(**a)`."""
     value = tracer.resolve(frame.stack.pop())
-    target = frame.stack[-instruction.arg]
+    target = display(tracer, frame, instruction.arg)
     if instruction.name == "DICT_MERGE":
         for key in list(native_iterable(tracer, value)):
             if key in target:

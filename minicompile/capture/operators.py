@@ -64,7 +64,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     """`left symbol right`; a trailing `=` means in place."""
     in_place = symbol.endswith("=") and symbol[:-1] in BINARY
     function, in_place_function, name = BINARY[symbol[:-1] if in_place else symbol]
-    if in_place and in_place_function is not None:
+    if in_place and in_place_function is not None and type(left) not in CONSTANT_TYPES:
         function = in_place_function
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
         if is_native(left) or is_native(right) or (isinstance(left, FakeTensor) and isinstance(right, FakeTensor)):

@@ -19,7 +19,7 @@ from minicompile.capture.attributes import TensorMethod
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.guards import Writer
 from minicompile.capture.opcodes import NULL
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, same
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
 from minicompile.capture.source import literal
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
@@ -251,7 +251,7 @@ def build_instance(emitter: Emitter, value: Any) -> str:
         emitter.body.append(f"{name}.default_factory = {emitter.value(value.default_factory)}")
     if isinstance(value, dict):
         owner = "dict" if base is dict else emitter.constant(collections.OrderedDict, "OrderedDict")
-        for key, item in dict.items(value):
+        for key, item in entries(value):
             emitter.body.append(f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})")
     elif base is not None:
         items = "".join(emitter.value(item) + ", " for item in value)
@@ -319,11 +319,19 @@ def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
         return [f"{name}.cell_contents = {emitter.value(now[0])}" if now else f"del {name}.cell_contents"]
     if isinstance(shadow.copy, dict):
         return write_dict(emitter, shadow, now, name)
-    items = "".join(emitter.value(item) + ", " for item in now)
     if isinstance(shadow.copy, list):
-        return [f"list.__setitem__({name}, slice(None), [{items}])"]
+        return write_list(emitter, shadow, now, name)
+    items = "".join(emitter.value(item) + ", " for item in now)
     verb = "extend" if isinstance(shadow.copy, collections.deque) else "update"
     return [f"{name}.clear()", f"{name}.{verb}([{items}])"]
+
+
+def write_list(emitter: Emitter, shadow: Shadow, now: list[Any], name: str) -> list[str]:
+    """Statements for a list: what was appended, which asks nothing of the rest, or the whole."""
+    kept = len(shadow.before)
+    if len(now) >= kept and all(map(same, now, shadow.before)):
+        return [f"list.extend({name}, [{''.join(emitter.value(item) + ', ' for item in now[kept:])}])"]
+    return [f"list.__setitem__({name}, slice(None), [{''.join(emitter.value(item) + ', ' for item in now)}])"]
 
 
 def write_dict(emitter: Emitter, shadow: Shadow, now: dict[Any, Any], name: str) -> list[str]:

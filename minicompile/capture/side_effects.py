@@ -74,10 +74,22 @@ class SideEffects:
         return [shadow for shadow in self.shadows.values() if is_changed(shadow)]
 
 
+def entries(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The items of a dictionary in its own order, whatever methods its class overrides."""
+    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+    return list(base.items(table))
+
+
+def put(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Set an item of a dictionary, whatever methods its class overrides."""
+    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+    base.__setitem__(table, key, value)
+
+
 def contents(container: Any) -> Any:
     """A snapshot of a container, cell or set, comparable slot by slot."""
     if isinstance(container, dict):
-        return dict(dict.items(container))
+        return dict(entries(container))
     if isinstance(container, list):
         return list.copy(container)
     if isinstance(container, collections.deque):

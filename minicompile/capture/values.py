@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minicompile.capture.break_kinds import Break
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
 from minicompile.capture.source import Attribute, Baked, CellContents, DictEntry, Item, Source, literal
 from minicompile.capture.torch_interface import is_library, is_traceable
 
@@ -121,7 +121,7 @@ def wrap_method(tracer: Tracer, real: types.MethodType, source: Source) -> Any:
 def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
     """A builtin function, or a builtin method bound to an object from outside."""
     owner = real.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)):
+    if owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__module__ == "pybind11_builtins":
         return wrap_identity(tracer, real, source)
     tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
                        f"`{{0}}` is the method {real.__name__}", "identity", tracer.location())
@@ -198,13 +198,13 @@ def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     tracer.guards.type(source, real, tracer.location())
     copy = new_dict(tracer, real, source)
     plain = True
-    for position, (key, value) in enumerate(dict.items(real)):
+    for position, (key, value) in enumerate(entries(real)):
         if is_plain_key(key):
-            dict.__setitem__(copy, key, Lazy(Item(source, key), value))
+            put(copy, key, Lazy(Item(source, key), value))
         else:
             plain = False
             stand_in = wrap(tracer, key, DictEntry(source, position, "keys"))
-            dict.__setitem__(copy, stand_in, Lazy(DictEntry(source, position, "values"), value))
+            put(copy, stand_in, Lazy(DictEntry(source, position, "values"), value))
     result = shadowed(tracer, real, source, copy)
     if not plain:
         tracer.guards.test(source, "len({0}) == {1}", (len(real),), f"`{{0}}` has {len(real)} entries", "structure",
@@ -289,7 +289,7 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
         count = list.__len__(real)
         tracer.guards.test(source, "len({0}) == {1}", (count,), f"`{{0}}` has {count} elements", "structure", place, count)
     elif isinstance(real, dict):
-        keys = list(dict.keys(real))
+        keys = [key for key, _ in entries(real)]
         if not keys:
             tracer.guards.test(source, "not {0}", (), "`{0}` is empty", "structure", place, keys)
         else:
@@ -316,6 +316,9 @@ def guard_present(tracer: Tracer, value: Any, key: Any) -> None:
 def slot(tracer: Tracer, container: Any, key: Any) -> Any:
     """The element of a list or dictionary, no longer lazy."""
     base: Any = dict if isinstance(container, dict) else list
+    shadow = tracer.effects.shadows.get(id(container))
+    if base is list and shadow is not None and key >= len(shadow.before):
+        guard_structure(tracer, container)
     value = base.__getitem__(container, key)
     if type(value) is Lazy:
         value = tracer.resolve(value)
