@@ -5,6 +5,7 @@ One lock serialises capture in the whole process. A cache belongs to one compile
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import types
@@ -44,19 +45,36 @@ class Session:
         self.backend, self.config = backend, config
         self.records = Records()
         self.resume_points: dict[Any, ResumePoint] = {}
+        self.origins: dict[types.CodeType, tuple[Program, ResumeShape]] = {}
         self.callees: dict[Any, CallCache] = {}
         self.warned: set[str] = set()
         self.keep: list[Any] = []
 
     def resume_point(self, program: Program, namespace: dict[str, Any], shape: ResumeShape) -> ResumePoint:
         """The resume function of a shape, made once."""
+        program, shape = self.in_original(program, shape)
         key = (program.code, id(namespace), shape)
         point = self.resume_points.get(key)
         if point is None:
             code = build_resume_code(program, shape)
             point = ResumePoint(code, namespace, CallCache(self, code.co_name))
             self.resume_points[key] = point
+            self.origins[code] = (program, shape)
         return point
+
+    def in_original(self, program: Program, shape: ResumeShape) -> tuple[Program, ResumeShape]:
+        """The same place in the user's own code, if the frame that was cut is a resume function itself.
+
+        So a loop with a break in its body needs one resume function, not one per iteration.
+        """
+        origin = self.origins.get(program.code)
+        if origin is None:
+            return program, shape
+        original, former = origin
+        index = shape.index - len(former.stack) - 1
+        if former.raises and index > former.index:
+            index -= 2
+        return original, dataclasses.replace(shape, index=index)
 
     def call_compiled(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function that was cut out of its caller through a cache of its own."""

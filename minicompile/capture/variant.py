@@ -209,6 +209,7 @@ class Assembly:
         self.attempt, self.tracer, self.context = attempt, attempt.tracer, attempt.context
         self.writer = Writer()
         self.emitter = Emitter(self.tracer, self.writer)
+        self.writer.used.add(self.name)
 
     @property
     def name(self) -> str:

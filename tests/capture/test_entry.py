@@ -1,0 +1,216 @@
+"""Unmodified Python runs as captured graphs, with plain Python's results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+
+from minicompile.errors import Unsupported
+from tests.capture.support import capture, equal, same_as_eager
+
+SCALE = 3.0
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_straight_line_code_is_one_graph() -> None:
+    compiled = same_as_eager(lambda x, y: (x + y).sin() * 2, X, X + 1)
+    assert len(compiled.records.graphs) == 1
+    assert not compiled.records.graph_breaks
+    assert [node.op for node in compiled.records.graphs[0].module.graph.nodes][:2] == ["placeholder"] * 2
+
+
+def test_loops_comprehensions_containers_and_strings() -> None:
+    def function(x: torch.Tensor, factors: list[float]) -> dict[str, object]:
+        total = x
+        for index, factor in enumerate(factors):
+            total = total + x * factor if index % 2 else total - x
+        parts = [piece * 2 for piece in total.unbind(0)]
+        return {f"shape {tuple(x.shape)}": parts, "sum": sum(parts), **{str(k): k for k in range(2)}}
+
+    assert len(same_as_eager(function, X, [1.0, 2.0, 3.0], fullgraph=True).records.graphs) == 1
+
+
+def test_closures_defaults_partial_and_methods() -> None:
+    def outer(scale: float):
+        def inner(x: torch.Tensor, *, shift: float = 1.0, **rest: float) -> torch.Tensor:
+            return x * scale + shift + sum(rest.values())
+
+        return inner
+
+    class Holder:
+        def __init__(self) -> None:
+            self.bias = 2.0
+
+        @property
+        def twice(self) -> float:
+            return self.bias * 2
+
+        def apply(self, x: torch.Tensor) -> torch.Tensor:
+            return outer(self.twice)(x, other=1.0)
+
+    same_as_eager(functools.partial(outer(2.0), shift=3.0), X, fullgraph=True)
+    same_as_eager(Holder().apply, X, fullgraph=True)
+
+
+def test_modules_are_inlined_with_their_parameters_as_inputs() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.GELU())
+    compiled = capture(module, fullgraph=True)
+    assert equal(compiled(X), module(X))
+    kinds = [entry.kind for entry in compiled.records.graphs[0].inputs]
+    assert kinds.count("parameter") == 4
+    compiled(X).sum().backward()
+    assert module[0].weight.grad is not None
+    with torch.no_grad():
+        module[0].weight.mul_(2)
+    module[1] = torch.nn.LayerNorm(4)
+    assert equal(compiled(X), module(X))
+
+
+def test_dataclasses_named_results_and_math() -> None:
+    @dataclasses.dataclass
+    class Pair:
+        first: torch.Tensor
+        second: float
+
+    def function(x: torch.Tensor) -> tuple[object, ...]:
+        pair = Pair(x.max(0).values, math.sqrt(16.0))
+        return pair.first * pair.second, pair.second
+
+    same_as_eager(function, X, fullgraph=True)
+
+
+def test_a_changed_global_closure_or_attribute_is_seen() -> None:
+    class Holder:
+        value = 1.0
+
+    holder, cell = Holder(), [2.0]
+    captured = 3.0
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * SCALE + holder.value + cell[0] + captured
+
+    compiled = capture(function)
+    assert equal(compiled(X), function(X))
+    holder.value = 5.0
+    assert equal(compiled(X), function(X))
+    cell[0] = 7.0
+    assert equal(compiled(X), function(X))
+    captured = 9.0
+    assert equal(compiled(X), function(X))
+    assert len(compiled.records.recompiles) == 3
+    assert "`holder` has no value" in compiled.records.recompiles[0].sentence
+
+
+def test_what_was_not_read_does_not_recompile() -> None:
+    class Holder:
+        used, unused = 1.0, 1.0
+
+    holder = Holder()
+    holder.table = {"a": 1.0, "b": 2.0}
+
+    def function(x: torch.Tensor, ignored: object) -> torch.Tensor:
+        return x * holder.used * holder.table["a"]
+
+    compiled = capture(function)
+    compiled(X, 1)
+    holder.unused, holder.table["b"] = 4.0, 5.0
+    compiled(X, "other")
+    assert not compiled.records.recompiles
+
+
+def test_identity_and_side_effects_are_kept() -> None:
+    log: list[torch.Tensor] = []
+    state = {"calls": 0}
+
+    def function(x: torch.Tensor, items: list[torch.Tensor]) -> tuple[object, ...]:
+        state["calls"] += 1
+        items.append(x + 1)
+        log.append(x)
+        both = [x]
+        return x, both, both, items
+
+    compiled = capture(function)
+    items = [X]
+    first, left, right, back = compiled(X, items)
+    assert first is X and left is right and back is items and len(items) == 2
+    assert state == {"calls": 1} and log[0] is X
+
+
+def test_in_place_changes_of_inputs_happen_once() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        x[0] = 0
+        return x * 2
+
+    one, other = X.clone(), X.clone()
+    compiled = capture(function, fullgraph=True)
+    assert equal(compiled(one), function(other)) and equal(one, other)
+
+
+def test_exceptions_inside_and_out() -> None:
+    def caught(x: torch.Tensor) -> torch.Tensor:
+        try:
+            raise ValueError("inner")
+        except ValueError as error:
+            return x * len(str(error))
+
+    def escapes(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("outer")
+
+    same_as_eager(caught, X, fullgraph=True)
+    with pytest.raises(KeyError, match="outer"):
+        capture(escapes)(X)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+        capture(lambda x: x @ x)(X)
+
+
+def test_grad_modes_and_autocast_are_followed() -> None:
+    def function(x: torch.Tensor) -> tuple[bool, torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            inside = x * 2
+            flag = torch.is_grad_enabled()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            product = x @ x.t()
+        return flag, inside, product
+
+    compiled = same_as_eager(function, X.requires_grad_(False), fullgraph=True)
+    with torch.no_grad():
+        compiled(X)
+    assert "grad mode" in compiled.records.recompiles[0].sentence
+
+
+def test_the_recompile_limit_warns_with_the_failing_guard() -> None:
+    compiled = capture(lambda x, name: x * len(name), recompile_limit=2)
+    compiled(X, "a")
+    compiled(X, "bb")
+    with pytest.warns(UserWarning, match="name"):
+        assert equal(compiled(X, "ccc"), X * 3)
+    assert equal(compiled(X, "dddd"), X * 4)
+
+
+def test_fullgraph_raises_a_typed_error() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(Unsupported) as caught:
+        capture(function, fullgraph=True)(X)
+    assert caught.value.kind == "branch on a tensor"
+    assert "torch.where" in caught.value.hint
+    assert caught.value.stack[-1].text.startswith("return x + 1")
+
+
+def test_nothing_is_kept_alive_by_the_cache() -> None:
+    module = torch.nn.Linear(3, 3)
+    compiled = capture(module)
+    argument = X.clone()
+    result = compiled(argument)
+    references = [weakref.ref(value) for value in (module, argument, result)]
+    del module, compiled, argument, result
+    gc.collect()
+    assert [reference() for reference in references] == [None, None, None]

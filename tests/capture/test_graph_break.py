@@ -1,0 +1,123 @@
+"""A graph break is local: the rest is captured, results and effects are plain Python's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.capture.support import capture, equal, same_as_eager
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_print_item_and_branch(capsys: pytest.CaptureFixture[str]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        print("sum", y.sum().item())
+        if y.sum() > 0:
+            return y + 1
+        return y - 1
+
+    compiled = capture(function)
+    assert equal(compiled(X), function(X)) and equal(compiled(-X), function(-X))
+    assert capsys.readouterr().out == "sum 30.0\nsum 30.0\nsum -30.0\nsum -30.0\n"
+    assert [entry.kind for entry in compiled.records.graph_breaks] == ["tensor value", "input or output", "branch on a tensor"]
+
+
+def test_breaks_in_a_loop_do_not_grow_without_limit() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = x + 1
+            print(end="")
+            x = x * 1.5
+        return x
+
+    compiled = same_as_eager(function, X)
+    assert len(compiled.records.graphs) < 8
+    assert not compiled.records.fallbacks
+
+
+def test_break_inside_with_and_try() -> None:
+    left = []
+
+    @contextlib.contextmanager
+    def manager() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            left.append(1)
+
+    def fails(x: torch.Tensor) -> float:
+        raise ValueError(str(x.sum().item()))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = x * 2
+            print(end="")
+            inside = torch.is_grad_enabled()
+        try:
+            print(end="")
+            x = x + fails(x)
+        except ValueError as error:
+            x = x + len(str(error))
+        else:
+            x = x * 100
+        return x + inside
+
+    same_as_eager(function, X)
+
+
+def test_break_in_a_callee_is_cut_out() -> None:
+    def callee(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        print(end="")
+        return y + 1
+
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return callee(x) * 3
+
+    inner = Inner()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return inner(x.sin()).cos()
+
+    compiled = same_as_eager(function, X)
+    assert len(compiled.records.graph_breaks) == 1
+    assert not compiled.records.fallbacks
+
+
+def test_closure_cells_survive_a_break() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        count = 0
+
+        def step(y: torch.Tensor) -> torch.Tensor:
+            nonlocal count
+            count += 1
+            return y * count
+
+        x = step(x)
+        print(end="")
+        x = step(x)
+        return x, count
+
+    same_as_eager(function, X)
+
+
+def test_values_that_differ_after_a_break_are_not_guarded_when_only_passed_on() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        value = x.sum().item()
+        print(value, end="")
+        seen.append(value)
+        return x + 1
+
+    compiled = capture(function)
+    for shift in range(4):
+        compiled(X + shift)
+    assert len(seen) == 4
+    assert not compiled.records.recompiles
