@@ -50,6 +50,8 @@ class GraphBuilder:
         config: the compiler's settings.
         device: where loops run; buffers of other devices are left to extern kernels.
         node: the FX node being lowered.
+        written: each new version of a storage to the first buffer that had it.
+        renamed: what the last call wrote, until it is taken.
         origin: the same, as recorded on operations.
         in_place: the graph input whose storage the node's result takes over, if it is a write of that input.
     """
@@ -65,6 +67,8 @@ class GraphBuilder:
         self.constants: dict[str, torch.Tensor] = {}
         self.operations: list[Operation] = []
         self.moved: dict[tuple[TensorValue, torch.device], TensorValue] = {}
+        self.written: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}
         self._names: set[str] = set()
 
     # Names and buffers
@@ -107,6 +111,23 @@ class GraphBuilder:
         buffer = Buffer(self.unique_name(hint), dtype, device or self.device, sizes, strides)
         self.buffers[buffer.name] = buffer
         return buffer
+
+    def new_version(self, name: str, suffix: str = "") -> Buffer:
+        """A buffer for the storage of an older one, once something has written it."""
+        hint = self.node.name + (f"_{suffix}" if suffix else "")
+        new = dataclasses.replace(self.buffers[name], name=self.unique_name(hint), role="computed")
+        self.buffers[new.name] = new
+        self.written[new.name] = self.written.get(name, name)
+        return new
+
+    def same_storage(self, first: str, second: str) -> bool:
+        """Whether both are versions of one storage."""
+        return self.written.get(first, first) == self.written.get(second, second)
+
+    def take_renamed(self) -> dict[str, str]:
+        """Old to new names of the buffers that the last call wrote; each is told once."""
+        renamed, self.renamed = self.renamed, {}
+        return renamed
 
     def whole(self, buffer: Buffer) -> TensorValue:
         """The value that is all of `buffer`."""
@@ -208,9 +229,7 @@ class GraphBuilder:
     ) -> TensorValue:
         """Write `value` at flat offset `place` of `target`'s storage; the result is `target`'s new version."""
         old = self.buffers[target.buffer]
-        hint = self.node.name + (f"_{suffix}" if suffix else "")
-        new = dataclasses.replace(old, name=self.unique_name(hint), role="computed")
-        self.buffers[new.name] = new
+        new = self.new_version(target.buffer, suffix)
         self._emit(
             new.name, axes_of(indices), cast(value, old.dtype), place,
             accumulate=accumulate, condition=condition, overwrites=old.name,

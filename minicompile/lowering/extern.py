@@ -7,6 +7,7 @@ module must not decide between a library's kernel and ours; the target's name is
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -111,9 +112,22 @@ def _call_in_place(
     builder: GraphBuilder, target: Any, args: Any, kwargs: Any, mutated: tuple[TensorValue, ...], reason: str
 ) -> Any:
     """A call that writes some arguments: they get new names for the same storage."""
-    raise Unsupported(
-        "in-place operator", f"{qualified_name(target)} writes its arguments, which must be functional by now ({reason})"
-    )
+    if len(mutated) != len({value.buffer for value in mutated}) or any(value.strides is None for value in mutated):
+        raise Unsupported("in-place operator", f"{qualified_name(target)} writes one tensor through several arguments")
+    returned = builder.val if isinstance(builder.val, (tuple, list)) else () if builder.val is None else (builder.val,)
+    if len(returned) > len(mutated) or not all(r.alias_info for r in target._schema.returns):
+        raise Unsupported("in-place operator", f"{qualified_name(target)} both writes arguments and makes tensors")
+    old = tuple(value.buffer for value in mutated)
+    new = tuple(builder.new_version(name) for name in old)
+    builder.extern(
+        f"torch.ops.{qualified_name(target)}", args, kwargs, new, overwrites=old, pure=False,
+        unpack=len(new) > 1, reason=f"{reason}; writes its arguments",
+    )  # fmt: skip
+    builder.renamed = dict(zip(old, (buffer.name for buffer in new), strict=True))
+    values = tuple(dataclasses.replace(v, buffer=b.name) for v, b in zip(mutated, new, strict=True))
+    if not returned:
+        return None
+    return values[: len(returned)] if isinstance(builder.val, (tuple, list)) else values[0]
 
 
 def _output_buffer(builder: GraphBuilder, result: Any, suffix: str) -> Buffer | None:

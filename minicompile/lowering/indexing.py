@@ -264,7 +264,7 @@ def _with_region(
     builder: GraphBuilder, value: TensorValue, region: TensorValue, source: TensorValue, inside: Any, element: Any
 ) -> TensorValue:
     """`value` with `source` in a strided region of it: a select per element, or a write of just the region in place."""
-    if builder.in_place is None:
+    if builder.in_place is None or source.buffer == builder.in_place.buffer:
         return builder.like_node(lambda i: masked(inside(i), cast(element(i), value.dtype), value.load(i)))
     if is_empty(region.sizes):
         return builder.in_place
@@ -322,8 +322,11 @@ def lower_select_scatter(
 @lowers("aten.copy_.default")
 def lower_copy_into(builder: GraphBuilder, target: TensorValue, source: TensorValue, *_: Any) -> TensorValue:
     """Writes a graph input."""
+    same_place = (source.sizes, source.strides, source.offset) == (target.sizes, target.strides, target.offset)
     if is_empty(target.sizes):
         return target
+    if same_place and builder.same_storage(source.buffer, target.buffer):
+        return source
     indices = loop_axes(target.sizes)
     value = cast(source.load_broadcast(indices), target.dtype)
     return builder.overwrite(target, indices, value, target.at(indices))

@@ -6,7 +6,9 @@ extern kernel with the reason. This module must not know single operators, excep
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from minicompile.lowering import (  # noqa: F401  (they register their rules)
 )
 from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
+from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import is_one, size_index, size_indices
 from minicompile.lowering.values import LOOP_DTYPES, TensorValue
@@ -56,6 +59,7 @@ class GraphLowering:
     def __init__(self, module: GraphModule, config: Config, name: str) -> None:
         self.module = module
         self.builder = GraphBuilder(name, config, main_device(module))
+        self.writes = InputWrites(module.graph)
         self.values: dict[Node, Any] = {}
         self.inputs: list[str] = []
         self.size_inputs: dict[str, Index] = {}
@@ -66,6 +70,8 @@ class GraphLowering:
         for node in self.module.graph.nodes:
             self.builder.node = node
             self.builder.origin = origin_of(node) if node.op == "call_function" else None
+            target = self.writes.direct.get(node)
+            self.builder.in_place = None if target is None else self.values[target]
             self.values[node] = self._lower(node)
         return self.builder.finish(tuple(self.inputs), self.size_inputs, self.outputs)
 
@@ -129,6 +135,8 @@ class GraphLowering:
             return value
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported("graph function", f"{node.name} calls {target}, which is not an ATen operator")
+        if target is COPY:
+            self._save_old_contents(node)
         args = self._arguments(node.args)
         kwargs = {key: self._arguments(argument) for key, argument in node.kwargs.items()}
         return self._apply(node, target, args, kwargs)
@@ -156,7 +164,9 @@ class GraphLowering:
             except UseExtern as refusal:
                 self.builder.roll_back(point)
                 reason = str(refusal)
-        return call_operator(self.builder, target, args, kwargs, reason)
+        result = call_operator(self.builder, target, args, kwargs, reason)
+        self._rename(self.builder.take_renamed())
+        return result
 
     def _checked_view(self, result: Any) -> Any:
         """Accesses that are not linear can only be copied by a loop."""
@@ -184,6 +194,27 @@ class GraphLowering:
         if isinstance(argument, (tuple, list)):
             return type(argument)(map(self._on_main_device, argument))
         return argument
+
+    # Writes in place
+
+    def _save_old_contents(self, copy: Node) -> None:
+        """Copy what later nodes still read of an input that is about to change, and what the new contents read askew."""
+        target, source = self.values[copy.args[0]], self.values[copy.args[1]]  # type: ignore[index]
+        for node, value in self.values.items():
+            stale = [v for v in tensors_in(value) if v.buffer == target.buffer]
+            if not stale or not self.writes.order:
+                continue
+            askew = node is copy.args[1] and (source.strides, source.offset) != (target.strides, target.offset)
+            if askew or self.writes.read_after(node, copy):
+                self.values[node] = replace_tensors(value, lambda v: self.builder.copy(v) if v in stale else v)
+
+    def _rename(self, renamed: dict[str, str]) -> None:
+        """After a call that wrote its arguments, every value that shares their storage is of the new version."""
+        if renamed:
+            for node, value in self.values.items():
+                self.values[node] = replace_tensors(
+                    value, lambda v: dataclasses.replace(v, buffer=renamed.get(v.buffer, v.buffer))
+                )
 
     # Outputs
 
@@ -219,3 +250,12 @@ def tensors_in(value: Any) -> list[TensorValue]:
     if isinstance(value, (tuple, list)):
         return [found for item in value for found in tensors_in(item)]
     return []
+
+
+def replace_tensors(value: Any, change: Callable[[TensorValue], TensorValue]) -> Any:
+    """`value` with every tensor in nested lists and tuples changed."""
+    if isinstance(value, TensorValue):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(replace_tensors(item, change) for item in value)
+    return value

@@ -1,0 +1,73 @@
+"""Lowers what eager does, evaluates the loops, and compares."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from minicompile.config import Config
+from minicompile.ir import verify
+from minicompile.ir.evaluate import evaluate_graph
+from minicompile.ir.loops import ExternKernel, LoweredGraph
+from minicompile.lowering.lower import lower_graph
+
+TABLE = torch._decomp.core_aten_decompositions()
+TOLERANCE = {
+    torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.6e-2, 1.6e-2), torch.float32: (2e-5, 2e-5),
+    torch.float64: (1e-9, 1e-9), torch.complex64: (1e-5, 1e-5), torch.complex128: (1e-9, 1e-9),
+}  # fmt: skip
+
+
+def lower(function: Callable[..., Any], args: Sequence[Any], decompose: bool = True) -> LoweredGraph:
+    """The lowered, verified graph of a function of tensors."""
+    flat, structure = pytree.tree_flatten(tuple(args))
+    tensors = [value for value in flat if isinstance(value, torch.Tensor)]
+
+    def of_tensors(*given: torch.Tensor) -> Any:
+        remaining = iter(given)
+        filled = [next(remaining) if isinstance(value, torch.Tensor) else value for value in flat]
+        result = function(*pytree.tree_unflatten(filled, structure))
+        return tuple(r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor))
+
+    module = make_fx(of_tensors, decomposition_table=TABLE if decompose else {}, tracing_mode="fake")(*tensors)
+    module.graph.eliminate_dead_code()
+    graph = lower_graph(module, Config(), "test")
+    verify.verify_lowered(graph)
+    return graph
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of nested arguments or results."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def check(function: Callable[..., Any], *args: Any, decompose: bool = True, slack: float = 1.0) -> LoweredGraph:
+    """Compare values, dtypes, sizes and strides with eager's; return the graph."""
+    graph = lower(function, args, decompose)
+    expected = tensors_of(function(*copy.deepcopy(args)))
+    found = evaluate_graph(graph, tensors_of(args))
+    assert len(found) == len(expected)
+    for ours, eager in zip(found, expected):
+        compare(ours, eager, slack)
+    return graph
+
+
+def compare(ours: torch.Tensor, eager: torch.Tensor, slack: float = 1.0) -> None:
+    """Dtype, sizes, strides (of more than one element) and values."""
+    assert ours.dtype == eager.dtype and ours.shape == eager.shape
+    if eager.numel() > 1:
+        assert [s for n, s in zip(ours.shape, ours.stride()) if n > 1] == [
+            s for n, s in zip(eager.shape, eager.stride()) if n > 1
+        ]
+    relative, absolute = TOLERANCE.get(eager.dtype, (0.0, 0.0))
+    torch.testing.assert_close(ours, eager, rtol=relative * slack, atol=absolute * slack, equal_nan=True)
+
+
+def externs(graph: LoweredGraph) -> list[str]:
+    """Targets of the extern kernels, without the ATen prefix."""
+    return [o.target.removeprefix("torch.ops.aten.") for o in graph.operations if isinstance(o, ExternKernel)]
