@@ -26,9 +26,9 @@ from minicompile.capture.attributes import (
 )
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
-from minicompile.capture.side_effects import MISSING
+from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.values import CONSTANT_TYPES, force, is_outside, slot
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside, slot
 
 if TYPE_CHECKING:
     from minicompile.capture.tracer import Tracer
@@ -359,8 +359,25 @@ def contains_tensor(value: Any, depth: int = 4) -> bool:
     return type(value) not in CONSTANT_TYPES and not isinstance(value, (type, types.BuiltinFunctionType))
 
 
+@functools.cache
+def hides_its_value(kind: type) -> bool:
+    """Whether a class written in C keeps a value that native code reads and no guard can see (`Decimal`, NumPy scalars)."""
+    if kind in CONSTANT_TYPES or issubclass(kind, (*CONTAINERS, collections.deque, torch.Tensor, enum.Enum, types.CellType,
+                                                   *IDENTITY_TYPES)):
+        return False
+    methods = [(getattr(kind, name, None), getattr(object, name, None)) for name in VALUE_METHODS]
+    native = (types.WrapperDescriptorType, types.MethodDescriptorType)
+    return any(isinstance(method, native) and method is not plain for method, plain in methods)
+
+
+VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", "__eq__", "__lt__", "__bool__", "__contains__")
+
+
 def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let Python run a native function; what it raises is raised in the traced program."""
+    for value in (*args, *kwargs.values()):
+        if id(value) in tracer.reals and hides_its_value(type(value)):
+            raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
     try:
         if contains_tensor(args) or kwargs and contains_tensor(kwargs) or contains_tensor(
             getattr(function, "__self__", None)
@@ -380,11 +397,21 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
 
+NO_HOOKS = f"not ({' or '.join(f'{{0}}[{table!r}]' for table in HOOK_TABLES)})"
+
+
 def module_has_hooks(tracer: Tracer, module: Module) -> bool:
     """Whether calling a module does more than calling `forward`; guards what it looked at."""
     store = instance_dict(tracer, module)
     if store is None:
         return True
+    shadow = tracer.effects.shadows.get(id(store))
+    if shadow is not None and all(type(store.get(table)) is Lazy for table in HOOK_TABLES):
+        if not any(shadow.real[table] for table in HOOK_TABLES):
+            if id(store) not in tracer.hookless:
+                tracer.hookless.add(id(store))
+                tracer.guards.test(shadow.source, NO_HOOKS, (), "`{0}` has no hooks", "structure", tracer.location())
+            return bool(tracer.specials["global_hooks"](tracer))
     for table in HOOK_TABLES:
         if table not in store:
             return True

@@ -231,8 +231,26 @@ def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
     return bool(run_native(tracer, operator.contains, (container, item), {}))
 
 
+INDEXED = (FakeTensor, list, tuple, str, bytes, range, collections.deque)
+
+
+def as_index(tracer: Tracer, key: Any) -> Any:
+    """A subscript with the numbers that its objects stand for (`__index__` written in Python)."""
+    kind = type(key)
+    if kind in (int, str):
+        return key
+    if kind is tuple:
+        return tuple(as_index(tracer, item) for item in key)
+    if kind is slice:
+        return slice(as_index(tracer, key.start), as_index(tracer, key.stop), as_index(tracer, key.step))
+    result = invoke_special(tracer, key, "__index__")
+    return key if result is MISSING else result
+
+
 def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     """`owner[key]`."""
+    if isinstance(owner, INDEXED):
+        key = as_index(tracer, key)
     if isinstance(owner, FakeTensor):
         force(tracer, key)
         return tracer.operation("call_function", operator.getitem, (owner, key))
@@ -287,6 +305,8 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
 
 def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
     """`owner[key] = value`."""
+    if isinstance(owner, INDEXED):
+        key = as_index(tracer, key)
     if isinstance(owner, FakeTensor):
         force(tracer, key)
         tracer.operation("call_function", operator.setitem, (owner, key, value))
@@ -312,6 +332,8 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
 
 def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
     """`del owner[key]`."""
+    if isinstance(owner, INDEXED):
+        key = as_index(tracer, key)
     if invoke_special(tracer, owner, "__delitem__", key) is not MISSING:
         return
     if not isinstance(owner, (dict, list, collections.deque)):

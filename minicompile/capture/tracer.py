@@ -137,6 +137,7 @@ class Tracer:
         self.absent_globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.global_sources: dict[int, Source] = {}
         self.locations: dict[tuple[Any, int], Location] = {}
+        self.hookless: set[int] = set()
         self.keep: list[Any] = []
         self.state = torch_interface.torch_state()
         self.specials: dict[str, Any] = {}

@@ -187,6 +187,17 @@ def wrap_deque(tracer: Tracer, real: collections.deque[Any], source: Source) -> 
     return shadowed(tracer, real, source, copy, True)
 
 
+MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def is_structural(source: Source) -> bool:
+    """Whether a source is an instance dictionary or a table of a module, whose types do not change."""
+    if isinstance(source, Attribute):
+        return source.name == "__dict__"
+    return isinstance(source, Item) and source.key in MODULE_TABLES and source.parent is not None and is_structural(
+        source.parent)
+
+
 def is_plain_key(key: Any) -> bool:
     """Whether a dictionary key can be written into generated code."""
     return literal(key) is not None or isinstance(key, (enum.Enum, type, torch.dtype, torch.device, types.FunctionType,
@@ -195,7 +206,8 @@ def is_plain_key(key: Any) -> bool:
 
 def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     """A dictionary or a subclass of it: values stay lazy, keys are guarded when somebody looks at them."""
-    tracer.guards.type(source, real, tracer.location())
+    if not is_structural(source):
+        tracer.guards.type(source, real, tracer.location())
     copy = new_dict(tracer, real, source)
     plain = True
     for position, (key, value) in enumerate(entries(real)):
