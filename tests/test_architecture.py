@@ -96,6 +96,10 @@ def test_the_checker_finds_a_library_over_its_size(tmp_path: pathlib.Path) -> No
     assert list(rules.too_many_lines(tmp_path / "minicompile"))
 
 
+def test_code_lines_leave_out_comments_docstrings_and_blank_lines() -> None:
+    assert rules.code_lines('"""A\ndocstring."""\n\nx = 1  # one\n# a comment\ny = """two\nlines"""\n') == 3
+
+
 def test_the_checker_accepts_what_is_allowed(tmp_path: pathlib.Path) -> None:
     modules = plant(
         tmp_path,
