@@ -36,6 +36,7 @@ class InlineFacts:
         computed_points, inlined_points: how often it is computed apart, and inside the consumers together.
         nodes, loads: size of its body.
         fusible: some consumer could share the producer's kernel instead.
+        epilogue: it reads several results of one shape with its own, computed here, and a reduction consumes it.
     """
 
     consumers: int
@@ -47,6 +48,7 @@ class InlineFacts:
     nodes: int
     loads: int
     fusible: bool
+    epilogue: bool
 
 
 def should_inline(facts: InlineFacts) -> bool:
@@ -54,9 +56,10 @@ def should_inline(facts: InlineFacts) -> bool:
 
     Kept apart, the result is written once and read by each consumer, the inputs are read once. Inlined, each consumer
     reads the inputs. Additional arithmetic is weighed at `OPERATIONS_PER_BYTE`; a launch saved counts as bytes when no
-    consumer could take the producer into its kernel.
+    consumer could take the producer into its kernel. An epilogue of what computes its inputs stays one: one result is
+    then stored instead of several.
     """
-    if facts.nodes > MAXIMUM_NODES or facts.loads > MAXIMUM_LOADS:
+    if facts.nodes > MAXIMUM_NODES or facts.loads > MAXIMUM_LOADS or facts.epilogue:
         return False
     extra = facts.arithmetic * max(0, facts.inlined_points - facts.computed_points) // OPERATIONS_PER_BYTE
     launch = 0 if facts.fusible else LAUNCH_BYTES
@@ -186,7 +189,20 @@ class _Inliner:
             nodes=len(body),
             loads=sum(map(len, read.values())),
             fusible=fusible,
+            epilogue=self.is_epilogue(loop, read, readers),
         )
+
+    def is_epilogue(self, loop: Loop, read: Mapping[str, tuple[Index, ...]], readers: list[int]) -> bool:
+        """Whether `loop` turns several results of its own shape into one that is then reduced."""
+        reduced = any(
+            isinstance(consumer, Loop) and consumer.fold is not None and points(consumer.axes) < points(loop.axes)
+            for consumer in (self.graph.operations[reader] for reader in readers)
+        )
+        if not reduced:
+            return False
+        writers = (self.dependences.writer.get(name) for name in read)
+        sources = [self.graph.operations[writer] for writer in writers if writer is not None]
+        return sum(isinstance(s, Loop) and points(s.axes) == points(loop.axes) for s in sources) > 1
 
 
 def _with_units(changes: tuple[tuple[Axis, Index], ...], axes: tuple[Axis, ...]) -> tuple[tuple[Axis, Index], ...]:

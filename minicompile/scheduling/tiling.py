@@ -113,7 +113,7 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     x = 1
     while x * block < 1024 and x < 64 and rows >= 2 * x * 4 * device.multiprocessors:
         x *= 2
-    warps = max(1, min(16, x * block // (32 * max(8, 2 * BYTES_PER_THREAD // facts.itemsize))))
+    warps = max(1, min(16, x * block // (32 * max(8, BYTES_PER_THREAD // facts.itemsize))))
     return _plan(facts, [x, block], "persistent", warps, f"a row of {length} stays in registers")
 
 
