@@ -11,16 +11,21 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Tile of an attention kernel: BLOCK_M queries by BLOCK_N keys."""
+    """Tile of an attention kernel: BLOCK_M queries by BLOCK_N keys.
+
+    With `one_loop`, blocks inside a causal band are masked like those on its edge: half the code and fewer registers.
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
     tma: bool = False
+    one_loop: bool = False
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n} w{self.warps} s{self.stages}{' tma' if self.tma else ''}"
+        flags = " tma" * self.tma + " one" * self.one_loop
+        return f"{self.block_m}x{self.block_n} w{self.warps} s{self.stages}{flags}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +51,10 @@ def _row(
 
 
 def attention_tile(text: str) -> AttentionConfig:
-    """A configuration from its short form: "128x64 w8 s3 tma"."""
+    """A configuration from its short form: "128x64 w8 s3 tma", "64x32 w8 s1 one"."""
     tile, warps, stages, *flags = text.split()
     rows, columns = tile.split("x")
-    return AttentionConfig(int(rows), int(columns), int(warps[1:]), int(stages[1:]), "tma" in flags)
+    return AttentionConfig(int(rows), int(columns), int(warps[1:]), int(stages[1:]), "tma" in flags, "one" in flags)
 
 
 _UNTIMED = "from registers and shared memory; not timed yet"
@@ -60,28 +65,30 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "half", 256, "128x64 w8 s2 tma", f"240 registers, 197 KB; {_UNTIMED}"),
     _row("forward", "tf32", 64, "128x64 w8 s2", f"238 registers; {_UNTIMED}"),
     _row("forward", "tf32", 128, "128x32 w8 s2", f"204 registers, 131 KB; {_UNTIMED}"),
-    _row("forward", "tf32", 256, "64x16 w8 s1", f"little shared memory; {_UNTIMED}", 640),
+    _row("forward", "tf32", 256, "64x16 w8 s1 one", f"little shared memory; {_UNTIMED}", 640),
     _row("forward", "split", 64, "128x32 w8 s2", f"183 registers; {_UNTIMED}"),
-    _row("forward", "split", 128, "128x32 w8 s1", f"164 KB; {_UNTIMED}", 64),
-    _row("forward", "split", 256, "64x16 w8 s1", f"fits shared memory; {_UNTIMED}", 640),
+    _row("forward", "split", 128, "128x32 w8 s1 one", f"164 KB, causal spills 12 bytes; {_UNTIMED}", 64),
+    _row("forward", "split", 256, "64x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
+    _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias (C7515); {_UNTIMED}"),
+    _row("masked query gradient", "half", 128, "64x64 w4 s2 tma", f"8 warps serialise with a boolean mask; {_UNTIMED}"),
     _row("query gradient", "half", 64, "128x64 w8 s3 tma", f"124 registers; {_UNTIMED}"),
     _row("query gradient", "half", 128, "128x64 w8 s2 tma", f"177 registers; {_UNTIMED}"),
     _row("query gradient", "half", 256, "64x32 w8 s2 tma", f"182 registers; {_UNTIMED}"),
     _row("query gradient", "tf32", 64, "64x64 w4 s1", f"194 registers; {_UNTIMED}"),
-    _row("query gradient", "tf32", 128, "128x32 w8 s1", f"187 registers; {_UNTIMED}"),
-    _row("query gradient", "tf32", 256, "16x32 w8 s1", f"fits shared memory; {_UNTIMED}", 256),
+    _row("query gradient", "tf32", 128, "128x32 w8 s1 one", f"187 registers; {_UNTIMED}"),
+    _row("query gradient", "tf32", 256, "16x32 w8 s1 one", f"fits shared memory; {_UNTIMED}", 352),
     _row("query gradient", "split", 64, "128x32 w8 s1", f"171 registers; {_UNTIMED}"),
-    _row("query gradient", "split", 128, "64x32 w8 s1", f"60 bytes of spills; {_UNTIMED}", 96),
-    _row("query gradient", "split", 256, "16x32 w8 s1", f"fits shared memory; {_UNTIMED}", 256),
+    _row("query gradient", "split", 128, "64x32 w8 s1 one", f"92 bytes of spills; {_UNTIMED}", 128),
+    _row("query gradient", "split", 256, "16x32 w8 s1 one", f"fits shared memory; {_UNTIMED}", 352),
     _row("key gradient", "half", 64, "64x128 w8 s2 tma", f"186 registers; {_UNTIMED}"),
     _row("key gradient", "half", 128, "64x128 w8 s2 tma", f"249 registers, causal spills 60 bytes; {_UNTIMED}", 96),
     _row("key gradient", "half", 256, "64x32 w8 s1 tma", f"wider keys spill over 600 bytes; {_UNTIMED}"),
     _row("key gradient", "tf32", 64, "32x128 w8 s1", f"160 registers; {_UNTIMED}"),
-    _row("key gradient", "tf32", 128, "32x128 w8 s1", f"no spills, 197 KB; {_UNTIMED}", 96),
-    _row("key gradient", "tf32", 256, "32x16 w8 s1", f"fits shared memory; {_UNTIMED}", 512),
+    _row("key gradient", "tf32", 128, "32x128 w8 s1 one", f"no spills, 197 KB; {_UNTIMED}", 96),
+    _row("key gradient", "tf32", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 512),
     _row("key gradient", "split", 64, "32x128 w8 s1", f"253 registers; {_UNTIMED}", 64),
-    _row("key gradient", "split", 128, "32x64 w8 s1", f"the fastest products, 480 bytes of spills; {_UNTIMED}", 640),
-    _row("key gradient", "split", 256, "32x16 w8 s1", f"fits shared memory; {_UNTIMED}", 512),
+    _row("key gradient", "split", 128, "32x64 w8 s1 one", f"the fastest products, 480 bytes of spills; {_UNTIMED}", 640),
+    _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 512),
 )
 
 ATTENTION_CANDIDATES: dict[tuple[str, str, int], tuple[str, ...]] = {
@@ -120,8 +127,14 @@ def numerics_class(itemsize: int, precision: str) -> str:
     return "half" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
 
 
-def attention_row(phase: str, numerics: str, head_dim: int) -> AttentionRow:
-    """The decision for a pass, numerics and padded head dim (the larger of the keys' and the values')."""
+def attention_row(phase: str, numerics: str, head_dim: int, masked: bool = False) -> AttentionRow:
+    """The decision for a pass, numerics and padded head dim (the larger of the keys' and the values').
+
+    `masked`: there is a mask tensor; some passes have rows of their own for that, the others take the ordinary ones.
+    """
+    for row in ATTENTION_TABLE:
+        if masked and row.phase == f"masked {phase}" and row.numerics == numerics and head_dim <= row.head_dim:
+            return row
     for row in ATTENTION_TABLE:
         if row.phase == phase and row.numerics == numerics and head_dim <= row.head_dim:
             return row

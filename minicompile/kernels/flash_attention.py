@@ -112,10 +112,10 @@ def attention_forward(
     entries, mask_strides = expand_mask(mask, problem)
     launch(
         flash_attention_forward_kernel, (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, *_walked(k, v, config, config.block_n), out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        *out.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0,
+        q, *_walked(k, v, config, config.block_n), out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3],
+        *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0,
         problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
-        **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0),
+        **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
         FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
     )  # fmt: skip
     return out, lse
@@ -171,10 +171,10 @@ def _query_gradient(
     launch(
         flash_attention_query_gradient_kernel,
         (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, *_walked(k, v, config, config.block_n), dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys,
+        q, *_walked(k, v, config, config.block_n), dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3],
+        *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys,
         problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
-        problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0),
+        problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
         HAS_DBIAS=bias is not None,
     )  # fmt: skip
     if bias is None or dbias is None:
@@ -198,10 +198,10 @@ def _key_gradient(
     walked = _walked(q, dout, config, config.block_m)
     launch(
         flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
-        walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads, problem.queries,
+        walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
+        *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads, problem.queries,
         problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
-        problem.threshold, **problem.constants(config), **_loops(problem, False), HEADS_EACH=heads_each,
+        problem.threshold, **problem.constants(config), **_loops(problem, False, config), HEADS_EACH=heads_each,
         CHECK_ROWS=problem.queries % config.block_m != 0,
     )  # fmt: skip
     if heads_each == problem.group:
@@ -214,7 +214,8 @@ def _choose(phase: str, problem: AttentionProblem, q: torch.Tensor) -> Attention
     if q.device.type == "cpu":
         return interpreted_attention_config(problem.queries, problem.keys)
     widest = padded_head_dim(max(problem.d, problem.dv))
-    return attention_row(phase, numerics_class(q.element_size(), problem.precision), widest).config
+    numerics = numerics_class(q.element_size(), problem.precision)
+    return attention_row(phase, numerics, widest, problem.mask_kind != "none").config
 
 
 def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
@@ -236,9 +237,9 @@ def _walked(first: torch.Tensor, second: torch.Tensor, config: AttentionConfig, 
     return describe_one(first), describe_one(second)
 
 
-def _loops(problem: AttentionProblem, ragged: bool) -> dict[str, bool]:
+def _loops(problem: AttentionProblem, ragged: bool, config: AttentionConfig) -> dict[str, bool]:
     """Which loops a kernel needs: over blocks free of masking, and over masked ones."""
-    everywhere = problem.masked_everywhere
+    everywhere = problem.masked_everywhere or (config.one_loop and (ragged or problem.upper is not None))
     return {"FULL_LOOP": not everywhere, "MASKED_LOOP": everywhere or problem.upper is not None or ragged}
 
 

@@ -75,7 +75,7 @@ def query_gradient_blocks(
     queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dQ (without the scale) after the keys from `start` to `stop`."""
     for n in tl.range(start, stop, BLOCK_N):
@@ -85,18 +85,21 @@ def query_gradient_blocks(
         v = load_rows(
             v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED, TMA)  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
-        dweights = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-        if DROPOUT:
-            keeps = dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold)
-            dweights = tl.where(keeps, dweights * keep_scale, 0.0)
         if MASKED:
             visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
             scores, visible = apply_mask(
                 scores, visible, mask_base, stride_mm, stride_mn, rows[:, None], cols[None, :], queries, keys, MASK
             )
-            dscores = tl.where(visible, tl.exp2(scores - lse[:, None]) * (dweights - delta[:, None]), 0.0)
+            weights = tl.where(visible, tl.exp2(scores - lse[:, None]), 0.0)
         else:
-            dscores = tl.exp2(scores - lse[:, None]) * (dweights - delta[:, None])
+            weights = tl.exp2(scores - lse[:, None])
+        dweights = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            keeps = dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold)
+            dweights = tl.where(keeps, dweights * keep_scale, 0.0)
+        dscores = weights * (dweights - delta[:, None])
+        if NAN_ROWS and MASKED:
+            dscores = tl.where(visible, dscores, 0.0)
         if HAS_DBIAS:
             offsets = rows.to(tl.int64)[:, None] * keys + cols[None, :]
             in_range = (rows[:, None] < queries) & (cols[None, :] < keys)
@@ -147,14 +150,14 @@ def flash_attention_query_gradient_kernel(
             dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, full_stop,
             queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
             lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False,
-            DROPOUT, HAS_DBIAS, PRECISION, TMA)  # fmt: skip
+            DROPOUT, HAS_DBIAS, NAN_ROWS, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         dq = query_gradient_blocks(
             dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
             queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
             lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True,
-            DROPOUT, HAS_DBIAS, PRECISION, TMA)  # fmt: skip
+            DROPOUT, HAS_DBIAS, NAN_ROWS, PRECISION, TMA)  # fmt: skip
     pointers = dq_ptr + b * stride_db + h * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :]
     in_range = (rows[:, None] < queries) & (columns[None, :] < D)
     tl.store(pointers, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)

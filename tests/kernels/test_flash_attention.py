@@ -70,7 +70,7 @@ TWIN_CASES = (
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_wrong_kernel_is_noticed(twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     which, line, wrong = TWINS[twin]
-    module = _mutant(which, line, wrong, tmp_path)
+    module = _mutant_of(sys.modules[f"minicompile.kernels.flash_attention_{which}"], line, wrong, tmp_path)
     for name in vars(IMPLEMENTATION):
         if name.endswith("_kernel") and hasattr(module, name):
             monkeypatch.setattr(IMPLEMENTATION, name, getattr(module, name))
@@ -78,18 +78,17 @@ def test_a_wrong_kernel_is_noticed(twin: str, tmp_path: Path, monkeypatch: pytes
     assert any(noticed), f"the checks do not notice: {twin}"
 
 
-def _mutant(which: str, line: str, wrong: str, folder: Path) -> Any:
-    origin = sys.modules[f"minicompile.kernels.flash_attention_{which}"].__file__
-    assert origin is not None
-    source = Path(origin).read_text()
+def _mutant_of(module: Any, line: str, wrong: str, folder: Path) -> Any:
+    """The module again, with one line changed wherever it stands."""
+    source = Path(module.__file__).read_text()
     assert line in source, "the twin no longer matches the kernel's source"
     target = folder / "mutant.py"
     target.write_text(source.replace(line, wrong))
     spec = importlib.util.spec_from_file_location(f"mutant_{abs(hash((line, wrong)))}", target)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    mutant = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutant)
+    return mutant
 
 
 def _qkv(*shape: int, requires_grad: bool = False) -> tuple[torch.Tensor, ...]:
