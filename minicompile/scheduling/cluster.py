@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from minicompile.ir.index import Axis, Index
+from minicompile.ir.index import Axis, Index, as_index, product
 from minicompile.ir.loops import Loop, Reduction, Scan
 from minicompile.scheduling.dependencies import is_scatter
 from minicompile.scheduling.reindexing import (
@@ -121,6 +121,22 @@ def align(first: Cluster, second: Cluster) -> Alignment | str:
     reason = _spaces_differ(source, target)
     if reason is not None:
         return reason
+    found = _align(source, target, first, second)
+    if isinstance(found, str) and not target.inner and len(target.outer) > 1:
+        flat = _flat(target)
+        pair = (source, flat) if source is first else (flat, source)
+        over_one_axis = _align(source, flat, *pair)
+        return found if isinstance(over_one_axis, str) else over_one_axis
+    return found
+
+
+def _flat(cluster: Cluster) -> Cluster:
+    """A pointwise cluster over a single axis, for shapes that have no common factors."""
+    axis = Axis("flat", product(axis.size for axis in cluster.outer))
+    return dataclasses.replace(_moved(cluster, unflatten(as_index(axis), cluster.outer)), outer=(axis,))
+
+
+def _align(source: Cluster, target: Cluster, first: Cluster, second: Cluster) -> Alignment | str:
     reason = "no change of axes makes their accesses agree"
     for changes in _candidates(source, target, first, second):
         problem = _disagreement(first, second, source, changes)

@@ -1,0 +1,197 @@
+"""The kernels that well-known graphs become: as few as dependence allows, and a reason for each pair that stays apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from minicompile.config import Config
+from minicompile.ir.index import Symbol, as_index, floor_divide, remainder
+from minicompile.ir.loops import ExternKernel, LoweredGraph
+from minicompile.ir.schedule import DeviceProperties, KernelGroup, OnlineSoftmax, Schedule
+from minicompile.scheduling.schedule import schedule_graph
+from tests.scheduling.hand_made import BF16, F32, GraphMaker, op, softmax, to
+
+GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+CPU = DeviceProperties()
+
+
+def schedule(graph: LoweredGraph, device: DeviceProperties = GPU) -> Schedule:
+    """The verified schedule."""
+    return schedule_graph(graph, Config(verify=True), device)
+
+
+def kernels(result: Schedule) -> list[KernelGroup]:
+    """The generated kernels."""
+    return [step for step in result.steps if isinstance(step, KernelGroup)]
+
+
+@pytest.mark.parametrize(("columns", "strategy"), [(8192, "persistent"), (50257, "looped")])
+def test_softmax_is_one_kernel_that_reads_and_writes_once(columns: int, strategy: str) -> None:
+    maker = GraphMaker()
+    maker.input("a", 4096, columns)
+    (kernel,) = kernels(schedule(maker.graph(softmax(maker, "a", 4096, columns))))
+    assert kernel.tile.strategy == strategy
+    assert kernel.bytes_read == kernel.bytes_written == 4096 * columns * 4
+    assert kernel.stored == {"softmax"}
+    assert kernel.online == ((OnlineSoftmax("amax", "total"),) if strategy == "looped" else ())
+
+
+def test_softmax_over_a_symbolic_number_of_rows_is_one_kernel() -> None:
+    rows = as_index(Symbol("s0", 512, 2))
+    maker = GraphMaker()
+    maker.input("a", rows, 1024)
+    (kernel,) = kernels(schedule(maker.graph(softmax(maker, "a", rows, 1024))))
+    assert kernel.tile.parallel[0].axis.size is rows and kernel.tile.strategy == "persistent"
+
+
+def test_softmax_over_a_symbolic_row_is_looped() -> None:
+    columns = as_index(Symbol("s0", 512, 2))
+    maker = GraphMaker()
+    maker.input("a", 4096, columns)
+    (kernel,) = kernels(schedule(maker.graph(softmax(maker, "a", 4096, columns))))
+    assert kernel.tile.strategy == "looped" and len(kernel.online) == 1
+
+
+def test_residual_and_norm_are_one_kernel_with_both_results() -> None:
+    maker = GraphMaker()
+    maker.input("x", 4096, 1024, dtype=BF16)
+    maker.input("y", 4096, 1024, dtype=BF16)
+    load, space = maker.load, (4096, 1024)
+    maker.pointwise("h", space, lambda i, j: op("add", load("x", i, j), load("y", i, j), dtype=BF16), dtype=BF16)
+    maker.pointwise("wide", space, lambda i, j: to(load("h", i, j), F32), "aten._to_copy.default")
+    maker.reduce("square", "sum", space, (1,), lambda i, j: op("mul", load("wide", i, j), load("wide", i, j)))
+    maker.pointwise("scale", (4096,), lambda i: op("rsqrt", load("square", i)), "aten.rsqrt.default")
+    maker.pointwise("n", space, lambda i, j: op("mul", load("wide", i, j), load("scale", i)), "aten.mul.Tensor")
+    (kernel,) = kernels(schedule(maker.graph("h", "n")))
+    assert kernel.stored == {"h", "n"}
+    assert kernel.bytes_read == 2 * 4096 * 1024 * 2
+
+
+def test_a_transposed_operand_gets_a_tile_with_two_axes() -> None:
+    maker = GraphMaker()
+    maker.input("a", 2048, 2048)
+    maker.input("b", 2048, 2048)
+    maker.pointwise("sum", (2048, 2048), lambda i, j: op("add", maker.load("a", j, i), maker.load("b", i, j)))
+    (kernel,) = kernels(schedule(maker.graph("sum")))
+    assert [tile.axis.name for tile in kernel.tile.axes] == ["y", "x"]
+    assert all(tile.block >= 32 for tile in kernel.tile.axes)
+
+
+def test_a_permutation_that_keeps_long_runs_needs_no_second_axis() -> None:
+    maker = GraphMaker()
+    maker.input("a", 8, 12, 512, 64)
+    maker.pointwise("out", (8, 512, 12, 64), lambda b, t, h, d: op("neg", maker.load("a", b, h, t, d)))
+    (kernel,) = kernels(schedule(maker.graph("out")))
+    assert len(kernel.tile.axes) == 1
+
+
+def test_the_loop_order_follows_a_permuted_result() -> None:
+    maker = GraphMaker()
+    maker.input("a", 512, 384)
+    maker.pointwise("out", (384, 512), lambda i, j: op("neg", maker.load("a", j, i)))
+    loop = maker.operations[0]
+    buffer = maker.buffers["out"]
+    maker.buffers["out"] = type(buffer)("out", F32, buffer.device, buffer.sizes, (as_index(1), as_index(384)))
+    i, j = loop.axes  # type: ignore[union-attr]
+    maker.operations[0] = type(loop)("out", (i, j), loop.value, as_index(i) + as_index(j) * 384)  # type: ignore
+    (kernel,) = kernels(schedule(maker.graph("out")))
+    (only,) = kernel.loops
+    assert len(kernel.tile.axes) == 1 and str(only.store) == "x" and str(only.value) == "neg(a[x])"
+
+
+def test_a_full_reduction_is_split_in_two_on_a_gpu_and_left_whole_for_the_interpreter() -> None:
+    maker = GraphMaker()
+    maker.input("a", 16384, 8192)
+    maker.reduce("all", "sum", (16384, 8192), (0, 1), lambda i, j: maker.load("a", i, j))
+    graph = maker.graph("all")
+    first, second = kernels(schedule(graph))
+    assert first.tile.parallel[0].axis.size.constant >= 132  # type: ignore[operator]
+    assert first.bytes_written == second.bytes_read and second.writes == ("all",)
+    assert len(kernels(schedule(graph, CPU))) == 1
+
+
+def test_a_column_reduction_keeps_neighbouring_columns_in_one_program() -> None:
+    maker = GraphMaker()
+    maker.input("a", 16384, 8192)
+    maker.reduce("columns", "sum", (16384, 8192), (0,), lambda i, j: maker.load("a", i, j))
+    for kernel in kernels(schedule(maker.graph("columns"))):
+        assert kernel.tile.parallel[0].block >= 16
+
+
+def test_views_between_operations_do_not_stop_fusion() -> None:
+    maker = GraphMaker()
+    maker.input("a", 64, 96)
+    maker.pointwise("first", (64, 96), lambda i, j: op("exp", maker.load("a", i, j)))
+
+    def reshaped(i: object, j: object) -> object:
+        flat = i * 64 + j  # type: ignore[operator]
+        return op("sin", maker.load("first", floor_divide(flat, as_index(96)), remainder(flat, as_index(96))))
+
+    maker.pointwise("second", (96, 64), reshaped)  # type: ignore[arg-type]
+    (kernel,) = kernels(schedule(maker.graph("first", "second")))
+    assert kernel.stored == {"first", "second"}
+    assert [str(loop.store) for loop in kernel.loops] == ["x", "x"]
+
+
+def test_siblings_read_their_input_once() -> None:
+    maker = GraphMaker()
+    maker.input("a", 4096, 4096)
+    for name, function in (("sine", "sin"), ("cosine", "cos")):
+        maker.pointwise(name, (4096, 4096), lambda i, j, f=function: op(f, maker.load("a", i, j)))
+    (kernel,) = kernels(schedule(maker.graph("sine", "cosine")))
+    assert kernel.bytes_read == 4096 * 4096 * 4
+
+
+def test_a_cycle_through_an_extern_kernel_is_refused_by_name() -> None:
+    maker = GraphMaker()
+    maker.input("a", 256, 256)
+    maker.pointwise("before", (256, 256), lambda i, j: op("exp", maker.load("a", i, j)))
+    maker.extern("outside", "before")
+    maker.pointwise(
+        "after", (256, 256), lambda i, j: op("add", maker.load("before", i, j), maker.load("outside", i, j))
+    )
+    result = schedule(maker.graph("after"))
+    assert [type(step) for step in result.steps] == [KernelGroup, ExternKernel, KernelGroup]
+    (refusal,) = result.refusals
+    assert (refusal.producer, refusal.consumer, refusal.verdict) == ("before", "after", "illegal")
+    assert "outside" in refusal.reason
+
+
+def test_readers_of_an_overwritten_buffer_come_first() -> None:
+    maker = GraphMaker()
+    maker.input("a", 128)
+    maker.pointwise("reversed", (128,), lambda i: op("neg", maker.load("a", as_index(127) - i)))
+    maker.pointwise("a2", (128,), lambda i: op("mul", maker.load("a", i), 2.0), overwrites="a")
+    result = schedule(maker.graph("reversed", "a2"))
+    assert [kernel.writes for kernel in kernels(result)] == [("reversed",), ("a2",)]
+    assert any(refusal.verdict == "illegal" and "a2" in refusal.reason for refusal in result.refusals)
+
+
+def test_a_cheap_cast_is_repeated_rather_than_stored() -> None:
+    maker = GraphMaker()
+    maker.input("a", 4096, 4096, dtype=BF16)
+    space = (4096, 4096)
+    maker.pointwise("wide", space, lambda i, j: to(maker.load("a", i, j), F32))
+    maker.reduce("rows", "sum", space, (1,), lambda i, j: maker.load("wide", i, j))
+    maker.reduce("columns", "sum", space, (0,), lambda i, j: maker.load("wide", i, j))
+    result = schedule(maker.graph("rows", "columns"))
+    assert "wide" not in result.memory.allocations
+
+
+def test_costly_arithmetic_is_not_repeated_for_every_column() -> None:
+    maker = GraphMaker()
+    maker.input("scale", 64)
+    maker.input("a", 64, 65536)
+    maker.pointwise("gamma", (64,), lambda i: op("lgamma", op("exp", maker.load("scale", i))))
+    maker.pointwise("out", (64, 65536), lambda i, j: op("mul", maker.load("a", i, j), maker.load("gamma", i)))
+    assert len(kernels(schedule(maker.graph("out")))) == 2
+
+
+def test_names_come_from_the_operators_and_are_unique() -> None:
+    maker = GraphMaker()
+    maker.input("a", 64, 64)
+    maker.pointwise("b", (64, 64), lambda i, j: op("exp", maker.load("a", i, j)), "aten.gelu.default")
+    maker.extern("c", "b")
+    maker.pointwise("d", (64, 64), lambda i, j: op("exp", maker.load("c", i, j)), "aten.gelu.default")
+    names = [kernel.name for kernel in kernels(schedule(maker.graph("d")))]
+    assert names == ["gelu_kernel", "gelu_kernel_2"]
