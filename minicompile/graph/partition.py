@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from minicompile.config import Config
+from minicompile.graph import torch_interface
 from minicompile.graph.operators import is_impure, is_size, is_view, num_bytes
 from minicompile.graph.recompute import Cut, JointView, choose
 from minicompile.graph.trace import JointGraph
@@ -130,7 +131,7 @@ class _Forward:
         for index, entry in in_graph.items():
             self._write(inputs[entry.input_index], outputs[index])
         self.copier.graph.output(tuple(self.results))
-        self.module = GraphModule(joint.module, self.copier.graph)
+        self.module = torch_interface.GraphModule(joint.module, self.copier.graph)
         self.bindings = tuple(self._renumber(binding) for binding in joint.outputs)
         self.mutated_inputs = tuple(self._renumber_mutation(entry) for entry in joint.mutated_inputs)
 
@@ -201,7 +202,7 @@ def _backward(
             copier.copy(node)
     results = tuple(None if node is None else copier.copy(node) for node in gradients)
     copier.graph.output(results)
-    return GraphModule(joint.module, copier.graph)
+    return torch_interface.GraphModule(joint.module, copier.graph)
 
 
 def recomputed_records(backward: GraphModule, forward: _Forward) -> list[Recomputed]:

@@ -161,28 +161,44 @@ def node_is_free(node: Node) -> bool:
 
 
 def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) -> set[Node]:
-    """The nodes whose keeping separates source from sink at the least cost."""
+    """The nodes whose keeping separates source from sink at the least cost.
+
+    What hangs on the source needs no edges into it, so the network falls apart into small pieces (a few per layer of a
+    model); each is cut on its own.
+    """
     distance = recompute_distance(view)
+    costs = {node: keeping_cost(view, node, mutated, distance[node]) for node in view.order}
+    near_source = {node for node in view.order if node.op == "placeholder" or node in banned}
+    kept = {node for node in near_source if node in view.wanted and costs[node] is not None}
     network = networkx.DiGraph()
-    network.add_nodes_from((SOURCE, SINK))
     for node in view.order:
-        index = 2 * view.position[node]
-        cost = keeping_cost(view, node, mutated, distance[node])
+        if node in kept:
+            continue
+        index, cost = 2 * view.position[node], costs[node]
         if cost is None:
             network.add_edge(index, index + 1)
         else:
             network.add_edge(index, index + 1, capacity=cost)
-        if node.op == "placeholder" or node in banned:
-            network.add_edge(SOURCE, index)
-        if node in view.wanted:
-            network.add_edge(index + 1, SINK)
         for user in node.users:
-            if user in view.relevant:
+            if user in view.relevant and user not in near_source:
                 network.add_edge(index + 1, 2 * view.position[user])
-    if not network.has_node(SOURCE) or network.out_degree(SOURCE) == 0 or network.in_degree(SINK) == 0:
+    for piece in list(networkx.weakly_connected_components(network)):
+        kept |= cut_piece(view, network.subgraph(piece), near_source)
+    return kept
+
+
+def cut_piece(view: JointView, piece: networkx.DiGraph, near_source: set[Node]) -> set[Node]:
+    """The minimum cut of one connected piece of the network."""
+    members = [view.nodes[index // 2] for index in piece if index % 2 == 0]
+    sources = [node for node in members if node in near_source]
+    sinks = [node for node in members if node in view.wanted]
+    if not sources or not sinks:
         return set()
+    network = networkx.DiGraph(piece)
+    network.add_edges_from((SOURCE, 2 * view.position[node]) for node in sources)
+    network.add_edges_from((2 * view.position[node] + 1, SINK) for node in sinks)
     _, (near, _) = networkx.minimum_cut(network, SOURCE, SINK, flow_func=networkx.algorithms.flow.dinitz)
-    return {n for n in view.order if 2 * view.position[n] in near and 2 * view.position[n] + 1 not in near}
+    return {node for node in members if 2 * view.position[node] in near and 2 * view.position[node] + 1 not in near}
 
 
 def recompute_distance(view: JointView) -> dict[Node, int]:

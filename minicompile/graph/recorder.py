@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
     def constant(self, value: torch.Tensor, fake: torch.Tensor | None = None) -> Node:
         """A `get_attr` node for a real tensor."""
         name = f"constant_{len(self.constants)}"
-        self.constants[name] = value.detach()
+        self.constants[name] = value
         node = self.graph.get_attr(name)
         self._annotate(node, self._fake_mode.from_tensor(value) if fake is None else fake)
         self._nodes[id(value)] = (value, node)

@@ -9,6 +9,7 @@ underscore, operators aside.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +17,40 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["FakeTensor", "FakeTensorMode", "TorchDispatchMode"]
+__all__ = ["FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
+
+class GraphModule(torch.fx.GraphModule):
+    """A graph module that writes and compiles its Python only when it is first called."""
+
+    def recompile(self) -> Any:
+        """Nothing yet."""
+        return None
+
+    def forward(self, *args: Any) -> Any:
+        """Run the graph; from the second call on, the class has a real `forward`."""
+        super().recompile()
+        return self(*args)
+
 
 FAKE_DEVICE = torch.ops.prim.device.default
+
+
+@contextlib.contextmanager
+def without_importing_dynamo() -> Iterator[None]:
+    """Fake tensors run without importing `torch._dynamo`, which takes over a second and is not needed.
+
+    `FakeTensorMode.__torch_dispatch__` is wrapped to be skipped by Dynamo's tracing; where Dynamo was never imported there
+    is nothing to be skipped by.
+    """
+    function = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", None)
+    if function is None or "torch._dynamo" in sys.modules or hasattr(function, "__dynamo_disable"):
+        yield
+        return
+    function.__dynamo_disable = function
+    try:
+        yield
+    finally:
+        del function.__dynamo_disable
 
 
 @contextlib.contextmanager

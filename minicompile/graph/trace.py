@@ -86,6 +86,7 @@ class _Tracer:
         self.origins: dict[int, dict[str, Any]] = {}
         self.recorder.origin_of_backward = self._origin_of_backward
         self.inputs: list[TracedInput] = []
+        self.constants = self._constants()
 
     def run(self) -> JointGraph:
         """Trace everything."""
@@ -102,6 +103,7 @@ class _Tracer:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         with ExitStack() as stack:
+            stack.enter_context(torch_interface.without_importing_dynamo())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch_interface.one_threaded_backward())
             stack.enter_context(preserved_modes())
@@ -181,15 +183,27 @@ class _Tracer:
         result = attention_or_none(self.seeds, *args, **kwargs)
         return function(*args, **kwargs) if result is None else result
 
+    def _constants(self) -> dict[str, Any]:
+        """What the captured graph reads by `get_attr`, with its fake twin where it is a tensor."""
+        found: dict[str, Any] = {}
+        for node in self.captured.module.graph.nodes:
+            if node.op == "get_attr" and node.target not in found:
+                value: Any = self.captured.module
+                for part in node.target.split("."):
+                    value = getattr(value, part)
+                if isinstance(value, torch.Tensor):
+                    value = value.detach()
+                    fake = value if isinstance(value, torch_interface.FakeTensor) else self.fake_mode.from_tensor(value)
+                    found[node.target] = (value, fake)
+                else:
+                    found[node.target] = (value, None)
+        return found
+
     def _attribute(self, node: Node) -> Any:
-        value: Any = self.captured.module
-        for part in node.target.split("."):
-            value = getattr(value, part)
-        if not isinstance(value, torch.Tensor):
+        value, fake = self.constants[node.target]
+        if fake is None:
             return value
-        fake = value if isinstance(value, torch_interface.FakeTensor) else self.fake_mode.from_tensor(value.detach())
-        constant = self.recorder.constant(value, fake)
-        self.recorder.register(fake, constant)
+        self.recorder.register(fake, self.recorder.constant(value, fake))
         return torch_interface.to_functional(fake)
 
     def _origin_of_backward(self) -> dict[str, Any]:
@@ -237,7 +251,7 @@ class _Tracer:
         graph.output((*analysis.forward_nodes, *gradients))
         graph.lint() if self.config.verify else None
         return JointGraph(
-            module=GraphModule(torch.nn.Module() if not self.recorder.constants else constants_module(self.recorder.constants), graph),
+            module=torch_interface.GraphModule(constants_module(self.recorder.constants), graph),
             forward_outputs=len(analysis.forward_nodes),
             tangents=len(differentiable),
             outputs=tuple(analysis.bindings),

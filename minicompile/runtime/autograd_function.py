@@ -26,9 +26,9 @@ from minicompile.ir.graph import (
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
-# Private, unchanged from torch 2.11 to 2.13: inside, operators neither record gradients nor track views, so that tensors
-# made there are plain, and dispatch is shorter.
-below_autograd = torch._C._AutoDispatchBelowAutograd
+# Private, the same in torch 2.11 to 2.13: inside, operators neither record gradients nor track views (tensors made there
+# are plain) nor count versions, and dispatch is shorter.
+below_autograd = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", torch._C._AutoDispatchBelowAutograd)
 
 
 class DoubleBackward(MinicompileError):

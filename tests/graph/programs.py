@@ -29,9 +29,9 @@ class Captured:
     """A traced function, its lifted module state, and what capture would hand over."""
 
     def __init__(self, function: Callable[..., Any], example: tuple[Any, ...], fake_mode: Any = None) -> None:
-        root = function if isinstance(function, torch.nn.Module) else torch.nn.Module()
         tracer = _Inliner(autowrap_functions=())
         graph = tracer.trace(function)
+        root = tracer.root
         self.state: list[torch.Tensor] = []
         self.inputs: list[GraphInput] = []
         mode = fake_mode or FakeTensorMode()
@@ -39,7 +39,7 @@ class Captured:
         assert len(placeholders) == len(example), "every argument must be given"
         for node, value in zip(placeholders, example, strict=True):
             self.inputs.append(GraphInput(node.name, node.name, "tensor", self._fake(mode, value)))
-        self._lift(graph, tracer.root if isinstance(function, torch.nn.Module) else root, mode)
+        self._lift(graph, root, mode)
         self._flatten(graph)
         self.graph = CapturedGraph(
             GraphModule(root, graph), tuple(self.inputs), name=getattr(function, "__name__", type(function).__name__),
