@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from minicompile.capture.attributes import (
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
+from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside, slot
 
@@ -375,6 +377,8 @@ VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", 
 
 def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let Python run a native function; what it raises is raised in the traced program."""
+    if function not in SYMBOLIC_ARITHMETIC:
+        args = tuple(map(concrete, args))
     for value in (*args, *kwargs.values()):
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
@@ -392,6 +396,12 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
     except Exception as error:
         error.__traceback__ = None
         raise RaisedInUserCode(error) from None
+
+
+SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
+    getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "lt", "le",
+                                         "eq", "ne", "gt", "ge", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")
+) + (isinstance, max, min, sum, tuple, list, enumerate, zip, tuple.__new__, super)
 
 
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")

@@ -102,6 +102,19 @@ class Session:
             self.fall_back(captured.name, reason, captured.location)
             return captured.module.forward  # type: ignore[no-any-return]
 
+    def run_original(self, error: Exception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A graph without side effects failed at run time: the user's own code raises, at its line, what it has to."""
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as raised:
+            if raised.__context__ is error:
+                raised.__context__ = None
+            raise
+        if not self.config.suppress_errors:
+            raise error
+        self.fall_back(function.__qualname__, f"its graph failed: {type(error).__name__}: {str(error)[:200]}", None)
+        return result
+
     def fall_back(self, function: str, reason: str, location: Location | None, warn: bool = True) -> None:
         """Record a fallback, and warn about it once."""
         self.records.fallbacks.append(Fallback(function, reason, location))
@@ -165,7 +178,8 @@ class CallCache:
         start = time.perf_counter()
         failed = self.failed_guard(self.entries[0], function, args, kwargs) if self.entries else None
         context = Context(self.session.config, self.plan, self.session.resume_point, self.session.call_compiled,
-                          self.session.compile_graph, self.session.records.graph_breaks.append)
+                          self.session.compile_graph, self.session.records.graph_breaks.append,
+                          self.session.run_original)
         try:
             entry = capture_call(context, function, args, kwargs)
         except Unsupported:
@@ -211,6 +225,7 @@ class CallCache:
         for guard in entry.guards:
             holds, value = evaluate(guard, function, args, kwargs)
             if not holds:
+                self.plan.learn(guard, value)
                 if isinstance(guard, TensorGuard):
                     return guard.sentence(), describe(guard.tensor), describe(value), guard.location
                 sentence = guard.sentence.replace("{0}", guard.source.words())

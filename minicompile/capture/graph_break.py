@@ -5,6 +5,8 @@ Must not run the user's code and must not assemble bytecode; `resume` does the l
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +18,15 @@ from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.operators import BINARY
 from minicompile.capture.reconstruct import Emitter
 from minicompile.capture.resume import ResumeShape
-from minicompile.capture.user_line import UserLine
+from minicompile.capture.user_line import UserLine, call_at
 
 if TYPE_CHECKING:
     from minicompile.capture.tracer import Frame, Tracer
 
 Lines = list[str]
+# Functions that look at the frame that calls them, when they get at most so many arguments.
+READS_ITS_CALLER = ((locals, 0), (vars, 0), (dir, 0), (eval, 1), (exec, 1), (sys._getframe, 1), (inspect.currentframe, 0),
+                    (inspect.stack, 1))
 
 
 class Step:
@@ -145,6 +150,15 @@ class Cutter:
             raise RunEager(f"{self.stop.reason} (and {self.instruction.name} cannot be cut out)", self.stop.kind)
         return rule(self)
 
+    def caller(self, function: Any, count: int) -> str:
+        """The function that makes the call: through a cache of its own if the break is inside, else from the user's line."""
+        if self.stop.depth > 1:
+            return self.emitter.constant(self.call_compiled, "call_compiled")
+        if any(function is reader and count <= most for reader, most in READS_ITS_CALLER):
+            raise RunEager(f"`{function.__name__}` looks at the frame that calls it", self.stop.kind)
+        site = call_at(self.frame.code, self.instruction.line, self.frame.globals)
+        return self.emitter.constant(site, "call_from_user_line")
+
     def operands(self, count: int) -> list[str]:
         """Expressions for the top `count` stack elements."""
         return [self.emitter.value(value) for value in self.frame.stack[-count:]]
@@ -190,10 +204,8 @@ def written_call(cutter: Cutter, count: int, function: Any, args: list[Any], kwa
     parts = [cutter.emitter.value(item) for item in args]
     parts.extend(f"{key}={cutter.emitter.value(item)}" for key, item in kwargs.items())
     target = cutter.emitter.value(function)
-    if cutter.stop.depth > 1:
-        parts.insert(0, target)
-        target = cutter.emitter.constant(cutter.call_compiled, "call_compiled")
-    return Step(count, [f"{name} = {target}({', '.join(parts)})"], [name])
+    parts.insert(0, target)
+    return Step(count, [f"{name} = {cutter.caller(function, len(args))}({', '.join(parts)})"], [name])
 
 
 def call_ex_step(cutter: Cutter) -> Step:
@@ -205,10 +217,7 @@ def call_ex_step(cutter: Cutter) -> Step:
     args = cutter.emitter.value(top[2])
     keywords = f", **{cutter.emitter.value(top[3])}" if has_keywords else ""
     name, target = cutter.result(), cutter.emitter.value(function)
-    prefix = ""
-    if cutter.stop.depth > 1:
-        prefix, target = f"{target}, ", cutter.emitter.constant(cutter.call_compiled, "call_compiled")
-    return Step(count, [f"{name} = {target}({prefix}*{args}{keywords})"], [name])
+    return Step(count, [f"{name} = {cutter.caller(function, 1)}({target}, *{args}{keywords})"], [name])
 
 
 def binary_step(cutter: Cutter) -> Step:

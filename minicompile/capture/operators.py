@@ -12,7 +12,7 @@ from minicompile.capture.attributes import class_lookup, class_value, get_attrib
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_safe, run_native
 from minicompile.capture.side_effects import MISSING
-from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.values import (
     CONSTANT_TYPES,
@@ -274,6 +274,7 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
 
 def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     """`owner[key]` for a builtin container."""
+    key = concrete(key)
     if isinstance(key, FakeTensor):
         raise Break("tensor value", "a tensor is used as an index of a Python container")
     if isinstance(owner, dict):
@@ -313,6 +314,7 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
         return
     if invoke_special(tracer, owner, "__setitem__", key, value) is not MISSING:
         return
+    key = concrete(key)
     if isinstance(owner, dict):
         check_safe(tracer, key)
         if not run_native(tracer, dict.__contains__, (owner, key), {}):
@@ -336,6 +338,7 @@ def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
         key = as_index(tracer, key)
     if invoke_special(tracer, owner, "__delitem__", key) is not MISSING:
         return
+    key = concrete(key)
     if not isinstance(owner, (dict, list, collections.deque)):
         raise Break("unsupported value", f"an item of an object of type {type(owner).__name__} is deleted")
     if isinstance(owner, dict):

@@ -12,3 +12,20 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def is_symbolic(value: Any) -> bool:
     """Whether a value is one of torch's symbolic numbers."""
     return type(value) in SYMBOLIC
+
+
+def concrete(value: Any) -> Any:
+    """A value with its symbolic numbers fixed, for code that needs the number itself."""
+    kind = type(value)
+    if kind is torch.SymInt:
+        return int(value)
+    if kind is torch.SymFloat:
+        return float(value)
+    if kind is torch.SymBool:
+        return bool(value)
+    if kind is tuple or kind is torch.Size:
+        if any(is_symbolic(item) for item in value):
+            return kind([concrete(item) for item in value])
+    elif kind is slice:
+        return slice(concrete(value.start), concrete(value.stop), concrete(value.step))
+    return value

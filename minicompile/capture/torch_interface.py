@@ -40,7 +40,7 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 def new_fake_mode() -> FakeTensorMode:
     """A fake tensor mode whose data-dependent operations raise instead of inventing symbols."""
-    env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return FakeTensorMode(shape_env=env, allow_non_fake_inputs=False)
 
 

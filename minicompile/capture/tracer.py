@@ -141,6 +141,9 @@ class Tracer:
         self.keep: list[Any] = []
         self.state = torch_interface.torch_state()
         self.specials: dict[str, Any] = {}
+        self.symbols: dict[Any, tuple[Source, Any]] = {}
+        self.symbol_nodes: dict[Any, tuple[Any, Any]] = {}
+        self.stride_relations: list[tuple[Source, Any]] = []
 
     # Values from outside.
 

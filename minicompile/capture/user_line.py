@@ -1,4 +1,4 @@
-"""Gives an exception that generated code raises for the user the line of the user's code that it belongs to.
+"""Makes what generated code does for the user look as if the user's own line did it: exceptions, warnings, calls.
 
 Must not decide what is raised or where execution goes on.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
-NO_POSITION, UNITS_PER_ENTRY = 0x80 | 15 << 3 | 7, 8  # an entry of a line table: eight code units without a position
+# Entries of a line table that cover eight code units: without any position; on the first line, without columns.
+UNITS_PER_ENTRY, NO_POSITION, FIRST_LINE = 8, bytes([0x80 | 15 << 3 | 7]), bytes([0x80 | 13 << 3 | 7, 0])
 
 
 class UserLine:
@@ -27,13 +30,28 @@ class UserLine:
 
 def stand_in_frame(code: types.CodeType) -> types.FrameType:
     """A frame that claims to run `code`, for tracebacks only; without positions, so that the traceback's line counts."""
-    nowhere = bytes([NO_POSITION]) * (len(stand_in.__code__.co_code) // (2 * UNITS_PER_ENTRY) + 1)
-    claimed = stand_in.__code__.replace(co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname,
-                                        co_firstlineno=code.co_firstlineno, co_linetable=nowhere)
+    claimed = claiming(stand_in.__code__, code, code.co_firstlineno, NO_POSITION)
     frame: types.FrameType = types.FunctionType(claimed, stand_in.__globals__)()
     return frame
+
+
+def call_at(code: types.CodeType, line: int, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """A function that calls its first argument from the user's line and module, for callees that look at their caller."""
+    return types.FunctionType(claiming(call_here.__code__, code, line, FIRST_LINE), namespace)
+
+
+def claiming(template: types.CodeType, code: types.CodeType, line: int, entry: bytes) -> types.CodeType:
+    """The template's instructions under the name, file and line of the user's code."""
+    table = entry * (len(template.co_code) // (2 * UNITS_PER_ENTRY) + 1)
+    return template.replace(co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname,
+                            co_firstlineno=line, co_linetable=table)
 
 
 def stand_in() -> types.FrameType:
     """Returns its own frame."""
     return sys._getframe()
+
+
+def call_here(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function."""
+    return function(*args, **kwargs)

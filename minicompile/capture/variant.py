@@ -19,7 +19,7 @@ from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import SPECIALS
 from minicompile.capture.calls import COMPILED_MARK, DISABLED_MARK, module_has_hooks
-from minicompile.capture.dynamic import DynamicPlan
+from minicompile.capture.dynamic import DynamicPlan, symbol_node
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import Guard, TensorGuard, Writer, same_float
 from minicompile.capture.reconstruct import Emitter, write_side_effects
@@ -54,8 +54,8 @@ class Context:
 
     def __init__(self, config: Config, plan: DynamicPlan, resume_point: Callable[..., Any],
                  call_compiled: Callable[..., Any], compile_graph: Callable[[CapturedGraph], Callable[..., Sequence[Any]]],
-                 record_break: Callable[[GraphBreak], None]) -> None:
-        self.config, self.plan = config, plan
+                 record_break: Callable[[GraphBreak], None], run_original: Callable[..., Any]) -> None:
+        self.config, self.plan, self.run_original = config, plan, run_original
         self.resume_point, self.call_compiled, self.compile_graph = resume_point, call_compiled, compile_graph
         self.record_break = record_break
 
@@ -68,6 +68,7 @@ class Attempt:
         self.tracer = Tracer(context.config, context.plan)
         self.tracer.specials = {**SPECIALS, "global_hooks": global_hooks, "wrapped_source": wrapped_source,
                                 "compiled_target": compiled_target}
+        self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None
 
@@ -251,6 +252,10 @@ class Assembly:
             outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
             call = f"{self.emitter.constant(compiled, 'graph')}({arguments})"
             call_lines.append(f"{outputs}= {call}" if outputs else call)
+            if not graph.mutated_inputs():
+                again = self.emitter.constant(self.context.run_original, "run_original")
+                call_lines = ["try:", f"    {call_lines[0]}", "except Exception as error:",
+                              f"    return {again}(error, F, A, K)"]
         call_lines.extend(self.state_lines())
         return self.assemble([*call_lines, *self.emitter.body, *lines], None)
 
@@ -333,6 +338,7 @@ class Assembly:
         guard_writer.namespace, guard_writer.used = writer.namespace, writer.used
         guard_writer.named, guard_writer.keep, guard_writer.by_text = writer.named, writer.keep, writer.by_text
         fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS")
+        self.context.plan.add_guards(tracer, guard_writer, lambda text: f"if not ({text}): return MISS")
         if self.overlap is not None:
             names = [[guard_writer.fetch(source) for source in part] for part in self.overlap]
             fetch_lines = guard_writer.lines
