@@ -30,6 +30,7 @@ This module must not know any kernel, and must not choose tiles.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import threading
@@ -112,6 +113,9 @@ def interpreting() -> Iterator[Any]:
             _patch_numerics(scope, interpreter)
             _patch_libdevice(scope, interpreter)
             _patch_folds(scope, interpreter)
+            # A GPU wraps around without checking either, and the checks are half of the interpreter's time.
+            unchecked = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+            scope.set_attr(interpreter.interpreter_builder, "options", unchecked)
             scope.set_attr(interpreter.interpreter_builder, "minicompile_active", True)
             yield interpreter
         finally:
