@@ -30,7 +30,6 @@ from minicompile.codegen.triton_text import (
 )
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, walk
 from minicompile.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Mod, Symbol, atoms
-from minicompile.ir.loops import Buffer
 
 LONGEST_INLINE = 60
 """A sub-expression used once is written inside its user if both together stay readable."""
@@ -77,9 +76,7 @@ class ExpressionWriter:
         functions: device functions called.
     """
 
-    def __init__(
-        self, geometry: Geometry, buffers: Mapping[str, Buffer], parameters: Mapping[str, str], round_each: bool
-    ) -> None:
+    def __init__(self, geometry: Geometry, parameters: Mapping[str, str], round_each: bool) -> None:
         self.geometry = geometry
         self.outer = self.inner = Scope()
         self.known: dict[Load, Value] = {}
@@ -91,7 +88,6 @@ class ExpressionWriter:
         self.functions: set[str] = set()
         self.eviction: dict[Load, str] = {}
         self.namer = Namer([*parameters.values(), "program"])
-        self._buffers = buffers
         self._parameters = parameters
         self._round_each = round_each
         self._uses: collections.Counter[Expr] = collections.Counter()

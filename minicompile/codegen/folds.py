@@ -27,7 +27,7 @@ from minicompile.codegen.triton_text import (
     smallest,
     typed_literal,
 )
-from minicompile.ir.expr import Apply, Expr, Load
+from minicompile.ir.expr import Apply, Constant, Expr, Load
 from minicompile.ir.index import Axis, as_index
 from minicompile.ir.loops import Loop, Scan
 
@@ -56,8 +56,8 @@ class Fold:
     @property
     def identity(self) -> Text:
         """What leaves every other value unchanged."""
-        values = {"sum": 0, "prod": 1, "any": 0, "max": smallest(self.dtype), "argmax": smallest(self.dtype),
-                  "min": largest(self.dtype), "argmin": largest(self.dtype), "logsumexp": smallest(self.dtype)}  # fmt: skip
+        low, high = smallest(self.dtype), largest(self.dtype)
+        values = {"sum": 0, "prod": 1, "any": 0, "max": low, "argmax": low, "logsumexp": low, "min": high, "argmin": high}
         return literal(values[self.kind], self.dtype)
 
     @property
@@ -98,8 +98,12 @@ class FoldWriter:
     def __init__(self, writer: ExpressionWriter) -> None:
         self._writer = writer
         self._geometry = writer.geometry
-        assert writer.geometry.reduction is not None
-        self._axis: Axis = writer.geometry.reduction
+
+    @property
+    def _axis(self) -> Axis:
+        axis = self._geometry.reduction
+        assert axis is not None
+        return axis
 
     def lanes(self, fold: Fold, expression: Expr) -> Value:
         """The values to fold: in the accumulator's dtype, neutral outside the axis, varying along it."""
@@ -112,11 +116,12 @@ class FoldWriter:
         source = torch.bool if fold.kind == "any" else compute_dtype(expression.dtype)
         if source != fold.dtype:
             text = convert(text, fold.dtype)
-        if value.is_literal:
-            text = typed_literal(expression.value, fold.dtype)  # type: ignore[union-attr]
+        if isinstance(expression, Constant):
+            text = typed_literal(expression.value, fold.dtype)
         axes = value.axes | {self._axis}
         along = self._axis in value.axes
-        if self._geometry.is_masked(self._axis) and not (fold.kind in ("sum", "any") and self.is_zero_outside(expression)):
+        is_neutral = fold.kind in ("sum", "any") and self.is_zero_outside(expression)
+        if self._geometry.is_masked(self._axis) and not is_neutral:
             mask = self._writer.mask([self._axis])
             assert mask is not None
             text, along = call("tl.where", mask.text, text, fold.identity), True

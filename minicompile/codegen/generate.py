@@ -14,13 +14,14 @@ import torch
 
 from minicompile.codegen import device_functions
 from minicompile.codegen.kernel_sharing import kernel_shape
+from minicompile.codegen.kernel_text import KernelContext, KernelText
+from minicompile.codegen.looped_kernel import write_kernel
 from minicompile.codegen.naming import Namer, buffer_names
 from minicompile.codegen.render import kernel_source, render
-from minicompile.codegen.triton_kernel import KernelContext, KernelText, write_kernel
 from minicompile.codegen.unsupported import CannotGenerate, reason_not_to_emit
 from minicompile.codegen.wrapper import HostText, HostWriter, Launch, sizes_text
 from minicompile.config import Config
-from minicompile.ir.index import hint
+from minicompile.ir.index import Index, as_index, hint
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Origin
 from minicompile.ir.program import KernelArgument, KernelSource, Program
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, MemoryPlan, Schedule
@@ -31,12 +32,19 @@ EMBEDDED_CONSTANT = 64
 
 @dataclasses.dataclass(frozen=True)
 class _Printed:
-    """A kernel in the file: its source and text, the comment above it, and which of its group's buffers it takes."""
+    """A kernel in the file: what the runtime is told, its parts, the comment above it, its pointers by number."""
 
     source: KernelSource
     text: KernelText
+    definition: str
     comment: tuple[str, ...]
     numbers: tuple[int, ...]
+
+    @property
+    def settings(self) -> str:
+        """How the file launches it."""
+        constants = ", ".join(f"{name}={value}" for name, value in self.source.constants)
+        return f"dict({constants}), num_warps={self.source.num_warps}, num_stages={self.source.num_stages}"
 
 
 def generate_program(
@@ -54,7 +62,7 @@ def generate_program(
     printed, launches, launched = _print_kernels(schedule, context)
     kernel_names = tuple(kernel.source.name for kernel in printed)
     host = HostWriter(schedule, names, kernel_names, target).write(launches)
-    text = _file_text(schedule, printed, host, target, names, reference)
+    text = _file_text(schedule, printed, host, target, reference)
     constants = tuple(schedule.graph.constants.items())
     return Program(
         name=schedule.graph.name,
@@ -118,7 +126,8 @@ def _print_kernels(
         shape = kernel_shape(group, context.buffers, context.storage)
         kernel = printed.get(shape.key)
         if kernel is None:
-            kernel = printed[shape.key] = _print_kernel(group, namer.fresh(_kernel_name(group)), context, shape.buffers)
+            name = namer.fresh(_kernel_name(group))
+            kernel = printed[shape.key] = _print_kernel(group, name, context, shape.buffers)
         pointers = tuple(shape.buffers[n] for n in kernel.numbers)
         launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.symbols)
         launched.append(kernel.source.name)
@@ -138,7 +147,7 @@ def _check(group: KernelGroup, context: KernelContext) -> None:
 
 def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: tuple[str, ...]) -> _Printed:
     text = write_kernel(group, name, context)
-    functions = "\n\n\n".join([*device_functions.sources(text.functions), kernel_source(text)])
+    definition = kernel_source(text)
     arguments = [
         KernelArgument(parameter, context.buffers[buffer].dtype)
         for parameter, buffer in zip(text.parameters, text.pointers, strict=False)
@@ -146,7 +155,7 @@ def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: 
     arguments += [KernelArgument(symbol, None, divisible_by_16=False) for symbol in text.symbols]
     source = KernelSource(
         name=name,
-        text=functions,
+        text="\n\n\n".join([*device_functions.sources(text.functions), definition]),
         arguments=tuple(arguments),
         constants=text.constants,
         grid=text.grid,
@@ -157,7 +166,7 @@ def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: 
         flops=group.flops,
         buffers=text.pointers,
     )
-    return _Printed(source, text, _comment(group), tuple(order.index(buffer) for buffer in text.pointers))
+    return _Printed(source, text, definition, _comment(group), tuple(order.index(buffer) for buffer in text.pointers))
 
 
 def _comment(group: KernelGroup) -> tuple[str, ...]:
@@ -192,41 +201,28 @@ def _file_text(
     printed: list[_Printed],
     host: HostText,
     device: torch.device,
-    names: Mapping[str, str],
     reference: str | None,
 ) -> str:
-    functions = {name for kernel in printed for name in kernel.text.functions}
-    definitions = device_functions.sources(functions)
-    kernels = [
-        {
-            "comment": kernel.comment,
-            "text": kernel_source(kernel.text).rstrip(),
-            "name": kernel.source.name,
-            "constants": ", ".join(f"{name}={value}" for name, value in kernel.source.constants),
-            "num_warps": kernel.source.num_warps,
-            "num_stages": kernel.source.num_stages,
-        }
-        for kernel in printed
-    ]
+    definitions = device_functions.sources({name for kernel in printed for name in kernel.text.functions})
     graph = schedule.graph
     guarded = device.type == "cuda" and torch.cuda.device_count() != 1
     steps = [step for step in schedule.steps if isinstance(step, KernelGroup)]
     return render(
         "program",
         name=graph.name,
-        definitions=[text.rstrip() for text in definitions],
-        kernels=kernels,
+        definitions=definitions,
+        kernels=printed,
         host=host,
         device=device,
         fast_helpers=_fast_helpers(host, device),
         guarded=guarded,
         indent="        " if guarded else "    ",
-        uses_libdevice=any("libdevice." in text for text in [*definitions, *(k["text"] for k in kernels)]),
+        uses_libdevice=any("libdevice." in kernel.source.text for kernel in printed),
         inputs=[_input_text(graph, name) for name in graph.inputs],
         constants=[(name, _constant_text(graph.buffers[name], t)) for name, t in graph.constants.items()],
         reference=reference.strip() if reference else "",
         bytes_moved=sum(step.bytes_read + step.bytes_written for step in steps),
-        summary=_summary(schedule, names),
+        summary=_summary(schedule),
     )
 
 
@@ -238,13 +234,13 @@ def _fast_helpers(host: HostText, device: torch.device) -> list[str]:
     return [names[helper] for helper in sorted(host.helpers & names.keys())]
 
 
-def _summary(schedule: Schedule, names: Mapping[str, str]) -> list[str]:
+def _summary(schedule: Schedule) -> str:
     kernels = sum(isinstance(step, KernelGroup) for step in schedule.steps)
     externs = len(schedule.steps) - kernels
     parts = [f"{kernels} kernel launch{'es' if kernels != 1 else ''}"]
     if externs:
         parts.append(f"{externs} call{'s' if externs != 1 else ''} of other libraries")
-    return [", ".join(parts) + "."]
+    return ", ".join(parts) + "."
 
 
 def _input_text(graph: LoweredGraph, name: str) -> str:
@@ -260,10 +256,8 @@ def _sample_text(buffer: Buffer) -> str:
     return f"sample({sizes}, {strides}, {buffer.dtype}{where})"
 
 
-def _fixed(index: object) -> object:
-    from minicompile.ir.index import as_index
-
-    return as_index(hint(index))  # type: ignore[arg-type]
+def _fixed(index: Index) -> Index:
+    return as_index(hint(index))
 
 
 def _constant_text(buffer: Buffer, tensor: torch.Tensor) -> str:

@@ -5,11 +5,21 @@ This module must not know where an index is used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from minicompile.codegen.triton_text import PRODUCT, SUM, UNARY, Text, infix
-from minicompile.ir.index import Atom, FloorDiv, Index, Mod, Symbol, atoms, hint, is_nonnegative, lower_bound, upper_bound
+from minicompile.ir.index import (
+    Atom,
+    FloorDiv,
+    Index,
+    Mod,
+    Symbol,
+    atoms,
+    hint,
+    is_nonnegative,
+    lower_bound,
+    upper_bound,
+)
 
 
 def index_text(index: Index, name: Callable[[Atom], Text | None]) -> Text:
@@ -75,7 +85,7 @@ def host(index: Index) -> Text:
     return index_text(index, name)
 
 
-def extent(index: Index) -> float:
+def extent(index: Index) -> int:
     """No partial sum of `index` exceeds this in magnitude (symbols at their hints)."""
     total = 0
     for term in index.terms:
@@ -96,7 +106,3 @@ def is_static(index: Index) -> bool:
     """Whether the index is a number."""
     return index.constant is not None
 
-
-def next_power_of_two(number: int) -> int:
-    """The smallest power of two that is at least `number` (1 for 0)."""
-    return 1 << max(0, math.ceil(math.log2(number))) if number > 1 else 1

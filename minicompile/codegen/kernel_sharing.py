@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import torch
+
 from minicompile.ir.expr import Expr, IndexValue, Load, rewrite
 from minicompile.ir.index import Index
 from minicompile.ir.loops import Buffer
 from minicompile.ir.schedule import KernelGroup
-
-import torch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from minicompile.codegen.triton_kernel import KernelText
+from minicompile.codegen.kernel_text import KernelText
 
 LINE_LENGTH = 120
 

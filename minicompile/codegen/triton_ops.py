@@ -14,7 +14,6 @@ import torch
 
 from minicompile.codegen.triton_text import (
     AND,
-    CALL,
     COMPARE,
     LOW_PRECISION,
     OR,
@@ -220,13 +219,14 @@ def _shift(op: Operation) -> Text:
     inside = infix(amount, "<", Text(str(bits)), COMPARE)
     if op.sources[1] not in UNSIGNED:
         inside = infix(infix(amount, ">=", Text("0"), COMPARE), "&", inside, AND)
+    nothing = convert(infix(value, "*", Text("0"), PRODUCT), op.dtype)
     if op.name == "left_shift":
         shifted = infix(value, "<<", call("tl.where", inside, amount, "0"), SHIFT)
-        return call("tl.where", inside, convert(shifted, op.dtype), convert(infix(value, "*", Text("0"), PRODUCT), op.dtype))
+        return call("tl.where", inside, convert(shifted, op.dtype), nothing)
     limit = call("tl.where", inside, amount, str(bits - 1))
     if op.dtype in UNSIGNED:
         shifted = infix(value, ">>", call("tl.where", inside, amount, "0"), SHIFT)
-        return call("tl.where", inside, shifted, infix(value, "*", Text("0"), PRODUCT))
+        return call("tl.where", inside, convert(shifted, op.dtype), nothing)
     return convert(infix(value, ">>", limit, SHIFT), op.dtype)
 
 
@@ -330,6 +330,3 @@ def operation_text(op: Operation) -> Text:
     """The Triton expression of one operation."""
     return TRITON_OPS[op.name](op)
 
-
-__all__ = ["CALL", "KEEPS_EXACTNESS", "NEEDS_ROUNDED_OPERANDS", "TRITON_OPS", "Operation", "cast", "operation_text",
-           "rounded"]  # fmt: skip

@@ -191,7 +191,7 @@ class HostWriter:
             self._lines.append(f"del {', '.join(gone)}")
 
     def _is_alive(self, name: str, number: int) -> bool:
-        """Whether a later step or the caller still needs the old value's variable (its memory was shared, not freed)."""
+        """Whether a later step or the caller still needs the variable."""
         freed = {n for step, names in self._schedule.memory.freed_after.items() if step <= number for n in names}
         return name not in freed
 

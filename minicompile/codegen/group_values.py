@@ -1,0 +1,176 @@
+"""What a kernel group computes, as expressions over memory and over results of folds only.
+
+Values that one loop hands to the next inside the group are substituted, so that sharing is found by identity; the
+results of reductions and scans stay loads of their buffers (*leaves*). This module must not print anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from minicompile.codegen.index_text import extent
+from minicompile.codegen.triton_text import LOW_PRECISION, compute_dtype
+from minicompile.codegen.unsupported import CannotGenerate
+from minicompile.ir.expr import Apply, Expr, IndexValue, Load, Random, cast, indirect_values, rewrite, walk
+from minicompile.ir.index import Index
+from minicompile.ir.loops import Buffer, Loop, Reduction, Scan
+from minicompile.ir.schedule import KernelGroup, OnlineSoftmax
+
+LARGEST_INT32 = 2**31 - 1
+
+
+class GroupValues:
+    """The values of a group's loops.
+
+    Attributes:
+        group: the group.
+        loops: its loops by buffer.
+        values: by buffer, the value stored, or for a fold the value folded.
+    """
+
+    def __init__(self, group: KernelGroup, buffers: Mapping[str, Buffer]) -> None:
+        self.group = group
+        self.loops = {loop.buffer: loop for loop in group.loops}
+        self.values: dict[str, Expr] = {}
+        self._buffers = buffers
+        for loop in group.loops:
+            value = self.resolve(loop.value)
+            self.values[loop.buffer] = value if loop.fold else cast(value, buffers[loop.buffer].dtype)
+
+    def resolve(self, expression: Expr) -> Expr:
+        """The expression with loads of what the group computes replaced by that."""
+        return rewrite(expression, on_load=self._resolved)
+
+    def resolve_index(self, index: Index) -> Index:
+        """The same for the loads inside an index."""
+        probe = self.resolve(IndexValue(index, torch.int64))
+        assert isinstance(probe, IndexValue)
+        return probe.index
+
+    def _resolved(self, load: Load) -> Expr:
+        if load.buffer not in self.values:
+            return load
+        producer = self.loops[load.buffer]
+        if producer.store != load.index or producer.accumulate or producer.condition is not None:
+            raise CannotGenerate(f"{load} is not what the same kernel computes there ({producer.store})")
+        return self.result(producer)
+
+    def result(self, loop: Loop) -> Expr:
+        """What a loop stores: its value, or the leaf of its fold."""
+        return self.leaf(self.first_fold(loop)) if loop.fold else self.values[loop.buffer]
+
+    def leaf(self, loop: Loop) -> Load:
+        """The result of a fold as an expression."""
+        return Load(loop.buffer, loop.store, self._buffers[loop.buffer].dtype)
+
+    def first_fold(self, loop: Loop) -> Loop:
+        """The first loop of the group that computes the same reduction or scan."""
+        for other in self.group.loops:
+            if other.buffer in self.values and self._fold_key(other) == self._fold_key(loop):
+                return other
+        return loop
+
+    def _fold_key(self, loop: Loop) -> tuple[object, ...]:
+        return (self.values[loop.buffer], loop.fold, loop.store, self._buffers[loop.buffer].dtype)
+
+    def folds(self, kind: type) -> list[Loop]:
+        """The distinct loops with a `Reduction` or a `Scan`."""
+        return [loop for loop in self.group.loops if isinstance(loop.fold, kind) and self.first_fold(loop) is loop]
+
+    def memory_loads(self, expression: Expr) -> list[Load]:
+        """The loads that go to memory."""
+        return [e for e in walk(expression) if isinstance(e, Load) and e.buffer not in self.values]
+
+    def roots(self) -> list[Expr]:
+        """Every expression that will be printed, in order."""
+        roots: list[Expr] = []
+        for loop in self.group.loops:
+            if loop.fold or loop.buffer in self.group.stored:
+                roots.append(self.values[loop.buffer])
+                roots.extend(self.store_parts(loop))
+        return roots
+
+    def store_parts(self, loop: Loop) -> list[Expr]:
+        """What a store needs besides the value: its condition, and the values in its place."""
+        condition = [] if loop.condition is None else [self.resolve(loop.condition)]
+        return [*condition, *map(self.resolve, indirect_values(loop.store))]
+
+    def pointers(self) -> list[str]:
+        """Buffers in memory that the kernel takes: those read, in order, then those written."""
+        order: dict[str, None] = {}
+        for root in self.roots():
+            order.update(dict.fromkeys(load.buffer for load in self.memory_loads(root)))
+        return list(order | dict.fromkeys(self.group.writes))
+
+    def needs_wide_indices(self) -> bool:
+        """Whether some position or offset may not fit 32 bits; symbolic sizes might grow."""
+        for tile in self.group.tile.axes:
+            if tile.axis.size.constant is None or int(tile.axis.size) + tile.block > LARGEST_INT32:
+                return True
+        indices = [loop.store for loop in self.group.loops]
+        for expression in {e for root in self.roots() for e in walk(root)}:
+            if isinstance(expression, (Load, IndexValue)):
+                indices.append(expression.index)
+            elif isinstance(expression, Random):
+                indices.append(expression.counter)
+        return any(extent(index) > LARGEST_INT32 for index in indices)
+
+    def levels(self, online: Mapping[str, OnlineSoftmax]) -> dict[str, int]:
+        """By buffer, the first pass over the reduction axis in which a loop's value can be computed."""
+        levels: dict[str, int] = {}
+        for loop in self.group.loops:
+            level = 0
+            for expression in walk(self.values[loop.buffer]):
+                if isinstance(expression, Load) and expression.buffer in levels:
+                    after = isinstance(self.loops[expression.buffer].fold, Reduction)
+                    level = max(level, levels[expression.buffer] + after)
+            levels[loop.buffer] = levels[online[loop.buffer].maximum] if loop.buffer in online else level
+        return levels
+
+    def scans_in(self, roots: list[Expr]) -> list[Loop]:
+        """The scans on which any of `roots` depends, in order."""
+        needed: set[str] = set()
+        for loop in reversed(self.folds(Scan)):
+            dependents = [*roots, *(self.values[name] for name in needed)]
+            if any(self.leaf(loop) in walk(root) for root in dependents):
+                needed.add(loop.buffer)
+        return [loop for loop in self.folds(Scan) if loop.buffer in needed]
+
+    def is_online(self, online: OnlineSoftmax) -> bool:
+        """Whether the pair is a maximum and the sum of `exp(value - maximum)` for certain."""
+        highest, total = self.loops[online.maximum], self.loops[online.total]
+        if self.first_fold(highest) is not highest or self.first_fold(total) is not total:
+            return False
+        kinds = [loop.fold.kind if isinstance(loop.fold, Reduction) else None for loop in (highest, total)]
+        exponential = without_widening(self.values[online.total])
+        if kinds != ["max", "sum"] or not (isinstance(exponential, Apply) and exponential.operation == "exp"):
+            return False
+        difference = without_widening(exponential.arguments[0])
+        if not (isinstance(difference, Apply) and difference.operation == "sub"):
+            return False
+        value, subtracted = map(without_widening, difference.arguments)
+        wide = compute_dtype(highest.value.dtype) == torch.float32
+        return wide and value is without_widening(self.values[online.maximum]) and subtracted is self.leaf(highest)
+
+
+def without_widening(expression: Expr) -> Expr:
+    """The value below widening casts between floating-point dtypes."""
+    while isinstance(expression, Apply) and expression.operation == "cast":
+        inner = expression.arguments[0]
+        if not (expression.dtype.is_floating_point and inner.dtype.is_floating_point):
+            break
+        if inner.dtype.itemsize > expression.dtype.itemsize:
+            break
+        expression = inner
+    return expression
+
+
+def without_final_rounding(value: Expr, dtype: torch.dtype) -> Expr:
+    """A store into 16 bits rounds by itself; a cast just before it need not be printed."""
+    if dtype in LOW_PRECISION and isinstance(value, Apply) and value.operation == "cast" and value.dtype == dtype:
+        inner = value.arguments[0]
+        if compute_dtype(inner.dtype) == torch.float32:
+            return inner
+    return value

@@ -1,0 +1,69 @@
+"""A kernel between its writer and its template, and what a writer knows of the graph around the kernel.
+
+This module must not compute anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from minicompile.ir.loops import Buffer
+from minicompile.ir.schedule import DeviceProperties
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One walk over the reduction axis: the lines before the loop, its head, in it, and after it."""
+
+    before: tuple[str, ...]
+    header: tuple[str, ...]
+    body: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelText:
+    """What a kernel's template prints.
+
+    Attributes:
+        strategy: the template.
+        parameters: run-time parameters: one per buffer of `pointers`, then the sizes `symbols`.
+        constants: compile-time parameters.
+        setup: lines that define positions and masks.
+        passes: walks over the reduction axis of a looped kernel.
+        body: the other statements.
+        functions: device functions called.
+        grid: three Python expressions.
+    """
+
+    name: str
+    strategy: str
+    parameters: tuple[str, ...]
+    pointers: tuple[str, ...]
+    symbols: tuple[str, ...]
+    constants: tuple[tuple[str, int], ...]
+    setup: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    body: tuple[str, ...]
+    functions: tuple[str, ...]
+    grid: tuple[str, str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelContext:
+    """What a kernel needs to know of the graph around it.
+
+    Attributes:
+        buffers: every buffer.
+        names: identifier of every buffer.
+        storage: buffers that share memory have the same value here.
+        device: the chip, or the interpreter.
+        round_each: round 16-bit values after every operation, as eager does.
+    """
+
+    buffers: Mapping[str, Buffer]
+    names: Mapping[str, str]
+    storage: Mapping[str, str]
+    device: DeviceProperties
+    round_each: bool = False
