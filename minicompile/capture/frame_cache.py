@@ -38,6 +38,10 @@ CAPTURE_LOCK = threading.RLock()
 Backend = Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
 
 
+class DynamicGraphFailed(Exception):
+    """The backend cannot compile a graph with symbolic sizes; the call is captured again with fixed ones."""
+
+
 class Session:
     """What all caches of one compiled callable share: backend, settings, records, resume points and cut-out callees."""
 
@@ -98,6 +102,9 @@ class Session:
         except Exception as error:
             if not self.config.suppress_errors:
                 raise
+            if any(entry.kind == "size" for entry in captured.inputs):
+                self.records.graphs.pop()
+                raise DynamicGraphFailed from error
             reason = f"the compiler failed on a graph: {type(error).__name__}: {str(error)[:200]}"
             self.fall_back(captured.name, reason, captured.location)
             return captured.module.forward  # type: ignore[no-any-return]
@@ -181,7 +188,12 @@ class CallCache:
                           self.session.compile_graph, self.session.records.graph_breaks.append,
                           self.session.run_original)
         try:
-            entry = capture_call(context, function, args, kwargs)
+            try:
+                entry = capture_call(context, function, args, kwargs)
+            except DynamicGraphFailed:
+                self.plan.policy = False
+                self.plan.sizes.clear()
+                entry = capture_call(context, function, args, kwargs)
         except Unsupported:
             raise
         except Exception as error:
