@@ -227,7 +227,7 @@ def children(expression: Expr) -> tuple[Expr, ...]:
 def indirect_values(index: Index) -> tuple[Expr, ...]:
     """The scalar expressions that an index reads from memory, in a fixed order."""
     found = [atom for atom in atoms(index) if isinstance(atom, Indirect)]
-    return tuple(atom.value for atom in sorted(found, key=str)) if found else ()
+    return tuple(atom.value for atom in sorted(found, key=lambda atom: atom.digest)) if found else ()
 
 
 def walk(expression: Expr) -> Iterator[Expr]:

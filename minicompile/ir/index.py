@@ -171,7 +171,20 @@ def _parenthesised(index: Index) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _atom_key(atom: Atom) -> tuple[int, str]:
-    return (_ATOM_ORDER[type(atom)], str(atom))
+    # A loaded value may be a large expression whose text repeats what it shares.
+    return (_ATOM_ORDER[type(atom)], atom.digest if isinstance(atom, Indirect) else _atom_text(atom))
+
+
+def _atom_text(atom: Atom) -> str:
+    """Like `str`, with values from memory shortened."""
+    if isinstance(atom, (FloorDiv, Mod)):
+        sign = "//" if isinstance(atom, FloorDiv) else "%"
+        return f"({_index_text(atom.numerator)}) {sign} ({_index_text(atom.divisor)})"
+    return atom.digest if isinstance(atom, Indirect) else atom.name
+
+
+def _index_text(index: Index) -> str:
+    return " + ".join(f"{c} * {' * '.join(map(_atom_text, m))}" for m, c in index.terms)
 
 
 _ATOM_ORDER: dict[type, int] = {Symbol: 0, Axis: 1, FloorDiv: 2, Mod: 3, Indirect: 4}

@@ -5,6 +5,7 @@ This module knows nothing of what is interned. Subclasses list their fields in `
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ _table: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDic
 class Interned:
     """Base of immutable values that exist once. Construct positionally, in the order of `__slots__`."""
 
-    __slots__: ClassVar[tuple[str, ...]] = ("__weakref__",)
+    __slots__: ClassVar[tuple[str, ...]] = ("__weakref__", "_digest")
 
     def __new__(cls, *fields: Any) -> Any:
         key = cls._key(*fields)
@@ -35,6 +36,16 @@ class Interned:
     def _key(cls, *fields: Any) -> tuple[Any, ...]:
         return (cls, *fields)
 
+    @property
+    def digest(self) -> str:
+        """A short text that equals another's only if the values do, in every process; cheap for shared structure."""
+        found: str | None = getattr(self, "_digest", None)
+        if found is None:
+            parts = ",".join(_field_text(getattr(self, name)) for name in self.__slots__)
+            found = hashlib.blake2b(f"{type(self).__name__}({parts})".encode(), digest_size=12).hexdigest()
+            object.__setattr__(self, "_digest", found)
+        return found
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")
 
@@ -49,3 +60,11 @@ class Interned:
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def _field_text(value: Any) -> str:
+    if isinstance(value, Interned):
+        return value.digest
+    if isinstance(value, tuple):
+        return f"({','.join(map(_field_text, value))})"
+    return repr(value)

@@ -161,15 +161,15 @@ class _LoweredCheck:
                 case Load():
                     self.require(expression.buffer in self.graph.buffers, f"{expression.buffer} is no buffer")
                     buffer = self.graph.buffers[expression.buffer]
-                    self.require(expression.dtype == buffer.dtype, f"{expression} loads {expression.dtype}")
+                    self.require(expression.dtype == buffer.dtype, f"{expression.buffer} is loaded as {expression.dtype}")
                     self.index(expression.index, axes, buffer, expression not in guarded)
                 case Apply():
                     self.apply(expression)
                 case Masked():
-                    self.require(expression.condition.dtype == torch.bool, f"{expression} has no boolean condition")
+                    self.require(expression.condition.dtype == torch.bool, "a masked value without a boolean condition")
                     self.require(expression.value.dtype == expression.other.dtype == expression.dtype, "masked dtypes")
                 case Random():
-                    self.require(expression.seed.dtype == torch.int64, f"{expression} has a seed that is not int64")
+                    self.require(expression.seed.dtype == torch.int64, "a random number whose seed is not int64")
                     self.index(expression.counter, axes, None, False)
                 case IndexValue():
                     self.index(expression.index, axes, None, False)
@@ -178,19 +178,9 @@ class _LoweredCheck:
 
     def apply(self, expression: Apply) -> None:
         """Arity and dtypes of one scalar operation."""
-        operation, arguments = expression.operation, expression.arguments
-        self.require(operation in SCALAR_OPS, f"unknown operation {operation}")
-        self.require(len(arguments) == SCALAR_OPS[operation].arity, f"{operation} with {len(arguments)} arguments")
-        if operation in ("cast", "bitcast"):
-            return
-        operands = arguments[1:] if operation == "where" else arguments
-        self.require(len({a.dtype for a in operands}) == 1, f"{expression} mixes {[a.dtype for a in operands]}")
-        if operation in BOOLEAN:
-            self.require(expression.dtype == torch.bool, f"{expression} gives {expression.dtype}")
-        else:
-            self.require(expression.dtype == operands[0].dtype, f"{expression} gives {expression.dtype}")
-            if operation == "where":
-                self.require(arguments[0].dtype == torch.bool, f"{expression} has no boolean condition")
+        fault = _fault_of(expression)
+        if fault:
+            self.require(False, f"{fault}: {expression}")
 
     def index(self, index: Index, axes: set[Axis], buffer: Buffer | None, bounded: bool) -> None:
         """Known axes; and inside the buffer wherever ranges prove the contrary."""
@@ -228,6 +218,24 @@ class _LoweredCheck:
         last = hint(view.offset) + sum((s - 1) * hint(t) for s, t in zip(sizes, view.strides, strict=True))
         extent = 1 + sum((hint(s) - 1) * hint(t) for s, t in zip(buffer.sizes, buffer.strides, strict=True))
         self.require(0 <= hint(view.offset) and last < extent, f"a view of {view.buffer} ends at {last} of {extent}")
+
+
+def _fault_of(expression: Apply) -> str:
+    """What is wrong with one scalar operation; empty if nothing is."""
+    operation, arguments = expression.operation, expression.arguments
+    if operation not in SCALAR_OPS:
+        return f"unknown operation {operation}"
+    if len(arguments) != SCALAR_OPS[operation].arity:
+        return f"{operation} with {len(arguments)} arguments"
+    if operation in ("cast", "bitcast"):
+        return ""
+    if operation == "where" and arguments[0].dtype != torch.bool:
+        return "a select by something not boolean"
+    operands = arguments[1:] if operation == "where" else arguments
+    if len({a.dtype for a in operands}) != 1:
+        return f"operands of {', '.join(str(a.dtype) for a in operands)}"
+    expected = torch.bool if operation in BOOLEAN else operands[0].dtype
+    return "" if expression.dtype == expected else f"the result is {expression.dtype}, not {expected}"
 
 
 def _has_loose_bounds(index: Index) -> bool:

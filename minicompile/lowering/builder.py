@@ -137,8 +137,8 @@ class GraphBuilder:
 
     @property
     def val(self) -> Any:
-        """The node's fake result."""
-        return self.node.meta["val"]
+        """The node's fake result; `None` for a call that returns nothing."""
+        return self.node.meta.get("val")
 
     # Loops
 

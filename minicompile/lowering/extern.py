@@ -72,7 +72,7 @@ def qualified_name(target: Any) -> str:
 def is_pure(target: Any) -> bool:
     """Whether the call may be repeated or dropped."""
     name = target._schema.name.split("::")[1]
-    if torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in ("aten", "prims", "minicompile"):
+    if not target._schema.returns or torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in ("aten", "prims", "minicompile"):
         return False
     return not any(part in name for part in IMPURE_NAMES)
 
@@ -114,6 +114,8 @@ def _call_in_place(
     """A call that writes some arguments: they get new names for the same storage."""
     if len(mutated) != len({value.buffer for value in mutated}) or any(value.strides is None for value in mutated):
         raise Unsupported("in-place operator", f"{qualified_name(target)} writes one tensor through several arguments")
+    if torch.Tag.inplace_view in target.tags:
+        raise Unsupported("in-place operator", f"{qualified_name(target)} changes sizes in place")
     returned = builder.val if isinstance(builder.val, (tuple, list)) else () if builder.val is None else (builder.val,)
     if len(returned) > len(mutated) or not all(r.alias_info for r in target._schema.returns):
         raise Unsupported("in-place operator", f"{qualified_name(target)} both writes arguments and makes tensors")

@@ -136,6 +136,8 @@ class GraphLowering:
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported("graph function", f"{node.name} calls {target}, which is not an ATen operator")
         if target is COPY:
+            if node.args[0].op != "placeholder":  # type: ignore[union-attr]
+                raise Unsupported("in-place operator", f"{node.name} writes something other than an input of the graph")
             self._save_old_contents(node)
         args = self._arguments(node.args)
         kwargs = {key: self._arguments(argument) for key, argument in node.kwargs.items()}
@@ -177,7 +179,7 @@ class GraphLowering:
 
     def _require_loops(self, node: Node, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse what loops cannot hold: other dtypes, and results on other devices."""
-        value = node.meta["val"]
+        value = self.builder.val
         for result in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(result, torch.Tensor):
                 if result.dtype not in LOOP_DTYPES:

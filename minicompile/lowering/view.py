@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from minicompile.errors import Unsupported
 from minicompile.ir.index import ONE, ZERO, Index, hint, product, upper_bound
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers_view
@@ -223,8 +224,9 @@ def lower_as_strided(
     """Any strided window of the storage, which must be the buffer's own."""
     buffer = builder.buffers[value.buffer]
     if value.stored != value.dtype or value.copied:
-        raise UseExtern("as_strided of a value that has no storage of its own")
-    start = value.offset if offset is None else size_index(offset)
+        raise Unsupported("as_strided", "as_strided of a value that has no storage of its own")
+    own = builder.node.args[0].meta["val"].storage_offset()
+    start = value.offset + (ZERO if offset is None else size_index(offset) - size_index(own))
     new_sizes, steps = size_indices(sizes), size_indices(strides)
     flat = start
     for index, step in zip(loop_axes(new_sizes, "v"), steps, strict=True):
@@ -233,8 +235,8 @@ def lower_as_strided(
     extent = ONE
     for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
         extent = extent + (size - 1) * stride
-    if value.strides is None or hint(last) >= hint(extent):
-        raise UseExtern("as_strided reaches beyond the tensor's own elements")
+    if value.strides is None or hint(last) >= hint(extent) or hint(start) < 0:
+        raise Unsupported("as_strided", "as_strided reaches beyond the tensor's own elements")
     return value.with_flat(new_sizes, flat)
 
 

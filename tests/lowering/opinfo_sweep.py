@@ -23,7 +23,7 @@ from tests.lowering.oracle import compare, evaluate_graph, lower, tensors_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64, "bool": torch.bool}
 RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal", "uniform", "exponential", "geometric", "cauchy",
-          "empty", "new_empty", "rrelu", "scaled_dot_product", "poisson", "binomial", "resize_")  # fmt: skip
+          "empty", "new_empty", "rrelu", "scaled_dot_product", "poisson", "fractional", "multi_head", "binomial", "resize_")  # fmt: skip
 SECONDS = 20
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from minicompile.ir.evaluate import evaluate_graph
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.lowering.lower import lower_graph
 
+functional = functools.partial(torch.func.functionalize, remove="mutations")
 TABLE = torch._decomp.core_aten_decompositions()
 TOLERANCE = {
     torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.6e-2, 1.6e-2), torch.float32: (2e-5, 2e-5),
@@ -34,7 +36,7 @@ def lower(function: Callable[..., Any], args: Sequence[Any], decompose: bool = T
         result = function(*pytree.tree_unflatten(filled, structure))
         return tuple(r for r in pytree.tree_leaves(result) if isinstance(r, torch.Tensor))
 
-    module = make_fx(of_tensors, decomposition_table=TABLE if decompose else {}, tracing_mode="fake")(*tensors)
+    module = make_fx(functional(of_tensors), decomposition_table=TABLE if decompose else {}, tracing_mode="fake")(*tensors)
     module.graph.eliminate_dead_code()
     graph = lower_graph(module, Config(), "test")
     verify.verify_lowered(graph)
