@@ -105,7 +105,7 @@ class Alignment:
 
 
 def align(first: Cluster, second: Cluster) -> Alignment | str:
-    """A change of axes under which the two clusters, `first` before `second`, can share a kernel, or why none exists."""
+    """A change of axes under which the clusters, `first` before `second`, can share a kernel, or why none exists."""
     if first.alone or second.alone:
         return "a scatter stores at places known only at run time"
     if (first.scans and (second.scans or second.reduces)) or (second.scans and first.reduces):

@@ -1,8 +1,8 @@
 """Writing the loops of a cluster over the axes of its kernel: `x` (and `y`), and `r` for what is folded.
 
-The order in which axes are flattened follows the strides, so that neighbouring lanes touch neighbouring elements; where
-two accesses want different neighbours (a transpose) the kernel gets two parallel axes. This module must not choose block
-sizes.
+The order in which axes are flattened follows the strides, so that neighbouring lanes touch neighbouring elements;
+where two accesses want different neighbours (a transpose) the kernel gets two parallel axes. This module must not
+choose block sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import Load, cast, rewrite
-from minicompile.ir.index import ZERO, Axis, Index, coefficient_of, hint, product
+from minicompile.ir.index import ZERO, Atom, Axis, Index, coefficient_of, hint, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan
 from minicompile.scheduling.cluster import Cluster
 from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, move, unflatten
@@ -81,7 +81,7 @@ def _rewritten(loop: Loop, changes: AxisMap, places: Mapping[str, Index]) -> Loo
         place = places.get(load.buffer)
         return load if place is None else Load(load.buffer, place, load.dtype)
 
-    replacements = dict(changes)
+    replacements: dict[Atom, Index] = dict(changes)
     on_load = at_its_place if any(name in places for name in loop.reads) else None
     condition = None if loop.condition is None else rewrite(loop.condition, replacements, on_load)
     value = rewrite(loop.value, replacements, on_load)

@@ -134,7 +134,8 @@ class Fuser:
         between = self.after[a] & self.before[b] & ~(self.masks[a] | self.masks[b])
         if between:
             middle = self.operations[next(bits(between))]
-            self.refuse(first, second, "illegal", f"{middle.writes[0]} depends on one and the other on it", apart, fused)
+            reason = f"{middle.writes[0]} depends on one and the other on it"
+            self.refuse(first, second, "illegal", reason, apart, fused)
             return False
         alignment = align(first, second)
         if isinstance(alignment, str):

@@ -14,6 +14,7 @@ from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, walk
 from minicompile.ir.index import ZERO, Axis, Index, as_index, substitute
 from minicompile.ir.loops import BufferView, ExternKernel, Loop, LoweredGraph, Operation, Reduction
 from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter, overwritten
+from minicompile.scheduling.masks import Ranges, ranges_of_loads, solve_within
 from minicompile.scheduling.reindexing import is_nested, move, solve
 from minicompile.scheduling.traffic import access_bytes, loads_by_buffer, points, read_bytes, space_of
 
@@ -73,7 +74,7 @@ def should_inline(facts: InlineFacts) -> bool:
 
 
 def inline_producers(graph: LoweredGraph) -> tuple[Operation, ...]:
-    """The operations with every producer worth it substituted into its consumers, and loops that nobody reads dropped."""
+    """The operations with every producer worth it substituted into its consumers, and unread results dropped."""
     return _Inliner(graph).run()
 
 
@@ -84,7 +85,7 @@ class _Inliner:
         self.graph = graph
         self.dependences: Dependences = find_dependences(graph.operations)
         self.recipes: dict[str, Loop] = {}
-        self.inlined: dict[tuple[str, Index], Expr] = {}
+        self.inlined: dict[tuple[str, Index, Ranges], Expr] = {}
         self.kept_alive = output_buffers(graph)
         self.loads: list[dict[str, tuple[Index, ...]]] = [
             loads_by_buffer(op.loads) if isinstance(op, Loop) else {} for op in graph.operations
@@ -106,7 +107,8 @@ class _Inliner:
         producers = [self.recipes[name] for name in read if name in self.recipes]
         if not producers:
             return loop
-        value = rewrite(loop.value, on_load=self.replaced)
+        ranges = ranges_of_loads(loop.value)
+        value = rewrite(loop.value, on_load=lambda load: self.replaced(load, ranges.get(load, ())))
         condition = None if loop.condition is None else rewrite(loop.condition, on_load=self.replaced)
         store = loop.store
         if is_scatter(loop):
@@ -115,19 +117,19 @@ class _Inliner:
         origins.update(dict.fromkeys(loop.origins))
         return dataclasses.replace(loop, value=value, condition=condition, store=store, origins=tuple(origins))
 
-    def replaced(self, load: Load) -> Expr:
-        """The producer's body at the point whose result `load` reads."""
+    def replaced(self, load: Load, ranges: Ranges = ()) -> Expr:
+        """The producer's body at the point whose result `load` reads, which happens only where axes are in `ranges`."""
         producer = self.recipes.get(load.buffer)
         if producer is None:
             return load
-        found = self.inlined.get((load.buffer, load.index))
+        found = self.inlined.get((load.buffer, load.index, ranges))
         if found is None:
-            changes = solve(producer.store, producer.axes, load.index)
+            changes = solve_within(producer.store, producer.axes, load.index, ranges)
             assert changes is not None, "a recipe's store is affine"
             changes = _with_units(changes, producer.axes)
             unmoved = all(image is as_index(axis) for axis, image in changes)
             found = producer.value if unmoved else rewrite(producer.value, dict(changes))
-            found = self.inlined[load.buffer, load.index] = cast(found, load.dtype)
+            found = self.inlined[load.buffer, load.index, ranges] = cast(found, load.dtype)
         return found
 
     def may_inline(self, loop: Loop, position: int) -> bool:

@@ -7,10 +7,12 @@ groups or profit.
 from __future__ import annotations
 
 import functools
+
 from minicompile.ir.expr import Expr, IndexValue, Load, Random, rewrite, walk
 from minicompile.ir.index import (
     ONE,
     ZERO,
+    Atom,
     Axis,
     FloorDiv,
     Index,
@@ -37,7 +39,7 @@ def move(index: Index, changes: AxisMap) -> Index:
     """`index` over the new axes."""
     if not changes or not index.terms:
         return index
-    replacements = dict(changes)
+    replacements: dict[Atom, Index] = dict(changes)
     return substitute(index, replacements, lambda value: rewrite(value, replacements))
 
 
@@ -198,11 +200,11 @@ def digits_of(image: Index, size: Index) -> tuple[Digit, ...] | None:
         return None
     place, digits = ONE, []
     while by_factor:
-        digit = by_factor.pop(place, None)
-        if digit is None or floor_divide(digit[2], digit[1]) * digit[1] is not digit[2]:
+        lowest = by_factor.pop(place, None)
+        if lowest is None or floor_divide(lowest[2], lowest[1]) * lowest[1] is not lowest[2]:
             return None
-        digits.append(digit)
-        place = place * floor_divide(digit[2], digit[1])
+        digits.append(lowest)
+        place = place * floor_divide(lowest[2], lowest[1])
     return tuple(digits) if place is size else None
 
 

@@ -1,4 +1,4 @@
-"""The scheduling stage: inline, split, fuse, write over tiles, choose tiles, plan memory; one function runs them in order.
+"""The scheduling stage: inline, split, fuse, write over tiles, choose tiles, plan memory; one function runs them all.
 
 Each step is a pure function in a module of its own. This module must not contain a policy.
 """
@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from minicompile.config import Config
-from minicompile.ir.index import Axis, Symbol, as_index, atoms
+from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Origin, Scan
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.domain import Domain, recompute_between_passes, write_over_tiles
@@ -105,7 +105,7 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
     )
 
 
-def _size_hints(lowered: LoweredGraph) -> dict[str, object]:
+def _size_hints(lowered: LoweredGraph) -> dict[str, Index]:
     """The size seen for each symbol of the graph."""
     symbols = {a for index in lowered.size_inputs.values() for a in atoms(index) if isinstance(a, Symbol)}
     return {symbol.name: as_index(symbol.hint) for symbol in sorted(symbols, key=str)}

@@ -1,7 +1,7 @@
 """Reductions with too few results to fill the chip become two: partial results over chunks, then the fold of those.
 
-`choose_splits` is the policy, a pure function; the rest is mechanism. This module must not split reductions whose result
-is a position (argmax), nor anything for the interpreter, where every program costs the same.
+`choose_splits` is the policy, a pure function; the rest is mechanism. This module must not split reductions whose
+result is a position (argmax), nor anything for the interpreter, where every program costs the same.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:
 
 
 def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...], AxisMap, Index | None]:
-    """A new axis over about `splits` chunks, the axes inside a chunk, the old axes over these, and, where the last chunk
-    is not full, the position that must stay below the number of elements."""
+    """A new axis over about `splits` chunks, the axes inside a chunk, the old axes over these, and, where the last
+    chunk is not full, the position that must stay below the number of elements."""
     first, rest = axes[0], axes[1:]
     length, size = points(axes), points((first,))
     for number in range(splits, 2 * splits):

@@ -9,10 +9,12 @@ as the problem. `plan_tile` is a pure function of `TileFacts`.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from minicompile.ir.index import Axis, hint
 from minicompile.ir.schedule import DeviceProperties, TileAxis, TilePlan
 
+Strategy = Literal["pointwise", "persistent", "looped"]
 INTERPRETED_ELEMENTS = 1 << 20
 ROW_REGISTERS = 49152
 BYTES_PER_THREAD = 32
@@ -62,7 +64,7 @@ def _plan_interpreted(facts: TileFacts) -> TilePlan:
         block = min(next_power_of_two(hint(axis.size)), left)
         left //= block
         blocks.append(block)
-    strategy = "pointwise"
+    strategy: Strategy = "pointwise"
     if facts.folded is not None:
         fits = next_power_of_two(hint(facts.folded.size)) <= INTERPRETED_ELEMENTS and _is_static(facts.folded)
         strategy = "persistent" if fits or facts.must_persist else "looped"
@@ -130,9 +132,8 @@ def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     return _plan(facts, [x, r], "looped", 8, f"{x} neighbouring columns of {length} per program")
 
 
-def _plan(facts: TileFacts, blocks: list[int], strategy: str, warps: int, reason: str) -> TilePlan:
+def _plan(facts: TileFacts, blocks: list[int], strategy: Strategy, warps: int, reason: str) -> TilePlan:
     axes = [TileAxis(axis, block, "parallel") for axis, block in zip(facts.parallel, blocks, strict=False)]
     if facts.folded is not None:
         axes.append(TileAxis(facts.folded, blocks[-1], "reduction"))
-    kind = "persistent" if strategy == "persistent" else "looped" if strategy == "looped" else "pointwise"
-    return TilePlan(tuple(axes), kind, warps, 1, reason)
+    return TilePlan(tuple(axes), strategy, warps, 1, reason)

@@ -8,7 +8,17 @@ import torch
 
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, apply
 from minicompile.ir.index import Axis, Index, Indirect, as_index, floor_divide, remainder
-from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Operation, Origin, Reduction, Scan
+from minicompile.ir.loops import (
+    Buffer,
+    BufferView,
+    ExternKernel,
+    Loop,
+    LoweredGraph,
+    Operation,
+    Origin,
+    Reduction,
+    Scan,
+)
 
 CPU = torch.device("cpu")
 F32, BF16, I64, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.bool
@@ -137,7 +147,9 @@ class ProgramMaker:
             self.operations.append(ExternKernel("neg", (view_of(source),), (), (result,), origins=origins))
         elif kind < 0.12 and len(self.alive) > 2:
             self.overwrite(name, origins)
-        elif kind < 0.4:
+        elif kind < 0.2:
+            self.join(name, origins)
+        elif kind < 0.45:
             self.fold(name, origins)
         else:
             shape = self.random.choice(SHAPES)
@@ -146,6 +158,34 @@ class ProgramMaker:
             target = self.add_buffer(name, shape, self.random.choice([F32, F32, BF16]))
             place = offset(target, [as_index(a) for a in axes])
             self.operations.append(Loop(name, axes, value, place, origins=origins))
+
+    def join(self, name: str, origins: tuple[Origin, ...]) -> None:
+        """Two buffers one behind the other along some axis, or one with padding around it."""
+        sources = [b for b in (self.buffers[n] for n in self.alive) if b.sizes]
+        if not sources:
+            return self.fold(name, origins)
+        first = self.random.choice(sources)
+        shape = list(map(int, first.sizes))
+        dim = self.random.randrange(len(shape))
+        alike = [b for b in sources if len(b.sizes) == len(shape)
+                 and all(d == dim or int(n) == shape[d] for d, n in enumerate(b.sizes))]
+        second = self.random.choice(alike)
+        before, own, other = self.random.choice([0, 0, 2]), shape[dim], int(second.sizes[dim])
+        shape[dim] = before + own + other
+        axes = self.axes(tuple(shape))
+        inside = IndexValue(as_index(axes[dim]), I64)
+        points = [as_index(a) for a in axes]
+        early = [p - before if d == dim else p for d, p in enumerate(points)]
+        late = [p - (before + own) if d == dim else p for d, p in enumerate(points)]
+        tail = Masked(apply("ge", inside, Constant(before + own, I64), dtype=BOOL),
+                      Load(second.name, offset(second, late), second.dtype), Constant(0.0, F32), F32)
+        condition = apply("lt", inside, Constant(before + own, I64), dtype=BOOL)
+        if before:
+            condition = apply("logical_and", condition, apply("ge", inside, Constant(before, I64), dtype=BOOL),
+                              dtype=BOOL)
+        value = Masked(condition, Load(first.name, offset(first, early), first.dtype), tail, F32)
+        target = self.add_buffer(name, tuple(shape))
+        self.operations.append(Loop(name, axes, value, offset(target, points), origins=origins))
 
     def fold(self, name: str, origins: tuple[Origin, ...]) -> None:
         """A reduction over some axes, or a scan."""
