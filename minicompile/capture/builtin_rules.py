@@ -7,6 +7,7 @@ import contextlib
 import copy
 import enum
 import functools
+import inspect
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -501,6 +502,14 @@ def only_constants(value: Any) -> bool:
     if type(value) in (list, tuple, set, frozenset):
         return all(only_constants(item) for item in value)
     return type(value) is dict and all(only_constants(item) for item in (*value.keys(), *value.values()))
+
+
+@special(inspect.signature)
+def rule_signature(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """The signature of a function, which depends on its code and defaults only."""
+    if not isinstance(args[0], (types.FunctionType, types.MethodType)):
+        raise Break("unknown call", f"the signature of a {type(args[0]).__name__}")
+    return tracer.made(run_native(tracer, inspect.signature, args, kwargs))
 
 
 @special(contextlib.nullcontext)

@@ -94,7 +94,7 @@ class DynamicPlan:
         """A fake tensor for `real`, with the sizes and strides to guard (`None` where they may vary)."""
         words, mode = source.words(), tracer.graph.fake_mode
         free = [dim for dim, size in enumerate(real.shape) if size > 1 and self.is_dynamic(real, words, dim)]
-        if not free:
+        if not free or real._base is not None or real.storage_offset() != 0:
             return mode.from_tensor(real, static_shapes=True), tuple(real.shape), tuple(real.stride())
         context: Any = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC if dim in free else DimDynamic.STATIC for dim in range(real.dim())])

@@ -338,7 +338,8 @@ class Assembly:
         guard_writer.namespace, guard_writer.used = writer.namespace, writer.used
         guard_writer.named, guard_writer.keep, guard_writer.by_text = writer.named, writer.keep, writer.by_text
         fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS")
-        self.context.plan.add_guards(tracer, guard_writer, lambda text: f"if not ({text}): return MISS")
+        if eager is None:
+            self.context.plan.add_guards(tracer, guard_writer, lambda text: f"if not ({text}): return MISS")
         if self.overlap is not None:
             names = [[guard_writer.fetch(source) for source in part] for part in self.overlap]
             fetch_lines = guard_writer.lines
