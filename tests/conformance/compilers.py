@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 ENVIRONMENT_VARIABLE = "MINICOMPILE_CONFORMANCE"
@@ -39,7 +37,9 @@ def compiler(name: str) -> Iterator[Compile]:
     elif name == "full":
         yield fully_compiled
     else:
-        with torch_compiler({"torch": "eager", "torch-aot": "aot_eager", "torch-inductor": "inductor"}[name]) as compile:
+        with torch_compiler(
+            {"torch": "eager", "torch-aot": "aot_eager", "torch-inductor": "inductor"}[name]
+        ) as compile:
             yield compile
 
 

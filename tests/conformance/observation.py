@@ -187,7 +187,9 @@ class Observer:
         if isinstance(value, torch.nn.Module):
             return self._parts(value, module_state(value).items(), number)
         if isinstance(value, functools.partial):
-            return self._parts(value, [("func", value.func), ("args", value.args), ("keywords", value.keywords)], number)
+            return self._parts(
+                value, [("func", value.func), ("args", value.args), ("keywords", value.keywords)], number
+            )
         return self._parts(value, sorted(public_state(value).items()), number)
 
     def _array_parts(self, array: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -300,7 +302,9 @@ def parts_differences(expected: SeenParts, actual: SeenParts, path: str, precise
         yield from differences(part, other, f"{path}.{name}" if name else path, references.get(name))
 
 
-def tensor_differences(expected: SeenTensor, actual: SeenTensor, path: str, precise: SeenTensor | None) -> Iterator[str]:
+def tensor_differences(
+    expected: SeenTensor, actual: SeenTensor, path: str, precise: SeenTensor | None
+) -> Iterator[str]:
     """Differences of two tensors: what they are, whose storage they have, and their values."""
     for field in ("kind", "number", "storage", "dtype", "shape", "stride", "device", "requires_grad", "is_leaf"):
         if getattr(expected, field) != getattr(actual, field):

@@ -19,6 +19,7 @@ from tests.conformance.harness import ProgramIsBroken, check
 
 MARK = "conformance:"
 
+
 def run_all(name: str, pattern: str, core: bool, skip: int) -> None:
     """Run the chosen programs but the first `skip` with one compiler; print one JSON line before and after each."""
     chosen = [program for program in all_programs() if pattern in f"{program.topic}-{program.name}"]

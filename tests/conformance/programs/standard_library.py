@@ -525,6 +525,7 @@ def import_inside_the_function():
     def outer(x):
         import cmath
         from math import tau as full_turn
+
         import torch.nn.functional as functional
 
         return functional.relu(x) * full_turn, cmath.phase(-1)
