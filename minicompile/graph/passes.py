@@ -230,7 +230,8 @@ def separate_outputs(module: GraphModule, forward_outputs: int) -> None:
             with module.graph.inserting_before(closing):
                 copy = module.graph.call_function(aten.clone.default, (node,))
             copy.meta.update(node.meta)
-            copy.meta["val"] = node.meta["val"]
+            with node.meta["val"].fake_mode:
+                copy.meta["val"] = torch.empty_like(node.meta["val"])
             outputs[index] = copy
         claimed.add(root)
     closing.args = (tuple(outputs),)

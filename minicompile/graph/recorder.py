@@ -105,6 +105,7 @@ class Recorder(TorchDispatchMode):
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Record an operator as it is, without decomposing it, and return its fake result."""
         result = target(*args, **kwargs)
+        refuse_unusual(target, args, result)
         node = self.graph.call_function(target, self._argument(args), self._argument(kwargs))
         self._made.append(node)
         self._annotate(node, result)
@@ -258,6 +259,15 @@ class Recorder(TorchDispatchMode):
         if isinstance(template.result, (tuple, list)):
             return type(template.result)(map(output, template.result))
         return output(template.result)
+
+
+def refuse_unusual(target: Any, args: Any, result: Any) -> None:
+    """Raise for what a graph of plain strided tensors cannot hold."""
+    for item in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(item, torch.Tensor) and item.layout != torch.strided:
+            raise RuntimeError(f"{target} makes a sparse tensor")
+    if target is torch.ops.aten.view_as_real.default and args[0].is_conj():
+        raise RuntimeError("a lazily conjugated tensor is viewed as real")
 
 
 def template_key(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:

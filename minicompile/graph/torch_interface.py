@@ -129,6 +129,14 @@ def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     return FakeTensor(mode, empty, like.device)
 
 
+def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
+    """The gradient that a backward takes for an output: in the output's layout if that is dense, else contiguous."""
+    dense = is_symbolic(like) or torch.ops.aten.is_non_overlapping_and_dense.default(like)
+    if dense:
+        return fake_copy(mode, like)
+    return fake_empty(mode, tuple(like.shape), like.dtype, like.device)
+
+
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
     """No mode and no functionalization takes part."""

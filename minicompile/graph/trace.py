@@ -235,7 +235,7 @@ class _Tracer:
         tangents = []
         for position, out in enumerate(outs):
             plain = torch_interface.plain_value(out)
-            fake = torch_interface.fake_copy(self.fake_mode, plain)
+            fake = torch_interface.fake_tangent(self.fake_mode, plain)
             recorder.placeholder(f"tangent_{position}", fake)
             tangents.append(torch_interface.to_functional(fake))
         with torch_interface.no_autocast():

@@ -204,10 +204,12 @@ def output_values(partitioned: PartitionedGraph) -> list[Any]:
 
 def expected_tangents(partitioned: PartitionedGraph) -> tuple[Tangent, ...]:
     """What the backward takes for each differentiable output."""
-    results = output_values(partitioned)
+    assert partitioned.backward is not None
+    indices = partitioned.binding.differentiable_outputs
+    placeholders = [node for node in partitioned.backward.graph.nodes if node.op == "placeholder"]
     found = []
-    for index in partitioned.binding.differentiable_outputs:
-        value = results[index]
+    for index, node in zip(indices, placeholders[len(placeholders) - len(indices) :], strict=True):
+        value = node.meta["val"]
         static = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
         shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
         found.append(Tangent(index, shape, strides, value.dtype, value.device))
