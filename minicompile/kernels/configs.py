@@ -1,4 +1,5 @@
-"""Tile configurations of the hand-written kernels, as data: each with the reason for it and the date it was last decided.
+"""Tile configurations of the hand-written kernels, as data: each with the reason for it and the date it was last
+decided.
 
 A table is read from the top; the first row that fits is the default, so adding a measured row means inserting it above.
 `candidates` gives what `max-autotune` and the benchmark script should time. This module must not import Triton.
@@ -69,7 +70,9 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "split", 64, "128x32 w8 s2", f"183 registers; {_UNTIMED}"),
     _row("forward", "split", 128, "128x32 w8 s1 one", f"164 KB, causal spills 12 bytes; {_UNTIMED}", 64),
     _row("forward", "split", 256, "64x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
-    _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias (C7515); {_UNTIMED}"),
+    _row(
+        "masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias (C7515); {_UNTIMED}"
+    ),
     _row("masked query gradient", "half", 128, "64x64 w4 s2 tma", f"8 warps serialise with a boolean mask; {_UNTIMED}"),
     _row("query gradient", "half", 64, "128x64 w8 s3 tma", f"124 registers; {_UNTIMED}"),
     _row("query gradient", "half", 128, "128x64 w8 s2 tma", f"177 registers; {_UNTIMED}"),
@@ -87,7 +90,9 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("key gradient", "tf32", 128, "32x128 w8 s1 one", f"no spills, 197 KB; {_UNTIMED}", 96),
     _row("key gradient", "tf32", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 512),
     _row("key gradient", "split", 64, "32x128 w8 s1", f"253 registers; {_UNTIMED}", 64),
-    _row("key gradient", "split", 128, "32x64 w8 s1 one", f"the fastest products, 480 bytes of spills; {_UNTIMED}", 640),
+    _row(
+        "key gradient", "split", 128, "32x64 w8 s1 one", f"the fastest products, 480 bytes of spills; {_UNTIMED}", 640
+    ),
     _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 512),
 )
 
@@ -106,7 +111,8 @@ ATTENTION_CANDIDATES: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("key gradient", "half", 64): (
         "64x128 w8 s2 tma", "64x64 w4 s2 tma", "64x64 w4 s3 tma", "64x128 w8 s2", "64x64 w4 s2"),
     ("key gradient", "half", 128): (
-        "64x128 w8 s2 tma", "64x128 w8 s1 tma", "64x64 w4 s1 tma", "32x128 w8 s2 tma", "64x64 w8 s2 tma", "64x128 w8 s2"),
+        "64x128 w8 s2 tma", "64x128 w8 s1 tma", "64x64 w4 s1 tma", "32x128 w8 s2 tma", "64x64 w8 s2 tma",
+        "64x128 w8 s2"),
     ("forward", "split", 64): ("128x32 w8 s2", "64x32 w4 s2", "128x64 w8 s2", "64x64 w4 s2"),
     ("forward", "split", 128): ("128x32 w8 s1", "64x32 w4 s2", "64x32 w8 s2"),
     ("query gradient", "split", 64): ("128x32 w8 s1", "64x32 w4 s1", "64x64 w4 s1"),

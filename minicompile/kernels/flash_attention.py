@@ -1,7 +1,8 @@
 """FlashAttention for users and for compiled graphs: argument checks, choice of tiles, launches, autograd.
 
 `flash_attention` is the differentiable function. `attention_forward` and `attention_backward` do the same work without
-autograd: they are what a compiled graph calls. All take tensors of any strides, shaped (batch, heads, length, head dim).
+autograd: they are what a compiled graph calls. All take tensors of any strides, shaped (batch, heads, length, head
+dim).
 
 A row that sees no key gives zeros (as `F.scaled_dot_product_attention` gives on every backend of PyTorch 2.5 and
 later: checked on CPU for the math and the flash backend, boolean and -inf masks), log-sum-exp -inf, and no gradient.
@@ -113,7 +114,8 @@ def attention_forward(
     launch(
         flash_attention_forward_kernel, (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
         q, *_walked(k, v, config, config.block_n), out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3],
-        *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0,
+        *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, problem.heads, problem.queries,
+        problem.keys, problem.lower or 0,
         problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
         **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
         FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
@@ -142,9 +144,7 @@ def attention_backward(
     return dq, dk, dv, dmask
 
 
-def _delta(
-    problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None
-) -> torch.Tensor:
+def _delta(problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None) -> torch.Tensor:
     delta = out.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
     rows = problem.queries if out.device.type == "cpu" else DELTA_ROWS
     launch(
@@ -172,7 +172,8 @@ def _query_gradient(
         flash_attention_query_gradient_kernel,
         (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
         q, *_walked(k, v, config, config.block_n), dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3],
-        *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads, problem.queries, problem.keys,
+        *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads,
+        problem.queries, problem.keys,
         problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
         problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
         HAS_DBIAS=bias is not None,
@@ -199,7 +200,8 @@ def _key_gradient(
     launch(
         flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
         walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
-        *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads, problem.queries,
+        *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads,
+        problem.queries,
         problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
         problem.threshold, **problem.constants(config), **_loops(problem, False, config), HEADS_EACH=heads_each,
         CHECK_ROWS=problem.queries % config.block_m != 0,
@@ -276,9 +278,7 @@ class _FlashAttention(torch.autograd.Function):
         return dq, dk, dv, dmask, None, None, None, None, None, None
 
 
-def dropout_mask(
-    seed: torch.Tensor, dropout: float, batch: int, heads: int, queries: int, keys: int
-) -> torch.Tensor:
+def dropout_mask(seed: torch.Tensor, dropout: float, batch: int, heads: int, queries: int, keys: int) -> torch.Tensor:
     """The dropout mask that the kernels apply for this seed: True is kept."""
     out = torch.empty((batch, heads, queries, keys), dtype=torch.uint8, device=seed.device)
     block_m, block_n = (queries, keys) if seed.device.type == "cpu" else (64, 64)

@@ -7,10 +7,10 @@ Algorithm (Dao, "FlashAttention-2", 2023, section 3.1.2, split in two). With P =
     dV = Pᵀ dO,  dK = scale · dSᵀ Q                               one program per block of keys, walking over queries
 
 The second walk works on transposed blocks (keys x queries), so that P and dS are the left operand of their products as
-they come out of the registers. Computing S and dP twice costs 7 products instead of 5, and buys a fixed order of additions.
-With grouped heads, one program adds up the query heads of its key head; when that leaves too few programs, each query
-head writes its own part and the parts are added afterwards. The gradient of an additive bias is dS itself, written in
-full and then summed over the broadcast dimensions.
+they come out of the registers. Computing S and dP twice costs 7 products instead of 5, and buys a fixed order of
+additions. With grouped heads, one program adds up the query heads of its key head; when that leaves too few programs,
+each query head writes its own part and the parts are added afterwards. The gradient of an additive bias is dS itself,
+written in full and then summed over the broadcast dimensions.
 
 Band, mask, dropout and empty rows are as in `flash_attention_forward.py`, whose helpers are used here. This module must
 not choose tiles (`configs.py`) nor know about autograd.
@@ -44,7 +44,8 @@ def flash_attention_delta_kernel(
     out = load_rows(
         out_ptr, b, h, first, queries, stride_ob, stride_oh, stride_om, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
     dout = load_rows(
-        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
+        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True,
+        False)  # fmt: skip
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     offsets = head.to(tl.int64) * queries + rows
     if HAS_DLSE:
@@ -72,7 +73,8 @@ def base_two(lse):
 @triton.jit
 def query_gradient_blocks(
     dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
-    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower,
+    upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
     DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
@@ -83,7 +85,8 @@ def query_gradient_blocks(
         k = load_rows(
             k_ptr, b, kv_head, n, keys, stride_kb, stride_kh, stride_kn, BLOCK_N, D, BLOCK_D, MASKED, TMA)  # fmt: skip
         v = load_rows(
-            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED, TMA)  # fmt: skip
+            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED,
+            TMA)  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
         if MASKED:
             visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
@@ -131,7 +134,8 @@ def flash_attention_query_gradient_kernel(
     columns = tl.arange(0, BLOCK_D)
     q = load_rows(q_ptr, b, h, first, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, True, False)
     dout = load_rows(
-        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
+        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True,
+        False)  # fmt: skip
     statistics = head.to(tl.int64) * queries
     lse = base_two(load_per_row(lse_ptr + statistics, first, queries, BLOCK_M, True))
     delta = load_per_row(delta_ptr + statistics, first, queries, BLOCK_M, True)
@@ -147,16 +151,19 @@ def flash_attention_query_gradient_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if FULL_LOOP:
         dq = query_gradient_blocks(
-            dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, full_stop,
+            dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
+            full_stop,
             queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
-            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False,
+            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER,
+            HAS_UPPER, False,
             DROPOUT, HAS_DBIAS, NAN_ROWS, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         dq = query_gradient_blocks(
             dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
             queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
-            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True,
+            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER,
+            HAS_UPPER, True,
             DROPOUT, HAS_DBIAS, NAN_ROWS, PRECISION, TMA)  # fmt: skip
     pointers = dq_ptr + b * stride_db + h * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :]
     in_range = (rows[:, None] < queries) & (columns[None, :] < D)
@@ -166,7 +173,8 @@ def flash_attention_query_gradient_kernel(
 @triton.jit
 def key_gradient_blocks(
     dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, mask_base, seed_ptr, head, b, h, cols, start, stop,
-    queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold,
+    queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm, stride_mn, lower,
+    upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
     DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
@@ -177,7 +185,8 @@ def key_gradient_blocks(
         q = load_rows(
             q_ptr, b, h, m, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA)  # fmt: skip
         dout = load_rows(
-            dout_ptr, b, h, m, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, CHECK_ROWS, TMA)  # fmt: skip
+            dout_ptr, b, h, m, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, CHECK_ROWS,
+            TMA)  # fmt: skip
         lse = base_two(load_per_row(lse_base, m, queries, BLOCK_M, CHECK_ROWS))
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * qk_scale
         if MASKED:

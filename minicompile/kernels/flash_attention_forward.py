@@ -1,9 +1,10 @@
 """FlashAttention-2, forward: softmax(Q Kᵀ · scale + bias) V without the scores in memory.
 
 Algorithm (Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023). One program
-owns BLOCK_M queries of one head and walks over the keys, BLOCK_N at a time, keeping for each query the running maximum m
-of the scores, the running sum l of exp(score - m), and the running weighted sum of values. When a block raises m by δ, both
-sums are rescaled by exp(-δ). At the end the values are divided by l, and the log-sum-exp m + log(l) is kept for backward.
+owns BLOCK_M queries of one head and walks over the keys, BLOCK_N at a time, keeping for each query the running
+maximum m of the scores, the running sum l of exp(score - m), and the running weighted sum of values. When a block
+raises m by δ, both sums are rescaled by exp(-δ). At the end the values are divided by l, and the log-sum-exp m +
+log(l) is kept for backward.
 
 What this kernel adds to the paper:
 
@@ -23,8 +24,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from minicompile.kernels.interpret import launch
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -96,7 +95,8 @@ def dropout_keeps(seed_ptr, head, rows, cols, threshold):
 @triton.jit
 def forward_blocks(
     acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop,
-    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale, threshold,
+    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower,
+    upper, qk_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
     FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
@@ -125,7 +125,8 @@ def forward_blocks(
         if DROPOUT:
             weights = tl.where(dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold), weights, 0.0)
         v = load_rows(
-            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED, TMA)  # fmt: skip
+            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED,
+            TMA)  # fmt: skip
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         maximum = new_maximum
     return acc, total, maximum
@@ -166,15 +167,21 @@ def flash_attention_forward_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if FULL_LOOP:
         acc, total, maximum = forward_blocks(
-            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, full_stop, queries, keys,
-            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
-            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
+            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, full_stop,
+            queries, keys,
+            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
+            qk_scale,
+            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT,
+            PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         acc, total, maximum = forward_blocks(
-            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries, keys,
-            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
-            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
+            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries,
+            keys,
+            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
+            qk_scale,
+            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT,
+            PRECISION, TMA)  # fmt: skip
     lse = maximum * LN2 + tl.log(total)
     empty = total == 0.0
     if NAN_ROWS:

@@ -1,13 +1,13 @@
 """Attention of one or a few queries over many keys: the keys are split over programs, and the parts merged.
 
-Algorithm (Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023). With one query there is one block
-of rows per head, far fewer programs than the GPU has processors, and the time is that of reading keys and values.
-So each program takes one stretch of the keys of one key head, with all query heads of its group as rows of one tile
-(keys and values are read once for the group), and writes its output and log-sum-exp; a second kernel weighs the parts
-by exp(lse_part - lse).
+Algorithm (Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023). With one query there is one
+block of rows per head, far fewer programs than the GPU has processors, and the time is that of reading keys and
+values. So each program takes one stretch of the keys of one key head, with all query heads of its group as rows of
+one tile (keys and values are read once for the group), and writes its output and log-sum-exp; a second kernel weighs
+the parts by exp(lse_part - lse).
 
-The number of splits follows FlashAttention-3: one if the programs nearly fill the GPU anyway or the keys are few, else the
-fewest that come within 85% of the best use of whole waves of programs.
+The number of splits follows FlashAttention-3: one if the programs nearly fill the GPU anyway or the keys are few,
+else the fewest that come within 85% of the best use of whole waves of programs.
 
 The walk over keys is `forward_blocks` of `flash_attention_forward.py`. No dropout and no backward here.
 """
@@ -72,7 +72,8 @@ def flash_decode_kernel(
     acc, total, maximum = forward_blocks(
         acc, total, maximum, q, k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, query, start, stop, queries, keys,
         stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
-        0, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, False, PRECISION, False)  # fmt: skip
+        0, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, False, PRECISION,
+        False)  # fmt: skip
     empty = total == 0.0
     lse = tl.where(empty, float("-inf"), maximum * LN2 + tl.log(total))
     inverse = tl.where(empty, 0.0, 1.0 / total)
@@ -102,7 +103,9 @@ def flash_decode_merge_kernel(
     shares = tl.exp2((lse - finite) * LOG2E)
     total = tl.sum(shares, 0)
     in_range = (split[:, None] < splits) & (columns[None, :] < DV)
-    parts = tl.load(parts_ptr + (split.to(tl.int64)[:, None] * rows + row) * DV + columns[None, :], mask=in_range, other=0.0)
+    parts = tl.load(
+        parts_ptr + (split.to(tl.int64)[:, None] * rows + row) * DV + columns[None, :], mask=in_range, other=0.0
+    )
     merged = tl.sum(parts * shares[:, None], 0)
     empty = total == 0.0
     nothing = float("nan") if NAN_ROWS else 0.0

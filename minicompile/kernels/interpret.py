@@ -7,14 +7,14 @@ can compile the same kernels to machine code.
 
 Works with Triton 3.6 to 3.9; every use of a private interface of Triton's interpreter is in this file:
 
-* `_patch_lang` puts NumPy versions of the builtins into `tl`, but only into the modules that a kernel's globals name and,
-  for nested calls, without taking them back. Here `tl` *and* `tl.core` are patched once per launch and restored.
-* `tl.sum`, `tl.max`, `tl.zeros`, `tl.cdiv`, ... and the user's own helpers are `@triton.jit` functions, whose `__call__`
-  raises outside a kernel, and whose method form (`x.sum(0)`) does not bind `x`. Both are patched on `JITFunction`.
-  `constexpr_function`s must return bare values, not `tl.constexpr`.
-* bfloat16 is kept as `uint16` bits. Triton casts to it by truncation, multiplies the *bits* in `tl.dot` and in arithmetic;
-  here casts round to nearest even, and dot products and elementwise operations go through float32.
-  Still wrong: `tl.sum` and `tl.cumsum` of bfloat16 (cast to float32 first, as every kernel should).
+* `_patch_lang` puts NumPy versions of the builtins into `tl`, but only into the modules that a kernel's globals name
+  and, for nested calls, without taking them back. Here `tl` *and* `tl.core` are patched once per launch and restored.
+* `tl.sum`, `tl.max`, `tl.zeros`, `tl.cdiv`, ... and the user's own helpers are `@triton.jit` functions, whose
+  `__call__` raises outside a kernel, and whose method form (`x.sum(0)`) does not bind `x`. Both are patched on
+  `JITFunction`. `constexpr_function`s must return bare values, not `tl.constexpr`.
+* bfloat16 is kept as `uint16` bits. Triton casts to it by truncation, multiplies the *bits* in `tl.dot` and in
+  arithmetic; here casts round to nearest even, and dot products and elementwise operations go through float32. Still
+  wrong: `tl.sum` and `tl.cumsum` of bfloat16 (cast to float32 first, as every kernel should).
 * fp16, bf16 and int8 `tl.dot` go to BLAS in a wide type; `input_precision` is ignored (always fp32).
 * The checks "a power of two" and "at most 2**20 elements" are lifted: a tile may be as large as the problem, which is
   what makes the interpreter as fast as NumPy. One program over everything; never a grid of thousands.
@@ -190,7 +190,9 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
         wide = np.float64 if accumulator.data.dtype in (np.int32, np.float64) else np.float32
         product = np.matmul(_widen(a).astype(wide, copy=False), _widen(b).astype(wide, copy=False))
         exact = product.astype(np.int64) if accumulator.data.dtype == np.int32 else product
-        return handle_type(exact.astype(accumulator.data.dtype, copy=False) + accumulator.data, accumulator.dtype.scalar)
+        return handle_type(
+            exact.astype(accumulator.data.dtype, copy=False) + accumulator.data, accumulator.dtype.scalar
+        )
 
     def erf(arg: Any) -> Any:
         return handle_type(torch.erf(torch.from_numpy(arg.data.copy())).numpy(), arg.dtype.scalar)
@@ -280,6 +282,21 @@ def _patch_folds(scope: Any, interpreter: Any) -> None:
             distance *= 2
         return [self.to_tensor(np.moveaxis(a, 0, self.axis), d) for a, d in zip(arrays, dtypes, strict=True)]
 
+    def accumulated(function: Any) -> Any:
+        """A sum or product in float64, as eager's on the CPU; NumPy's in float32 loses digits along outer axes."""
+
+        def run(self: Any, tensor: Any) -> Any:
+            data = tensor.handle.data
+            wide = np.float64 if data.dtype == np.float32 else None
+            options = {"keepdims": self.keep_dims} if function is np.sum else {}
+            result = self.to_tensor(function(data, axis=self.axis, dtype=wide, **options), tensor.dtype)
+            return result if function is np.sum else [result]
+
+        return run
+
+    scope.set_attr(interpreter.ReduceOps, "sum", accumulated(np.sum))
+    scope.set_attr(interpreter.ScanOps, "cumsum", accumulated(np.cumsum))
+    scope.set_attr(interpreter.ScanOps, "cumprod", accumulated(np.cumprod))
     scope.set_attr(interpreter.ReduceOps, "generic_reduce", reduce)
     scope.set_attr(interpreter.ScanOps, "generic_scan", scan)
 

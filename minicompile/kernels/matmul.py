@@ -1,17 +1,18 @@
 """Matrix products: activation(alpha · A B + beta · addend), one or a batch, any strides, with a free epilogue.
 
-Two kernels. `matmul_kernel` gives each program one tile of C and one stretch of K, and loads by pointers, so that any strides
-work; with SPLIT_K > 1 the stretches' partial sums go to fp32 memory and `matmul_reduce_kernel` adds them and runs the epilogue.
-`matmul_persistent_kernel` starts one program per processor, which walks over the tiles, and loads by TMA descriptors (16-byte
-aligned operands only). Both accumulate in fp32 (int32 for int8) and visit tiles in groups of GROUP_M rows, so that
-programs that run together share rows of A and columns of B in the L2 cache (the order of Triton's matmul tutorial).
+Two kernels. `matmul_kernel` gives each program one tile of C and one stretch of K, and loads by pointers, so that any
+strides work; with SPLIT_K > 1 the stretches' partial sums go to fp32 memory and `matmul_reduce_kernel` adds them and
+runs the epilogue. `matmul_persistent_kernel` starts one program per processor, which walks over the tiles, and loads
+by TMA descriptors (16-byte aligned operands only). Both accumulate in fp32 (int32 for int8) and visit tiles in groups
+of GROUP_M rows, so that programs that run together share rows of A and columns of B in the L2 cache (the order of
+Triton's matmul tutorial).
 
-When C has few rows, the transposed product is computed: the weights' rows then fill the matrix units' 64 rows, and the few
-rows of A become a narrow second operand (SWAPPED).
+When C has few rows, the transposed product is computed: the weights' rows then fill the matrix units' 64 rows, and
+the few rows of A become a narrow second operand (SWAPPED).
 
-The epilogue sees the fp32 accumulator: alpha, an addend of any strides (a bias is one of stride 0), an activation, and then
-EPILOGUE, a `@triton.jit` function `(values, batch, rows, cols, in_range, extra) -> values` of the caller's, whose `rows`
-and `cols` broadcast to the tile in either order and whose `extra` is a tuple of pointers and numbers.
+The epilogue sees the fp32 accumulator: alpha, an addend of any strides (a bias is one of stride 0), an activation,
+and then EPILOGUE, a `@triton.jit` function `(values, batch, rows, cols, in_range, extra) -> values` of the caller's,
+whose `rows` and `cols` broadcast to the tile in either order and whose `extra` is a tuple of pointers and numbers.
 
 Nothing is fused into the loads: Triton 3.6 races when the left operand of a pipelined product is computed in registers.
 This module must not choose between itself and the vendor's library (`matmul_model.py`).
@@ -119,7 +120,8 @@ def matmul_kernel(
 ):  # fmt: skip
     """One program: one tile of C over one stretch of K.
 
-    PEEL computes the first step outside the loop: with eight warps, ptxas otherwise serialises every product of Triton 3.6.
+    PEEL computes the first step outside the loop: with eight warps, ptxas otherwise serialises every product of
+    Triton 3.6.
     """
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     batch = (tl.program_id(0) // tiles).to(tl.int64)
@@ -131,8 +133,12 @@ def matmul_kernel(
     start = split * stretch
     stop = tl.minimum(K, start + stretch)
     first = tl.cast(start, tl.int64)
-    a_pointers = a_ptr + batch * stride_ab + first * stride_ak + (rows.to(tl.int64) * stride_am + inner[None, :] * stride_ak)
-    b_pointers = b_ptr + batch * stride_bb + first * stride_bk + (inner[:, None] * stride_bk + cols.to(tl.int64) * stride_bn)
+    a_pointers = (
+        a_ptr + batch * stride_ab + first * stride_ak + (rows.to(tl.int64) * stride_am + inner[None, :] * stride_ak)
+    )
+    b_pointers = (
+        b_ptr + batch * stride_bb + first * stride_bk + (inner[:, None] * stride_bk + cols.to(tl.int64) * stride_bn)
+    )
     accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32)
     if PEEL:
         a = load_step(a_pointers, rows < M, start + inner[None, :], stop, EVEN_K)
@@ -219,7 +225,8 @@ def matmul_reduce_kernel(
         pointers += stride_ps
     finish_tile(
         total, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
-        stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED, False)  # fmt: skip
+        stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED,
+        False)  # fmt: skip
 
 
 def matmul(
@@ -227,7 +234,8 @@ def matmul(
     activation: str = "none", out_dtype: torch.dtype | None = None, precision: str = "ieee", epilogue: Any = None,
     extra: tuple[Any, ...] = (), out: torch.Tensor | None = None, config: MatmulConfig | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(alpha · a @ b + beta · addend), then `epilogue`; a is (M, K) or (batch, M, K), b likewise. No autograd.
+    """activation(alpha · a @ b + beta · addend), then `epilogue`; a is (M, K) or (batch, M, K), b likewise. No
+    autograd.
 
     Args:
         addend: broadcasts to the result: a bias, a residual, the first argument of `addmm` and `baddbmm`.
@@ -283,7 +291,8 @@ def _by_pointers(
         matmul_kernel, (tiles, splits), a, b, target, addend, () if splits > 1 else extra, m, n, k, stretch,
         1.0 if splits > 1 else alpha, beta, *a.stride(), *b.stride(), *target.stride(), *addend.stride(),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
-        EVEN_K=k > 0 and k % config.block_k == 0, PEEL=config.warps > 4, PRECISION=precision, num_warps=config.warps, num_stages=config.stages,
+        EVEN_K=k > 0 and k % config.block_k == 0, PEEL=config.warps > 4, PRECISION=precision, num_warps=config.warps,
+        num_stages=config.stages,
         **first_slots,
     )  # fmt: skip
     if splits > 1:
@@ -378,4 +387,3 @@ def matmul_reference(
         "gelu_tanh": lambda x: functions.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid, "tanh": torch.tanh,
     }  # fmt: skip
     return table[activation](values)
-

@@ -1,9 +1,10 @@
 """Which tile, and whether this package's matmul or the vendor's, from arithmetic alone; each choice says why.
 
 Time of a tiling = waves · (K steps · max(matrix time, operand time) + fill + store), never less than the bytes at the
-memory's rate. Waves count whole rounds of programs over the processors (wave quantization), tiles count whole tiles (tile
-quantization), both rounded up: that is where the vendor's library and we differ on odd sizes. The vendor is modelled as
-the same arithmetic over its own tiles at its measured efficiency, with a penalty for operands that are not aligned to 16 bytes.
+memory's rate. Waves count whole rounds of programs over the processors (wave quantization), tiles count whole tiles
+(tile quantization), both rounded up: that is where the vendor's library and we differ on odd sizes. The vendor is
+modelled as the same arithmetic over its own tiles at its measured efficiency, with a penalty for operands that are
+not aligned to 16 bytes.
 
 Figures are of one H200 (cuBLAS 742 TFLOP/s at 4,096 cubed, 150 at 4,095; 4.27 TB/s). This module must not import Triton
 nor touch a GPU.
@@ -59,7 +60,8 @@ class MatmulProblem:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Who computes a product: "triton" with a tile, "vendor", or "padded vendor" (operands copied to aligned ones first).
+    """Who computes a product: "triton" with a tile, "vendor", or "padded vendor" (operands copied to aligned ones
+    first).
 
     The estimates are in seconds, the reason in words.
     """

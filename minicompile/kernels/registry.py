@@ -1,7 +1,7 @@
 """What hand-written kernels there are, as data: name, module, what they take, and where their tiles are decided.
 
-For stages that must know of a kernel without importing Triton (lowering's extern kernels, the code generator, the report).
-This module must not import Triton, nor a module that does.
+For stages that must know of a kernel without importing Triton (lowering's extern kernels, the code generator, the
+report). This module must not import Triton, nor a module that does.
 """
 
 from __future__ import annotations

@@ -118,7 +118,10 @@ def _mask(case: Case, normal: Any) -> torch.Tensor | None:
         return mask
     if case.mask == "row":
         return normal(case.batch, 1, 1, case.keys) > -0.5
-    shape = {"bias": (case.batch, case.heads, case.queries, case.keys), "head bias": (case.heads, case.queries, case.keys)}
+    shape = {
+        "bias": (case.batch, case.heads, case.queries, case.keys),
+        "head bias": (case.heads, case.queries, case.keys),
+    }
     return normal(*shape.get(case.mask, (case.batch, 1, 1, case.keys)))
 
 
@@ -133,9 +136,7 @@ def errors(case: Case, device: str, configs: tuple[Any, Any, Any] = (None, None,
     bias = mask is not None and mask.dtype != torch.bool
     shared = (mask, case.lower, case.upper, case.scale, case.dropout, seed, False, case.precision)
     out, lse = attention_forward(q, k, v, *shared, config=configs[0])
-    gradients = attention_backward(
-        given["dout"], q, k, v, out, lse, *shared, mask_gradient=bias, configs=configs[1:]
-    )
+    gradients = attention_backward(given["dout"], q, k, v, out, lse, *shared, mask_gradient=bias, configs=configs[1:])
     keep = None
     if case.dropout:
         keep = dropout_mask(seed, case.dropout, case.batch, case.heads, case.queries, case.keys)

@@ -119,7 +119,11 @@ def large() -> None:
     out, lse = attention_forward(q, k, v, upper=0)
     last = [t[-1:, -1:] for t in (q, k, v)]
     alone, alone_lse = attention_forward(*(t.clone() for t in last), upper=0)
-    report(elements=q.numel(), forward_equal=torch.equal(out[-1:, -1:], alone), lse_equal=torch.equal(lse[-1:, -1:], alone_lse))
+    report(
+        elements=q.numel(),
+        forward_equal=torch.equal(out[-1:, -1:], alone),
+        lse_equal=torch.equal(lse[-1:, -1:], alone_lse),
+    )
     got = attention_backward(dout, q, k, v, out, lse, upper=0)
     want = attention_backward(dout[-1:, -1:].clone(), *(t.clone() for t in last), alone, alone_lse, upper=0)
     report(backward_equal=[torch.equal(a[-1:, -1:], b) for a, b in zip(got[:3], want[:3])])
@@ -150,7 +154,9 @@ def candidates(phase: str, numerics: str, d: int) -> list[str]:
     return list(dict.fromkeys((*ATTENTION_CANDIDATES[phase, numerics, d], *more)))
 
 
-def pass_call(phase: str, tensors: list[torch.Tensor], causal: bool, tile: str | AttentionConfig, precision: str | None) -> Any:
+def pass_call(
+    phase: str, tensors: list[torch.Tensor], causal: bool, tile: str | AttentionConfig, precision: str | None
+) -> Any:
     """A function that runs one pass with one tile."""
     q, k, v, dout = tensors
     config = attention_tile(tile) if isinstance(tile, str) else tile
@@ -180,7 +186,13 @@ def compile_pass(job: tuple[str, str, int, bool, str, str | None]) -> str:
 
 def time_passes(phases: tuple[str, ...]) -> None:
     """Each candidate of each pass over the grid, beside FlashAttention-2 and cuDNN."""
-    jobs = [(p, "bfloat16", d, c, t, None) for p in phases for d in (64, 128) for c in (False, True) for t in candidates(p, "half", d)]
+    jobs = [
+        (p, "bfloat16", d, c, t, None)
+        for p in phases
+        for d in (64, 128)
+        for c in (False, True)
+        for t in candidates(p, "half", d)
+    ]
     broken = {job: why for job, why in zip(jobs, in_parallel(compile_pass, jobs)) if why}
     for job, why in broken.items():
         report(broken=str(job), why=why)
@@ -297,12 +309,15 @@ def fp32_rivals(tensors: list[torch.Tensor], d: int, s: int, exact: dict[str, fl
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch._dynamo.reset()
         row: dict[str, Any] = {"row": "seed", "tf32": tf32, "d": d, "s": s}
-        for name, f in (("eager", written_out), ("compile", torch.compile(written_out)), ("ours", differentiable_attention)):
+        for name, f in (
+            ("eager", written_out),
+            ("compile", torch.compile(written_out)),
+            ("ours", differentiable_attention),
+        ):
             with torch.no_grad():
                 row[f"{name}_fwd"] = milliseconds(lambda: f(*leaves), 20)  # noqa: B023
             out = f(*leaves)
             row[f"{name}_bwd"] = milliseconds(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), 20)  # noqa: B023
-            del out
         report(**row, **(exact if not tf32 else {}))
     torch.backends.cuda.matmul.allow_tf32 = False
 

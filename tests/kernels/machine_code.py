@@ -56,7 +56,9 @@ class Launch:
 def recorded_launches(module: types.ModuleType, call: Callable[[], object]) -> list[Launch]:
     """The launches that `call` makes through `module.launch`; none of them runs."""
     seen: list[Launch] = []
-    with mock.patch.object(module, "launch", lambda kernel, grid, *args, **meta: seen.append(Launch(kernel, args, meta))):
+    with mock.patch.object(
+        module, "launch", lambda kernel, grid, *args, **meta: seen.append(Launch(kernel, args, meta))
+    ):
         call()
     return seen
 
@@ -113,6 +115,13 @@ def _ptxas(ptx: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        command = [program, "-v", f"--gpu-name={architecture[1]}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        command = [
+            program,
+            "-v",
+            f"--gpu-name={architecture[1]}",
+            str(source),
+            "-o",
+            str(Path(folder) / "kernel.cubin"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout + done.stderr

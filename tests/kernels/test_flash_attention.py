@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from minicompile.kernels.flash_attention import attention_backward, attention_fo
 from minicompile.kernels.interpret import interpreting
 from tests.kernels.attention_cases import Case, errors, failures, random_cases
 
-SMALL = attention_tile("32x32 w1 s1")
+SMALL = attention_tile("64x32 w1 s1")
 IMPLEMENTATION = sys.modules["minicompile.kernels.flash_attention"]
 
 
@@ -28,14 +29,23 @@ def patched_once() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("case", random_cases(20, seed=5, most_length=130, device="cpu"), ids=lambda case: str(case.seed))
+def _quick(count: int) -> list[Case]:
+    """Random problems that take about a second each under the interpreter."""
+    cases = random_cases(8 * count, seed=5, most_length=130, device="cpu")
+    cheap = [c for c in cases if c.batch * c.heads * math.ceil(c.queries / 64) * math.ceil(c.keys / 64) <= 12]
+    return cheap[:count]
+
+
+@pytest.mark.parametrize("case", _quick(16), ids=lambda case: str(case.seed))
 def test_random_problems_match_fp64(case: Case) -> None:
     found = errors(case, "cpu", (SMALL, SMALL, SMALL))
     assert not failures(case, found), case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", random_cases(80, seed=6, most_length=150, device="cpu"), ids=lambda case: str(case.seed))
+@pytest.mark.parametrize(
+    "case", random_cases(80, seed=6, most_length=150, device="cpu"), ids=lambda case: str(case.seed)
+)
 def test_more_random_problems_match_fp64(case: Case) -> None:
     found = errors(case, "cpu", (SMALL, SMALL, SMALL) if case.seed % 2 else (None, None, None))
     assert not failures(case, found), case
@@ -62,8 +72,8 @@ TWINS = {
     "first head of a group only": ("backward", "for member in tl.range(0, HEADS_EACH)", "for member in tl.range(0, 1)"),
 }  # fmt: skip
 TWIN_CASES = (
-    Case(torch.float32, 1, 4, 2, 80, 80, 32, 32, upper=0, dropout=0.2),
-    Case(torch.float32, 1, 2, 2, 40, 70, 32, 32, mask="bool"),
+    Case(torch.float32, 1, 2, 1, 70, 70, 16, 16, upper=0, dropout=0.2),
+    Case(torch.float32, 1, 1, 1, 40, 50, 16, 16, mask="bool"),
 )
 
 

@@ -24,7 +24,13 @@ ATTENTION = sys.modules.get("minicompile.kernels.flash_attention") or __import__
     "minicompile.kernels.flash_attention", fromlist=["launch"]
 )
 EVERYTHING = os.environ.get("MINICOMPILE_LINT") == "all"
-HALF_ONLY = {"half": torch.bfloat16, "split": torch.float32, "tf32": torch.float32, "int8": torch.int8, "fp32": torch.float32}
+HALF_ONLY = {
+    "half": torch.bfloat16,
+    "split": torch.float32,
+    "tf32": torch.float32,
+    "int8": torch.int8,
+    "fp32": torch.float32,
+}
 PRECISIONS = {"half": "ieee", "tf32": "tf32", "split": "tf32x3", "int8": "ieee", "fp32": "ieee"}
 
 
@@ -32,7 +38,9 @@ def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
     q = torch.empty(2, 16, 4096, row.head_dim, dtype=HALF_ONLY[row.numerics])
     shared = {"precision": PRECISIONS[row.numerics], **options}
     if row.phase == "forward":
-        return recorded_launches(ATTENTION, lambda: ATTENTION.attention_forward(q, q, q, config=row.config, **shared))[0]
+        return recorded_launches(ATTENTION, lambda: ATTENTION.attention_forward(q, q, q, config=row.config, **shared))[
+            0
+        ]
     mask = options.get("mask")
     problem = describe(q, q, q, mask, None, options.get("upper"), None, 0.0, False, shared["precision"])
     entries, strides = expand_mask(mask, problem)
@@ -51,9 +59,17 @@ def _check(launch: Launch, spill_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("upper", [None, 0], ids=["full", "causal"])
-@pytest.mark.parametrize("row", [row for row in ATTENTION_TABLE if not row.phase.startswith("masked")], ids=lambda row: f"{row.phase}-{row.numerics}-{row.head_dim}")
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ATTENTION_TABLE if not row.phase.startswith("masked")],
+    ids=lambda row: f"{row.phase}-{row.numerics}-{row.head_dim}",
+)
 def test_attention(row: AttentionRow, upper: int | None) -> None:
-    if not EVERYTHING and (row.numerics, row.head_dim, upper) not in (("half", 64, 0), ("half", 128, None), ("split", 64, None)):
+    if not EVERYTHING and (row.numerics, row.head_dim, upper) not in (
+        ("half", 64, 0),
+        ("half", 128, None),
+        ("split", 64, None),
+    ):
         pytest.skip("part of the full lint")
     _check(_attention_launch(row, upper=upper), row.spill_bytes)
 
