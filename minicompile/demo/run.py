@@ -171,7 +171,7 @@ def train(work: Workload, data: torch.Tensor, generator: torch.Generator, batch:
         done += 1
         if done == 5:  # the pace is known: decide how many steps fit
             pace = (time.perf_counter() - start) / done
-            steps = min(steps, max(int(seconds / pace), 20))
+            steps = min(steps, max(int(seconds / pace), 10))
             bar = ProgressBar(steps, "training")
         if bar is not None and (done % max(steps // 50, 1) == 0 or done == steps):
             bar.update(done, f"loss {loss.item():.3f}")
