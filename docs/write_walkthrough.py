@@ -36,7 +36,7 @@ compiled(x, weight).sum().backward()
 STEPS = {
     "captured_graph.py": "**Captured.** Operations as the user wrote them, each with its line and variable.",
     "guards.txt": "**Guards.** What the captured variant depends on, as a sentence and as the condition.",
-    "variant.py": "**The code that runs in place of the frame**: guards, then the graph. `A` and `K` are the arguments.",
+    "variant.py": "**What runs in place of the frame**: guards, then the graph. `A` and `K` are the arguments.",
     "partition.py": """\
 **Forward and backward**, after tracing both together and cutting. The forward saves one small tensor; the backward
 computes the rest again from it and the inputs.""",
