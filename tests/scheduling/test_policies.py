@@ -1,0 +1,81 @@
+"""The policies, as pure functions of facts: what is inlined, what is fused, what is split, what a kernel is called."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from minicompile.errors import Location
+from minicompile.ir.loops import Origin
+from minicompile.ir.schedule import DeviceProperties
+from minicompile.scheduling.inline import InlineFacts, should_inline
+from minicompile.scheduling.naming import MAXIMUM_LENGTH, kernel_name, operator_word
+from minicompile.scheduling.profit import PairFacts, refusal
+from minicompile.scheduling.split import choose_splits
+
+GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+MEGA = 1 << 20
+CAST = InlineFacts(consumers=3, result_bytes=64 * MEGA, input_bytes=32 * MEGA, arithmetic=1, computed_points=16 * MEGA,
+                   inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, epilogue=False)
+PAIR = PairFacts(bytes_apart=100 * MEGA, bytes_fused=60 * MEGA, vertical=True, distance=3, buffers=4, loops=2,
+                 scan_length=0, rows=4096, row_length=4096, second_pass=False)
+
+
+def test_a_cast_with_three_readers_is_repeated_and_a_sum_of_two_inputs_is_not() -> None:
+    assert should_inline(CAST)
+    assert not should_inline(dataclasses.replace(CAST, input_bytes=128 * MEGA))
+
+
+def test_costly_values_are_repeated_only_where_nothing_is_computed_twice() -> None:
+    costly = dataclasses.replace(CAST, arithmetic=400)
+    assert not should_inline(costly)
+    assert should_inline(dataclasses.replace(costly, consumers=1, inlined_points=16 * MEGA))
+
+
+def test_bodies_never_grow_without_bound() -> None:
+    assert not should_inline(dataclasses.replace(CAST, consumers=1, nodes=5000))
+    assert not should_inline(dataclasses.replace(CAST, consumers=1, loads=100))
+
+
+def test_fusion_needs_bytes_saved_unless_it_saves_a_launch_of_a_small_kernel() -> None:
+    assert refusal(PAIR) is None
+    nothing = dataclasses.replace(PAIR, bytes_fused=100 * MEGA, vertical=False)
+    assert refusal(nothing) is not None
+    assert refusal(dataclasses.replace(nothing, bytes_apart=1 << 16, bytes_fused=1 << 16)) is None
+
+
+def test_few_long_rows_are_not_walked_twice_by_few_programs() -> None:
+    reason = refusal(dataclasses.replace(PAIR, rows=1, row_length=16 * MEGA, second_pass=True))
+    assert reason is not None and "1 rows" in reason
+
+
+def test_distant_siblings_stay_apart_and_distant_producers_do_not() -> None:
+    assert refusal(dataclasses.replace(PAIR, distance=500, vertical=False)) is not None
+    assert refusal(dataclasses.replace(PAIR, distance=500)) is None
+
+
+def test_reductions_are_split_only_where_programs_are_few_and_rows_long() -> None:
+    assert choose_splits(1, 1 << 27, 4, False, GPU) >= GPU.multiprocessors
+    assert choose_splits(4096, 1 << 15, 4, False, GPU) == 1
+    assert choose_splits(8, 1024, 4, False, GPU) == 1
+    assert choose_splits(256, 1 << 18, 4, True, GPU) > 1
+    assert choose_splits(1, 1 << 27, 4, False, DeviceProperties()) == 1
+
+
+def test_operators_are_named_plainly() -> None:
+    assert operator_word("aten._softmax.default") == "softmax"
+    assert operator_word("torch.nn.functional.layer_norm") == "layer_norm"
+    assert operator_word("sum.dim_IntList") == "sum"
+    assert operator_word("Tensor.gelu") == "gelu"
+
+
+def test_kernel_names_leave_out_what_tells_nothing_and_stay_short() -> None:
+    def origins(*operators: str) -> list[Origin]:
+        return [Origin(f"n{i}", operator, location=Location("f.py", i)) for i, operator in enumerate(operators)]
+
+    taken: set[str] = set()
+    assert kernel_name(origins("add", "aten.view.default", "rms_norm"), taken) == "add_rms_norm_kernel"
+    assert kernel_name(origins("add", "rms_norm"), taken) == "add_rms_norm_kernel_2"
+    assert kernel_name(origins("clone"), taken) == "clone_kernel"
+    assert kernel_name([], taken) == "copy_kernel"
+    long = kernel_name(origins(*(f"operator_with_a_long_name_{i}" for i in range(9))), taken)
+    assert len(long) <= MAXIMUM_LENGTH and long.isidentifier()
