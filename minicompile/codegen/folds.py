@@ -57,8 +57,8 @@ class Fold:
     def identity(self) -> Text:
         """What leaves every other value unchanged."""
         low, high = smallest(self.dtype), largest(self.dtype)
-        values = {"sum": 0, "prod": 1, "any": 0, "max": low, "argmax": low, "logsumexp": low, "min": high, "argmin": high}
-        return literal(values[self.kind], self.dtype)
+        values = {"sum": 0, "prod": 1, "any": 0, "min": high, "argmin": high}
+        return literal(values.get(self.kind, low), self.dtype)
 
     @property
     def function(self) -> str:

@@ -208,7 +208,8 @@ class HostWriter:
         line = f"run_{launch.kernel}({', '.join(arguments)})"
         if not all(is_nonnegative(tile.axis.size - 1) for tile in group.tile.parallel):
             counts = " and ".join(text for text in launch.grid if text != "1")
-            line = f"if {counts}:\n        {line}" if counts else line
+            self._lines += [f"if {counts}:", f"    {line}"] if counts else [line]
+            return
         self._lines.append(line)
 
     def _extern(self, step: ExternKernel) -> None:
