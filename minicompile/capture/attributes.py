@@ -88,6 +88,8 @@ def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | 
             return written[1], base
         if name in base.__dict__:
             return base.__dict__[name], base
+        if not is_trusted_module(base.__module__) and id(base) not in tracer.fresh:
+            tracer.absent_in_classes.setdefault(base, set()).add(name)
     return MISSING, None
 
 

@@ -48,7 +48,7 @@ from minicompile.capture.operators import (
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_present, is_outside, slot
+from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_structure, guard_present, is_outside, slot
 
 if TYPE_CHECKING:
     from minicompile.capture.tracer import Tracer
@@ -204,7 +204,10 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     method, _ = class_lookup(tracer, type(value), "__len__")
     if isinstance(method, types.FunctionType):
         return call(tracer, get_attribute(tracer, value, "__len__"), (), {})
-    force(tracer, value, False)
+    if isinstance(value, (list, dict)):
+        guard_structure(tracer, value)
+    else:
+        force(tracer, value, False)
     return run_native(tracer, len, (value,), {})
 
 

@@ -334,7 +334,7 @@ def check_safe(tracer: Tracer, value: Any, seen: set[int] | None = None) -> None
         for item in (dict.values(value) if isinstance(value, dict) else value):
             check_safe(tracer, item, seen)
         return
-    if has_python_methods(kind):
+    if has_python_methods(kind) and kind.__module__ != "inspect":
         raise Break("user object", f"an object of type {kind.__name__} is passed to a function written in C")
 
 

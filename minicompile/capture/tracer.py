@@ -135,6 +135,7 @@ class Tracer:
         self.class_reads: set[tuple[int, str]] = set()
         self.global_values: dict[tuple[int, str], Any] = {}
         self.absent_globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        self.absent_in_classes: dict[type, set[str]] = {}
         self.global_sources: dict[int, Source] = {}
         self.locations: dict[tuple[Any, int], Location] = {}
         self.hookless: set[int] = set()

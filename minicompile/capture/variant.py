@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -199,7 +200,8 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                 stack = stop.stack if stop is not None else ()
                 raise Unsupported(error.kind, error.reason, "", stack) from None
             place = stop.stack[-1] if stop is not None and stop.stack else None
-            return Assembly(attempt).eager(error.reason, place, error.expected)
+            reason = error.reason if stop is None else f"{error.reason} (the graph broke because: {stop.reason})"
+            return Assembly(attempt).eager(reason, place, error.expected)
     raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
 
 
@@ -322,6 +324,10 @@ class Assembly:
             source = self.tracer.globals_source(namespace)
             self.tracer.guards.test(source, "{0}.keys().isdisjoint({1})", (frozenset(names),),
                                     f"no global is named {', '.join(sorted(names))}", "absent")
+        for kind, names in self.tracer.absent_in_classes.items():
+            self.tracer.guards.test(Attribute(Baked(kind, kind.__name__), "__dict__"), "{0}.keys().isdisjoint({1})",
+                                    (frozenset(names),), f"the class {kind.__name__} has no {', '.join(sorted(names))}",
+                                    "absent")
         for shadow in list(self.tracer.effects.by_real.values()):
             if shadow.absent and not shadow.structure_guarded:
                 keys = frozenset(shadow.absent)
@@ -349,7 +355,7 @@ class Assembly:
             f"def {name}(F, A, K):", "    try:", *(f"        {line}" for line in fetch_lines),
             *(f"        {line}" for line in writer.lines if line not in written), "    except GUARD_ERRORS:", "        return MISS",
             *(f"    {line}" for line in body), ""])
-        namespace = {**writer.namespace, "MISS": MISS, "GUARD_ERRORS": (Exception,), "torch_state": torch_interface.torch_state,
+        namespace = {**writer.namespace, "MISS": MISS, "torch": torch, "math": math, "GUARD_ERRORS": (Exception,), "torch_state": torch_interface.torch_state,
                      "same_float": same_float, "no_overlap": no_overlap, "is_empty_cell": is_empty_cell}
         function = compile_source(text, name, namespace)
         return Variant(function, guards, tracer.state, text, eager)

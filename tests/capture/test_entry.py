@@ -214,3 +214,31 @@ def test_nothing_is_kept_alive_by_the_cache() -> None:
     del module, compiled, argument, result
     gc.collect()
     assert [reference() for reference in references] == [None, None, None]
+
+
+def test_sizes_and_integers_become_symbolic_when_they_vary() -> None:
+    def function(x: torch.Tensor, n: int) -> tuple[torch.Tensor, int, str]:
+        batch, width = x.shape
+        return x.view(batch * width) * n, batch + n, f"{x.shape[1]}"
+
+    compiled = capture(function)
+    for batch, n in ((2, 3), (3, 3), (4, 4), (5, 7), (6, 9), (1, 3)):
+        argument = torch.randn(batch, 3)
+        result = compiled(argument, n)
+        assert equal(result, function(argument, n)) and type(result[1]) is int
+    assert len(compiled.records.graphs) == 4
+    never = capture(function, dynamic=False)
+    for batch in (2, 3, 4):
+        never(torch.randn(batch, 3), 1)
+    assert not any(entry.kind == "size" for graph in never.records.graphs for entry in graph.inputs)
+
+
+def test_several_threads_may_make_the_first_call() -> None:
+    import concurrent.futures  # only this test needs it
+
+    module = torch.nn.Linear(3, 3)
+    compiled = capture(module)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: compiled(X), range(8)))
+    assert all(equal(result, module(X)) for result in results)
+    assert len(compiled.records.graphs) == 1
