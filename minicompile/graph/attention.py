@@ -25,19 +25,20 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        """(query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window) to the result."""
+        """(query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window, nan_rows) to the result."""
         out, logsumexp = ours.attention(*args)
         query, key, value, mask, seeds = args[:5]
+        ctx.nan_rows = args[10]
         ctx.save_for_backward(query, key, value, out, logsumexp, mask, seeds)
-        ctx.rest = args[5:]
+        ctx.rest = args[5:10]
         ctx.needs_mask = mask is not None and ctx.needs_input_grad[3]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         """Gradients of query, key, value and mask."""
-        found = ours.attention_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_mask)
-        return (*found[:3], found[3] if ctx.needs_mask else None, *([None] * 6))
+        found = ours.attention_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_mask, ctx.nan_rows)
+        return (*found[:3], found[3] if ctx.needs_mask else None, *([None] * 7))
 
 
 def attention_or_none(
@@ -60,7 +61,7 @@ def attention_or_none(
     if dropout_p > 0.0 and seeds is not None:
         plain, index = seeds.draw(query.device)
         drawn = torch_interface.to_functional(plain)
-    out = Attention.apply(query, key, value, attn_mask, drawn, index, dropout_p, is_causal, scale, 0)
+    out = Attention.apply(query, key, value, attn_mask, drawn, index, dropout_p, is_causal, scale, 0, False)
     return out.squeeze(1) if added else out
 
 

@@ -214,11 +214,13 @@ class Recorder(TorchDispatchMode):
             slots[node] = Slot(index, False)
         entries = []
         for node in made:
-            if any(argument not in slots for argument in node.all_input_nodes):
+            value = node.meta["val"]
+            lazy = isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+            if lazy or any(argument not in slots for argument in node.all_input_nodes):
                 return None
             args = torch.fx.node.map_arg(node.args, slots.__getitem__)
             kwargs = torch.fx.node.map_arg(node.kwargs, slots.__getitem__)
-            entries.append((node.target, args, kwargs, node.meta["val"], node.name.rstrip("0123456789_")))
+            entries.append((node.target, args, kwargs, value, node.name.rstrip("0123456789_")))
         leaves = result if isinstance(result, (tuple, list)) else (result,)
         if not all(leaf is None or isinstance(leaf, torch.Tensor) and id(leaf) in self._nodes for leaf in leaves):
             return None

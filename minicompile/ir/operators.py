@@ -14,6 +14,8 @@ With `w0..w3` the four 32-bit words of the block:
   `u = ((w0 >> 8) + 1) * 2**-24`, `v = (w1 >> 8) * 2**-24`; fp64 the same with
   `u = ((w0 >> 5) * 2**26 + (w1 >> 6) + 1) * 2**-53`, `v = ((w2 >> 5) * 2**26 + (w3 >> 6)) * 2**-53`.
 - randint: `low + w0 mod (high - low)`, for spans of at most 2**32.
+
+Attention. A query that sees no key gets zeros, or NaN (and NaN gradients) with `nan_rows`, as a softmax written out gives.
 """
 
 from __future__ import annotations
@@ -191,6 +193,7 @@ def _keep_mask(
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
     seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    nan_rows: bool = False,
 ) -> tuple[Tensor, Tensor]:
     heads = query.shape[-3]
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
@@ -199,6 +202,8 @@ def _attention(
     if keep is not None:
         weights = torch.where(keep, weights / (1.0 - dropout), 0.0)
     out = (weights @ value.to(weights.dtype)).to(query.dtype)
+    if nan_rows:
+        out = out.masked_fill((logsumexp == -math.inf).unsqueeze(-1), math.nan)
     return _as_query_layout(out, query), logsumexp.contiguous()
 
 
@@ -224,7 +229,7 @@ def _as_query_layout(out: Tensor, query: Tensor) -> Tensor:
 
 def _attention_fake(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
-    seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    seed_index: int, dropout: float, is_causal: bool, scale: float, window: int, nan_rows: bool = False,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     return attention_output_like(query, value), query.new_empty(query.shape[:-1], dtype=wide)
@@ -233,12 +238,14 @@ def _attention_fake(
 def _attention_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None,
     seeds: Tensor | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
-    mask_gradient: bool,
+    mask_gradient: bool, nan_rows: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads = query.shape[-3]
     wide_key, wide_value = _repeat_heads(key, heads), _repeat_heads(value, heads)
     weights, _ = attention_weights(query, wide_key, mask, None, is_causal, scale, window, logsumexp)
     wide = weights.dtype
+    if nan_rows:
+        weights = weights.masked_fill((logsumexp == -math.inf).unsqueeze(-1), math.nan)
     grad = grad.to(wide)
     grad_weights = grad @ wide_value.to(wide).transpose(-1, -2)
     dropped = weights
@@ -267,7 +274,7 @@ def _reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
 def _attention_backward_fake(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None,
     seeds: Tensor | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
-    mask_gradient: bool,
+    mask_gradient: bool, nan_rows: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_mask = mask.new_empty(mask.shape) if mask_gradient and mask is not None else query.new_empty(0)
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), grad_mask
@@ -275,12 +282,12 @@ def _attention_backward_fake(
 
 _define(
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seeds, int seed_index, float dropout, "
-    "bool is_causal, float scale, int window) -> (Tensor out, Tensor logsumexp)",
+    "bool is_causal, float scale, int window, bool nan_rows=False) -> (Tensor out, Tensor logsumexp)",
     _attention, _attention_fake,
 )
 _define(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
     "Tensor? mask, Tensor? seeds, int seed_index, float dropout, bool is_causal, float scale, int window, "
-    "bool mask_gradient) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_mask)",
+    "bool mask_gradient, bool nan_rows=False) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_mask)",
     _attention_backward, _attention_backward_fake,
 )

@@ -52,13 +52,14 @@ def _key(builder: GraphBuilder, seeds: TensorValue | None, index: Any) -> Tensor
 def lower_attention(
     builder: GraphBuilder, query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None,
     seeds: TensorValue | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    nan_rows: bool = False,
 ) -> Any:  # fmt: skip
     """Result and log-sum-exp."""
-    args = (query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window)
+    args = (query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window, nan_rows)
     if not _taken(query, key, value, builder.config.attention):
         return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
     drawn = _key(builder, seeds, seed_index)
-    arguments = builder.argument((query, key, value, mask, *_band(is_causal, window), scale, dropout, drawn))
+    arguments = builder.argument((query, key, value, mask, *_band(is_causal, window), scale, dropout, drawn, nan_rows))
     return _call(builder, "kernels.attention_forward", arguments, (), "fused attention", 2)
 
 
@@ -67,15 +68,16 @@ def lower_attention_backward(
     builder: GraphBuilder, grad: TensorValue, query: TensorValue, key: TensorValue, value: TensorValue,
     out: TensorValue, logsumexp: TensorValue, mask: TensorValue | None, seeds: TensorValue | None, seed_index: int,
     dropout: float, is_causal: bool, scale: float, window: int, mask_gradient: bool,
+    nan_rows: bool = False,
 ) -> Any:  # fmt: skip
     """Gradients of query, key, value and, if asked, of the mask."""
     args = (grad, query, key, value, out, logsumexp, mask, seeds, seed_index, dropout, is_causal, scale, window,
-            mask_gradient)  # fmt: skip
+            mask_gradient, nan_rows)  # fmt: skip
     if not _taken(query, key, value, builder.config.attention):
         return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
     drawn = _key(builder, seeds, seed_index)
     tensors = (grad, query, key, value, out, logsumexp, mask)
-    arguments = builder.argument((*tensors, *_band(is_causal, window), scale, dropout, drawn))
+    arguments = builder.argument((*tensors, *_band(is_causal, window), scale, dropout, drawn, nan_rows))
     options = (("mask_gradient", mask_gradient),)
     return _call(builder, "kernels.attention_backward", arguments, options, "fused attention", 4 if mask_gradient else 3)
 
