@@ -271,8 +271,9 @@ class _FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, dout, dlse):  # type: ignore[no-untyped-def]
         q, k, v, out, lse, mask, seed = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
+        lower, upper, scale, dropout = ctx.options
         dq, dk, dv, dmask = attention_backward(
-            dout, q, k, v, out, lse, mask, *ctx.options, seed, ctx.nan_rows,
+            dout, q, k, v, out, lse, mask, lower, upper, scale, dropout, seed, ctx.nan_rows,
             dlse=dlse, mask_gradient=ctx.needs_input_grad[3],
         )  # fmt: skip
         return dq, dk, dv, dmask, None, None, None, None, None, None

@@ -197,6 +197,9 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
     def erf(arg: Any) -> Any:
         return handle_type(torch.erf(torch.from_numpy(arg.data.copy())).numpy(), arg.dtype.scalar)
 
+    precisions = (*builder.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
+    options = dataclasses.replace(builder.options, allowed_dot_input_precisions=precisions)
+    scope.set_attr(builder, "options", options)
     scope.set_attr(builder, "cast_impl", cast)
     scope.set_attr(builder, "create_fp_to_fp", fp_to_fp)
     scope.set_attr(builder, "binary_op", functools.partial(compute, "binary_op"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from minicompile.kernels.attention_problem import describe, expand_mask
 from minicompile.kernels.configs import ATTENTION_TABLE, MATMUL_TABLE, AttentionRow, MatmulRow, attention_row
@@ -53,6 +54,10 @@ def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
 
 def _check(launch: Launch, spill_bytes: int) -> None:
     code = machine_code(launch)
+    if EVERYTHING and not triton.__version__.startswith("3.6"):
+        # The limits of the full lint are those of the version on the target machine.
+        if code.serialized or code.spill_bytes > spill_bytes or code.shared_bytes > SHARED_MEMORY_LIMIT:
+            pytest.xfail(f"Triton {triton.__version__}: {code}")
     assert not code.serialized, f"{code}: ptxas serialises the matrix products"
     assert code.spill_bytes <= spill_bytes, f"{code}: spills more than {spill_bytes} bytes"
     assert code.shared_bytes <= SHARED_MEMORY_LIMIT, f"{code}: does not fit shared memory"
