@@ -14,7 +14,7 @@ import torch
 
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.side_effects import MISSING
+from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.source import Attribute, Baked, Item, Source
 from minicompile.capture.values import (
     CONSTANT_TYPES,
@@ -451,7 +451,7 @@ def set_on_module(tracer: Tracer, owner: Any, name: str, value: Any) -> bool:
         table = slot(tracer, store, group)
         if name in table:
             if group == "_buffers" and (value is None or isinstance(value, torch.Tensor)):
-                dict.__setitem__(table, name, value)
+                put(table, name, value)
                 return True
             return False
         guard_absent(tracer, table, name)

@@ -21,7 +21,6 @@ from minicompile.capture.attributes import (
     generic_attribute,
     generic_set,
     get_attribute,
-    instance_dict,
     set_attribute,
     tensor_class,
 )
@@ -41,14 +40,13 @@ from minicompile.capture.operators import (
     contains,
     delete_item,
     get_item,
-    invoke_special,
     set_item,
     truth,
 )
-from minicompile.capture.side_effects import MISSING
+from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_structure, guard_present, is_outside, slot
+from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_structure, slot
 
 if TYPE_CHECKING:
     from minicompile.capture.tracer import Tracer
@@ -319,14 +317,17 @@ def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> No
     for item in args:
         if isinstance(item, dict):
             force(tracer, item, False)
-            dict.update(target, item)
+            for key, value in entries(item):
+                put(target, key, value)
         elif hasattr(type(item), "keys") and not hasattr(type(item), "resume"):
             for key in list(native_iterable(tracer, call(tracer, get_attribute(tracer, item, "keys"), (), {}))):
-                dict.__setitem__(target, key, get_item(tracer, item, key))
+                put(target, key, get_item(tracer, item, key))
         else:
-            run_native(tracer, dict.update, (target, [list(native_iterable(tracer, tracer.resolve(pair)))
-                                                      for pair in native_iterable(tracer, item)]), {})
-    dict.update(target, kwargs)
+            pairs = [list(native_iterable(tracer, tracer.resolve(pair))) for pair in native_iterable(tracer, item)]
+            for key, value in entries(run_native(tracer, dict, (pairs,), {})):
+                put(target, key, value)
+    for key, value in kwargs.items():
+        put(target, key, value)
 
 
 def conversion(function: Any, names: tuple[str, ...]) -> Any:
@@ -592,7 +593,7 @@ def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) ->
         return slot(tracer, owner, key)
     guard_absent(tracer, owner, key)
     value = args[1] if len(args) > 1 else None
-    dict.__setitem__(owner, key, value)
+    put(owner, key, value)
     return value
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_safe, run_native
-from minicompile.capture.side_effects import MISSING
+from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.values import (
@@ -288,7 +288,7 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
             return call(tracer, get_attribute(tracer, owner, "__missing__"), (key,), {})
         if isinstance(owner, collections.defaultdict) and owner.default_factory is not None:
             value = call(tracer, owner.default_factory, (), {})
-            dict.__setitem__(owner, key, value)
+            put(owner, key, value)
             return value
         raise RaisedInUserCode(KeyError(key))
     if isinstance(owner, list) and type(key) is int:

@@ -96,6 +96,27 @@ class Item(Source):
         return f"{base}[{key!r}]"
 
 
+class PlainItem(Item):
+    """An item of a subclass of a builtin container, fetched without what the subclass does (`__missing__`, overrides)."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, parent: Source, key: Any, kind: type) -> None:
+        super().__init__(parent, key)
+        self.kind = kind
+
+    def expression(self, base: str, constant: Any) -> str:
+        return f"{self.kind.__name__}.__getitem__({base}, {literal(self.key) or constant(self.key, 'key')})"
+
+
+def item_of(parent: Source, container: Any, key: Any) -> Item:
+    """The source of an item of a list, tuple or dictionary."""
+    for kind in (list, tuple, dict):
+        if isinstance(container, kind) and type(container).__getitem__ is not kind.__getitem__:
+            return PlainItem(parent, key, kind)
+    return PlainItem(parent, key, dict) if hasattr(type(container), "__missing__") else Item(parent, key)
+
+
 class DictEntry(Source):
     """Key or value at a position of a dictionary whose keys are not literals."""
 

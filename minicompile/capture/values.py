@@ -18,8 +18,8 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
-from minicompile.capture.source import Attribute, Baked, CellContents, DictEntry, Item, Source, literal
-from minicompile.capture.torch_interface import is_library, is_traceable
+from minicompile.capture.source import Attribute, Baked, CellContents, DictEntry, Item, Source, item_of, literal
+from minicompile.capture.torch_interface import is_traceable
 
 if TYPE_CHECKING:
     from minicompile.capture.tracer import Tracer
@@ -161,7 +161,7 @@ def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
     """A tuple or named tuple: type, length and every element."""
     tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
                        f"`{{0}}` is a {type(real).__name__} of {len(real)}", "structure", tracer.location(), len(real))
-    items = [wrap(tracer, item, Item(source, position)) for position, item in enumerate(real)]
+    items = [wrap(tracer, item, item_of(source, real, position)) for position, item in enumerate(tuple.__iter__(real))]
     if any(item is not original for item, original in zip(items, real, strict=True)):
         stand_in = tuple.__new__(type(real), items)
     else:
@@ -174,7 +174,7 @@ def wrap_list(tracer: Tracer, real: list[Any], source: Source) -> Any:
     """A list or a subclass of it."""
     tracer.guards.type(source, real, tracer.location())
     copy = list.__new__(type(real))
-    list.extend(copy, [Lazy(Item(source, position), item) for position, item in enumerate(list.__iter__(real))])
+    list.extend(copy, [Lazy(item_of(source, real, position), item) for position, item in enumerate(list.__iter__(real))])
     return shadowed(tracer, real, source, copy)
 
 
@@ -212,7 +212,7 @@ def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     plain = True
     for position, (key, value) in enumerate(entries(real)):
         if is_plain_key(key):
-            put(copy, key, Lazy(Item(source, key), value))
+            put(copy, key, Lazy(item_of(source, real, key), value))
         else:
             plain = False
             stand_in = wrap(tracer, key, DictEntry(source, position, "keys"))
