@@ -401,7 +401,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
     getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "lt", "le",
                                          "eq", "ne", "gt", "ge", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")
-) + (isinstance, max, min, sum, tuple, list, enumerate, zip, tuple.__new__, super)
+) + (operator.getitem, len, bool, isinstance, max, min, sum, tuple, list, enumerate, zip, tuple.__new__, super)
 
 
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")

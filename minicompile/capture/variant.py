@@ -19,7 +19,7 @@ from minicompile.capture import opcodes_calls, torch_interface
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import SPECIALS
-from minicompile.capture.calls import COMPILED_MARK, DISABLED_MARK, module_has_hooks
+from minicompile.capture.calls import DISABLED_MARK, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, symbol_node
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import Guard, TensorGuard, Writer, same_float
