@@ -148,7 +148,7 @@ class Evaluator:
         if view.dtype != memory.dtype:
             memory = memory.view(view.dtype)
         sizes, strides = [*map(self.number, view.sizes)], [*map(self.number, view.strides)]
-        return torch.as_strided(memory, sizes, strides, self.number(view.offset))
+        return torch.as_strided(memory, sizes, strides, memory.storage_offset() + self.number(view.offset))
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, BufferView):

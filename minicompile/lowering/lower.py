@@ -215,7 +215,7 @@ class GraphLowering:
         if renamed:
             for node, value in self.values.items():
                 self.values[node] = replace_tensors(
-                    value, lambda v: dataclasses.replace(v, buffer=renamed.get(v.buffer, v.buffer))
+                    value, lambda v: dataclasses.replace(v, buffer=renamed[v.buffer]) if v.buffer in renamed else v
                 )
 
     # Outputs
