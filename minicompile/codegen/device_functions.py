@@ -125,53 +125,61 @@ def unsigned_power(base, exponent):
 
 
 @triton.jit
+def philox_words(seed, counter):
+    """Four 32-bit words of Philox-4x32-10 for each counter (Triton 3.6's own entry counts 64-bit offsets otherwise)."""
+    low = counter.to(tl.uint32)
+    high = (counter.to(tl.int64) >> 32).to(tl.uint32)
+    return tl.philox(seed, low, high, low * 0, low * 0)
+
+
+@triton.jit
 def random_uniform(seed, counter):
     """A number in [0, 1) from 24 bits of Philox-4x32-10."""
-    word, _, _, _ = tl.randint4x(seed, counter)
-    return (word.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    word, _, _, _ = philox_words(seed, counter)
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
 
 
 @triton.jit
 def random_uniform_float16(seed, counter):
     """A number in [0, 1) that float16 holds: 11 bits."""
-    word, _, _, _ = tl.randint4x(seed, counter)
-    return (word.to(tl.uint32, bitcast=True) >> 21).to(tl.float32) * 0.00048828125
+    word, _, _, _ = philox_words(seed, counter)
+    return (word >> 21).to(tl.float32) * 0.00048828125
 
 
 @triton.jit
 def random_uniform_bfloat16(seed, counter):
     """A number in [0, 1) that bfloat16 holds: 8 bits."""
-    word, _, _, _ = tl.randint4x(seed, counter)
-    return (word.to(tl.uint32, bitcast=True) >> 24).to(tl.float32) * 0.00390625
+    word, _, _, _ = philox_words(seed, counter)
+    return (word >> 24).to(tl.float32) * 0.00390625
 
 
 @triton.jit
 def join_words(high, low):
     """53 bits of two Philox words as a float64 whole number."""
-    upper = (high.to(tl.uint32, bitcast=True) >> 5).to(tl.float64)
-    return upper * 67108864.0 + (low.to(tl.uint32, bitcast=True) >> 6).to(tl.float64)
+    upper = (high >> 5).to(tl.float64)
+    return upper * 67108864.0 + (low >> 6).to(tl.float64)
 
 
 @triton.jit
 def random_uniform_float64(seed, counter):
     """A number in [0, 1) from 53 bits of Philox-4x32-10."""
-    first, second, _, _ = tl.randint4x(seed, counter)
+    first, second, _, _ = philox_words(seed, counter)
     return join_words(first, second) * 1.1102230246251565e-16
 
 
 @triton.jit
 def random_normal(seed, counter):
     """A standard normal number: Box-Muller on the first two words of Philox-4x32-10."""
-    first, second, _, _ = tl.randint4x(seed, counter)
-    radius = ((first.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08
-    angle = (second.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    first, second, _, _ = philox_words(seed, counter)
+    radius = ((first >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08
+    angle = (second >> 8).to(tl.float32) * 5.9604644775390625e-08
     return tl.sqrt(-2.0 * libdevice.log(radius)) * libdevice.cos(6.283185307179586 * angle)
 
 
 @triton.jit
 def random_normal_float64(seed, counter):
     """A standard normal number: Box-Muller on all four words of Philox-4x32-10."""
-    first, second, third, fourth = tl.randint4x(seed, counter)
+    first, second, third, fourth = philox_words(seed, counter)
     radius = (join_words(first, second) + 1.0) * 1.1102230246251565e-16
     angle = join_words(third, fourth) * 1.1102230246251565e-16
     return tl.sqrt(-2.0 * libdevice.log(radius)) * libdevice.cos(6.283185307179586 * angle)
@@ -180,8 +188,8 @@ def random_normal_float64(seed, counter):
 @triton.jit
 def random_bits(seed, counter):
     """The first word of Philox-4x32-10 as a non-negative int64."""
-    word, _, _, _ = tl.randint4x(seed, counter)
-    return word.to(tl.uint32, bitcast=True).to(tl.int64)
+    word, _, _, _ = philox_words(seed, counter)
+    return word.to(tl.int64)
 '''
 
 
@@ -195,7 +203,10 @@ DEVICE_FUNCTIONS: dict[str, str] = _split()
 
 def sources(names: Iterable[str]) -> list[str]:
     """The text of the named functions and of those they call, in the order in which they are defined here."""
-    wanted = set(names)
-    for name in sorted(wanted):
-        wanted |= {other for other in DEVICE_FUNCTIONS if f"{other}(" in DEVICE_FUNCTIONS[name]}
+    wanted, unseen = set(names), list(names)
+    while unseen:
+        source = DEVICE_FUNCTIONS[unseen.pop()]
+        called = {other for other in DEVICE_FUNCTIONS if f"{other}(" in source} - wanted
+        wanted |= called
+        unseen += called
     return [text for name, text in DEVICE_FUNCTIONS.items() if name in wanted]
