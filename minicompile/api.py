@@ -169,8 +169,13 @@ def compiled(target: Any, config: Config) -> Any:
 
 
 def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
-    """`target`, or a Python function that calls it if it is a builtin."""
-    if not isinstance(target, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+    """`target`, or a Python function that calls it: a builtin, a partial of one, or an operator of PyTorch's."""
+    inner = target.func if isinstance(target, functools.partial) else target
+    is_builtin = isinstance(
+        inner, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+    )
+    is_operator = isinstance(inner, types.FunctionType) and (inner.__module__ or "").startswith("torch.")
+    if not is_builtin and not is_operator:
         return target
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -95,7 +95,13 @@ def test_methods_lambdas_builtins_partials_and_callable_objects() -> None:
     assert owner.decorated.stats.graphs == 1
     torch.testing.assert_close(minicompile.compile(lambda x: x.exp())(X), X.exp())
     torch.testing.assert_close(minicompile.compile(torch.tanh)(X), X.tanh())
-    torch.testing.assert_close(minicompile.compile(functools.partial(torch.mul, other=2))(X), X * 2)
+    doubled = minicompile.compile(functools.partial(torch.mul, other=2))
+    torch.testing.assert_close(doubled(X), X * 2)
+    library = minicompile.compile(torch.nn.functional.cross_entropy)
+    labels = torch.zeros(X.shape[0], dtype=torch.long)
+    torch.testing.assert_close(library(X, labels), torch.nn.functional.cross_entropy(X, labels))
+    for compiled in (doubled, library):
+        assert compiled.stats.graphs == 1 and compiled.stats.fallbacks == 0
     torch.testing.assert_close(minicompile.compile(owner)(X), X - 3)
 
 
