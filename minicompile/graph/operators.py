@@ -110,6 +110,6 @@ def hinted(size: Any) -> int:
 
 def storage_root(node: Node) -> Node:
     """The node whose storage the result of `node` lies in."""
-    while is_view(node) or is_item(node) and is_view(node.args[0]):
+    while is_view(node) or is_item(node) and is_view(node.args[0]):  # type: ignore[arg-type]
         node = node.args[0]  # type: ignore[assignment]
     return node

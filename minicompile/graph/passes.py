@@ -7,14 +7,13 @@ nobody else holds. `PASSES` is the order. Dead outputs, splitting and recomputat
 from __future__ import annotations
 
 import dataclasses
-
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.operators import is_impure, is_view, name_of, storage_root
+from minicompile.graph.operators import is_impure, name_of, storage_root
 from minicompile.graph.trace import JointGraph
 
 aten = torch.ops.aten
@@ -157,7 +156,7 @@ def split_of_cat(module: GraphModule) -> GraphModule:
 
 def slice_arguments(node: Node) -> tuple[int, int, int, int]:
     """Dim, start, stop and step of a slice, defaults filled in and bounds clamped."""
-    dim, start, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+    dim, start, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])  # type: ignore[misc]
     length = node.args[0].meta["val"].shape[dim]  # type: ignore[union-attr,index]
     start, stop, step = slice(start, stop, step).indices(length)
     return dim, start, stop, step  # type: ignore[return-value]

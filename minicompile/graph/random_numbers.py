@@ -41,7 +41,7 @@ class Seeds:
             node.meta.update(val=value, stage="forward")
             recorder.register(value, node)
             self._drawn[device] = (value, node, 0)
-        value, node, count = self._drawn[device]
+        value, node, count = self._drawn[device]  # type: ignore[assignment]
         self._drawn[device] = (value, node, count + 1)
         return value, count
 
@@ -67,7 +67,7 @@ def random_decompositions(seeds: Seeds) -> dict[Any, Callable[..., Any]]:
         aten.exponential.default: draws.exponential, aten.geometric.default: draws.geometric,
         aten.cauchy.default: draws.cauchy, aten.log_normal.default: draws.log_normal,
     }  # fmt: skip
-    return names
+    return names  # type: ignore[return-value]
 
 
 class Draws:

@@ -218,8 +218,8 @@ class Recorder(TorchDispatchMode):
             lazy = isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
             if lazy or any(argument not in slots for argument in node.all_input_nodes):
                 return None
-            args = torch.fx.node.map_arg(node.args, slots.__getitem__)
-            kwargs = torch.fx.node.map_arg(node.kwargs, slots.__getitem__)
+            args = torch.fx.node.map_arg(node.args, slots.__getitem__)  # type: ignore[arg-type]
+            kwargs = torch.fx.node.map_arg(node.kwargs, slots.__getitem__)  # type: ignore[arg-type]
             entries.append((node.target, args, kwargs, value, node.name.rstrip("0123456789_")))
         leaves = result if isinstance(result, (tuple, list)) else (result,)
         if not all(leaf is None or isinstance(leaf, torch.Tensor) and id(leaf) in self._nodes for leaf in leaves):
@@ -227,7 +227,8 @@ class Recorder(TorchDispatchMode):
         if any(leaf is not None and self.node_of(leaf) not in slots for leaf in leaves):
             return None
         cut = [None if leaf is None else slots[self.node_of(leaf)] for leaf in leaves]
-        return Template(tuple(entries), (list if isinstance(result, list) else tuple)(cut) if isinstance(result, (tuple, list)) else cut[0])
+        container = list if isinstance(result, list) else tuple
+        return Template(tuple(entries), container(cut) if isinstance(result, (tuple, list)) else cut[0])
 
     def _replay(self, template: Template, tensors: list[torch.Tensor]) -> Any:
         arguments = [self.node_of(tensor) for tensor in tensors]

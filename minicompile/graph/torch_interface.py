@@ -81,7 +81,7 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
 
 def data_was_mutated(value: torch.Tensor) -> bool:
     """Whether the data of a functional tensor, or of any view of it, was written."""
-    return torch._functionalize_has_data_mutation(value)
+    return torch._functionalize_has_data_mutation(value)  # type: ignore[attr-defined]
 
 
 def storage_was_changed(value: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from minicompile.config import Config
 from minicompile.errors import CompileFailed, Location
 from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput
-from minicompile.graph.attention import SDPA, attention_or_none
+from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.random_numbers import Seeds, random_decompositions
 from minicompile.graph.recorder import Recorder
@@ -170,11 +170,13 @@ class _Tracer:
         kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
         first = torch_interface.next_sequence_number()
         if node.op == "call_method":
-            result = getattr(args[0], node.target)(*args[1:], **kwargs)
+            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         elif node.target in SDPA:
             result = self._attention(node.target, args, kwargs)
+        elif node.target is written_attention:
+            result = written_attention(self.seeds, *args)
         else:
-            result = node.target(*args, **kwargs)
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
         for number in range(first, torch_interface.next_sequence_number()):
             self.origins[number] = self.recorder.origin
         return result
@@ -200,7 +202,7 @@ class _Tracer:
         return found
 
     def _attribute(self, node: Node) -> Any:
-        value, fake = self.constants[node.target]
+        value, fake = self.constants[str(node.target)]
         if fake is None:
             return value
         self.recorder.register(fake, self.recorder.constant(value, fake))
@@ -234,12 +236,13 @@ class _Tracer:
         outs = [analysis.forward_values[i] for i in differentiable]
         tangents = []
         for position, out in enumerate(outs):
-            plain = torch_interface.plain_value(out)
+            plain = torch_interface.plain_value(out)  # type: ignore[arg-type]
             fake = torch_interface.fake_tangent(self.fake_mode, plain)
             recorder.placeholder(f"tangent_{position}", fake)
             tangents.append(torch_interface.to_functional(fake))
         with torch_interface.no_autocast():
-            found = torch.autograd.grad(outs, [t.leaf for t in targets], tangents, allow_unused=True)
+            leaves: Any = [t.leaf for t in targets]
+            found = torch.autograd.grad(outs, leaves, tangents, allow_unused=True)  # type: ignore[arg-type]
         nodes = [None if g is None else recorder.node_of(torch_interface.from_functional(g)) for g in found]
         return nodes, differentiable
 
@@ -256,7 +259,9 @@ class _Tracer:
             tangents=len(differentiable),
             outputs=tuple(analysis.bindings),
             mutated_inputs=tuple(analysis.mutated_inputs),
-            differentiable_inputs=tuple(i for i, traced in enumerate(self.inputs) if traced.leaf is not None) if gradients else (),
+            differentiable_inputs=tuple(
+                i for i, traced in enumerate(self.inputs) if gradients and traced.leaf is not None
+            ),
             differentiable_outputs=tuple(differentiable),
         )
 
@@ -274,7 +279,7 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     for node in placeholders if first is not None else ():
-        first.prepend(node)
+        first.prepend(node)  # type: ignore[union-attr]
 
 
 def last_uses(module: GraphModule) -> dict[Node, list[Node]]:

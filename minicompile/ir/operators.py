@@ -210,7 +210,7 @@ def _attention(
 def attention_output_like(query: Tensor, value: Tensor) -> Tensor:
     """An empty result whose dims lie in memory in the order of the query's, dense."""
     size = (*query.shape[:-1], value.shape[-1])
-    order = sorted(range(query.dim() - 1), key=lambda dim: -query.stride(dim)) if _plain(query) else None
+    order = sorted(range(query.dim() - 1), key=query.stride, reverse=True) if _plain(query) else None
     order = [*order, query.dim() - 1] if order is not None else list(range(query.dim()))
     strides, step = [0] * query.dim(), 1
     for dim in reversed(order):
@@ -256,6 +256,8 @@ def _attention_backward(
     grad_value = dropped.transpose(-1, -2) @ grad
     delta = (grad * out.to(wide)).sum(-1, keepdim=True)
     grad_scores = weights * (grad_weights - delta)
+    if nan_rows and mask is not None and mask.dtype == torch.bool:
+        grad_scores = grad_scores.masked_fill(~mask, 0.0)
     grad_query = grad_scores @ wide_key.to(wide) * scale
     grad_key = grad_scores.transpose(-1, -2) @ query.to(wide) * scale
     grad_mask = _reduce_to(grad_scores, mask) if mask_gradient and mask is not None else query.new_empty(0)

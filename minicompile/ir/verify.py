@@ -12,7 +12,18 @@ from typing import Any
 import torch
 
 from minicompile.errors import VerificationFailed
-from minicompile.ir.expr import SCALAR_OPS, Apply, Constant, Expr, IndexValue, Load, Masked, Random, indirect_values, walk
+from minicompile.ir.expr import (
+    SCALAR_OPS,
+    Apply,
+    Constant,
+    Expr,
+    IndexValue,
+    Load,
+    Masked,
+    Random,
+    indirect_values,
+    walk,
+)
 from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, atoms, hint, lower_bound, upper_bound
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
@@ -96,7 +107,7 @@ class _LoweredCheck:
             self.require(name == buffer.name, f"{name} is registered for the buffer {buffer.name}")
             self.require(len(buffer.sizes) == len(buffer.strides), f"{name} has {len(buffer.sizes)} sizes, other strides")
             self.require(all(hint(s) >= 0 for s in buffer.strides), f"{name} has a negative stride")
-        for self.position, operation in enumerate(self.graph.operations):
+        for self.position, operation in enumerate(self.graph.operations):  # noqa: B020
             for name in operation.reads:
                 self.require(name in self.defined, f"{name} is read before it is written")
                 self.require(name not in self.overwritten, f"{name} is read after its storage was overwritten")

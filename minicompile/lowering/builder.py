@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import keyword
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch

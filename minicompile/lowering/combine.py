@@ -182,7 +182,9 @@ def _avg_pool(dims: int) -> Callable[..., Any]:
             raise UseExtern("average pooling of integers")
 
         def body(indices: Indices) -> Expr:
-            summed, count, elements = None, 0, windows.elements(indices)
+            summed: Scalar | None = None
+            count: Scalar | int = 0
+            elements = windows.elements(indices)
             for where_from, exists in elements:
                 element = Scalar(masked(exists, cast(value.load(where_from), wide), number(0, wide)))
                 summed = element if summed is None else summed + element

@@ -72,7 +72,8 @@ def qualified_name(target: Any) -> str:
 def is_pure(target: Any) -> bool:
     """Whether the call may be repeated or dropped."""
     name = target._schema.name.split("::")[1]
-    if not target._schema.returns or torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in ("aten", "prims", "minicompile"):
+    ours = target.namespace in ("aten", "prims", "minicompile")
+    if not ours or not target._schema.returns or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     return not any(part in name for part in IMPURE_NAMES)
 
@@ -100,7 +101,7 @@ def _lists_views(target: Any) -> bool:
 
 def mutated_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TensorValue, ...]:
     """The tensors that the operator writes."""
-    found = []
+    found: list[Any] = []
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[position] if position < len(args) else kwargs.get(argument.name)

@@ -7,6 +7,7 @@ the expression. This module must not know about tensors, dtype promotion or ATen
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -42,7 +43,7 @@ def divide(a: Scalar, b: Scalar | Number, rounding_mode: str | None = None) -> S
     return (a / b).call("trunc") if a.dtype.is_floating_point else a.call("truncdiv", b)
 
 
-def integral_identity(operation: str) -> object:
+def integral_identity(operation: str) -> Callable[[Scalar], Scalar]:
     """A rounding operation that leaves integers alone."""
     return lambda a: a.call(operation) if a.dtype.is_floating_point else a
 

@@ -49,7 +49,7 @@ def bind(
     assert backward_call is not None
     function = _autograd_function(partitioned, forward_call, backward_call)
     # `Function.apply` looks at every argument in Python before it calls this.
-    apply = super(torch.autograd.Function, function).apply
+    apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     if finish is None:
         return apply
     build = finish
@@ -236,8 +236,8 @@ def output_builder(
         for index in written:
             if not inputs[index].is_inference():
                 torch.autograd.graph.increment_version(inputs[index])
-        for entry in copied:
-            copy_back(entry, inputs, results)
+        for mutated in copied:
+            copy_back(mutated, inputs, results)
         outputs: list[Any] = []
         for entry in bindings:
             if isinstance(entry, FreshOutput):
