@@ -555,3 +555,36 @@ def list_comparison_by_identity_of_tensors():
 
     y = normal(1)
     return outer, [call([normal(1), y], y), call([normal(1)], y)]
+
+
+@program
+def number_subclass():
+    class Meters(float):
+        def __add__(self, other):
+            return Meters(float(self) + float(other))
+
+        @property
+        def centimeters(self):
+            return self * 100
+
+    def outer(x, length):
+        return x * length, (length + 1).centimeters, type(length + 1).__name__
+
+    return outer, [call(count(2), Meters(2.0)), call(count(2), Meters(3.0))]
+
+
+@program
+def string_subclass_and_tuple_subclass():
+    class Name(str):
+        def shout(self):
+            return self.upper() + "!"
+
+    class Size(tuple):
+        @property
+        def area(self):
+            return self[0] * self[1]
+
+    def outer(x, name, size):
+        return x.reshape(size) * size.area, name.shout(), f"{name}", len(size)
+
+    return outer, [call(normal(6), Name("a"), Size((2, 3))), call(normal(6), Name("b"), Size((3, 2)))]
