@@ -103,3 +103,31 @@ def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) ->
     if mask is not None and mask.is_floating_point():
         mask = mask.to(dtype)
     return query.to(dtype), key.to(dtype), value.to(dtype), mask
+
+
+def written_attention(
+    seeds: Seeds | None, query: Tensor, key: Tensor, value: Tensor, keep: tuple[Tensor, ...], bias: Tensor | None,
+    scale: float, is_causal: bool, dropout: float,
+) -> Tensor:
+    """What `patterns.py` puts in the place of attention written by hand; rows that see no key give NaN, as there."""
+    added = query.dim() == 3
+    if added:
+        query, key, value = (part.unsqueeze(1) for part in (query, key, value))
+        keep = tuple(_with_head(mask) for mask in keep)
+        bias = None if bias is None else _with_head(bias)
+    mask = None
+    for part in keep:
+        mask = part if mask is None else mask & part
+    if bias is not None:
+        mask = bias if mask is None else torch.where(mask, bias, -math.inf)
+    drawn, index = (None, 0)
+    if dropout > 0.0:
+        assert seeds is not None
+        plain, index = seeds.draw(query.device)
+        drawn = torch_interface.to_functional(plain)
+    out = Attention.apply(query, key, value, mask, drawn, index, dropout, is_causal, scale, 0, True)
+    return out.squeeze(1) if added else out
+
+
+def _with_head(mask: Tensor) -> Tensor:
+    return mask.unsqueeze(1) if mask.dim() == 3 else mask

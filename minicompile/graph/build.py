@@ -1,13 +1,16 @@
-"""The graph stage as one list of steps: trace, simplify, split.
+"""The graph stage as one list of steps: recognise, trace, simplify, split.
 
 Nothing here knows how a step works.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from minicompile.config import Config
 from minicompile.graph.partition import partition
 from minicompile.graph.passes import simplify
+from minicompile.graph.patterns import recognise_attention
 from minicompile.graph.trace import trace_joint
 from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 
@@ -17,5 +20,6 @@ def build_graph(captured: CapturedGraph, config: Config) -> PartitionedGraph:
 
     Raises `CompileFailed` for what only eager can do (a change of an input's shape or storage).
     """
+    captured, patterns = recognise_attention(captured, config)
     joint = simplify(trace_joint(captured, config))
-    return partition(joint, captured, config)
+    return dataclasses.replace(partition(joint, captured, config), patterns=patterns)

@@ -40,7 +40,7 @@ def decomposition_table() -> dict[Any, Decomposition]:
         packet, _, overload = name.partition(".")
         for found in overloads(packet, overload):
             table.pop(found, None)
-    table.update(EXTRA_FROM_TORCH())
+    table.update(more_from_torch())
     for names, function in OWN.items():
         for name in names.split():
             packet, _, overload = name.partition(".")
@@ -58,7 +58,7 @@ def overloads(packet: str, overload: str) -> list[Any]:
     return [getattr(found, name) for name in names if hasattr(found, name)]
 
 
-def EXTRA_FROM_TORCH() -> dict[Any, Decomposition]:
+def more_from_torch() -> dict[Any, Decomposition]:
     """Decompositions of PyTorch's table beyond its core list."""
     available = torch_interface.torch_decompositions()
     wanted = (
@@ -66,19 +66,26 @@ def EXTRA_FROM_TORCH() -> dict[Any, Decomposition]:
         "_native_batch_norm_legit_functional _batch_norm_with_update_functional batch_norm_backward std_mean "
         "addmv nll_loss_forward nll_loss2d_forward upsample_bilinear2d upsample_linear1d upsample_trilinear3d "
         "upsample_bicubic2d upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
-        "_upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d index_select constant_pad_nd "
-        "rrelu_with_noise_functional rrelu_with_noise_backward masked_select_backward linalg_vector_norm "
-        "cumprod_backward unfold_backward dist max_pool2d_with_indices_backward_decomp"
+        "_upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d "
+        "rrelu_with_noise_functional rrelu_with_noise_backward "
+        "unfold_backward dist"
     ).split()
-    keep_out = {"linalg_vector_norm", "index_select", "constant_pad_nd", "masked_select_backward"}
     chosen: dict[Any, Decomposition] = {}
     for name in wanted:
-        if name in keep_out:
-            continue
         for found in overloads(name, ""):
             if found in available:
-                chosen[found] = available[found]
+                chosen[found] = unless_half(available[found]) if name == "grid_sampler_2d" else available[found]
     return chosen
+
+
+def unless_half(function: Decomposition) -> Decomposition:
+    """`function`, but not for half precisions, which it would compute less exactly than eager does."""
+
+    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        half = first.dtype in (torch.float16, torch.bfloat16)
+        return NotImplemented if half else function(first, *args, **kwargs)
+
+    return run
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -119,19 +126,6 @@ def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: to
     compute = wide(grad.dtype)
     grad, output = grad.to(compute), output.to(compute)
     return (grad - torch.exp(output) * grad.sum(dim, keepdim=True)).to(input_dtype)
-
-
-def square_root_gradient_free_rms(value: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Any:
-    """`aten._fused_rms_norm`: the normalised value and the reciprocal deviation."""
-    compute = wide(value.dtype)
-    dims = list(range(value.dim() - len(shape), value.dim()))
-    raised = value.to(compute)
-    epsilon = torch.finfo(compute).eps if eps is None else eps
-    reciprocal = torch.rsqrt(torch.mean(raised * raised, dims, keepdim=True) + epsilon)
-    result = raised * reciprocal
-    if weight is not None:
-        result = result * weight
-    return result.to(value.dtype), reciprocal
 
 
 OWN: dict[str, Decomposition] = {

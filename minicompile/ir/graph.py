@@ -191,6 +191,16 @@ class Recomputed:
 
 
 @dataclasses.dataclass(frozen=True)
+class PatternRecord:
+    """Code written by hand that was, or was not, replaced by one operator, and why not."""
+
+    pattern: str
+    accepted: bool
+    reason: str = ""
+    location: Location | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Binding:
     """How the forward graph's flat outputs become the user's outputs.
 
@@ -224,6 +234,7 @@ class PartitionedGraph:
         joint_text: the joint graph as text, for dumps.
         saved_tensors, recomputed: the min cut's choices, for the report.
         name: as in `CapturedGraph`.
+        patterns: attention written by hand, found or refused.
     """
 
     forward: torch.fx.GraphModule
@@ -234,3 +245,4 @@ class PartitionedGraph:
     saved_tensors: tuple[SavedTensor, ...] = ()
     recomputed: tuple[Recomputed, ...] = ()
     name: str = "graph"
+    patterns: tuple[PatternRecord, ...] = ()

@@ -41,6 +41,7 @@ class Captured:
             self.inputs.append(GraphInput(node.name, node.name, "tensor", self._fake(mode, value)))
         self._lift(graph, root, mode)
         self._flatten(graph)
+        annotate(root, graph, mode, [entry.example for entry in self.inputs])
         self.graph = CapturedGraph(
             GraphModule(root, graph), tuple(self.inputs), name=getattr(function, "__name__", type(function).__name__),
             grad_enabled=torch.is_grad_enabled(),
@@ -75,6 +76,28 @@ class Captured:
         closing = next(iter(reversed(graph.nodes)))
         leaves, self.tree = torch.utils._pytree.tree_flatten(closing.args[0])
         closing.args = (tuple(leaves),)
+
+
+class _Annotator(torch.fx.Interpreter):
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        n.meta["example_value"] = result
+        return result
+
+
+def annotate(root: torch.nn.Module, graph: Graph, mode: FakeTensorMode, examples: list[Any]) -> None:
+    """Give each node its fake value, as capture does."""
+    copies = []
+    for example in examples:
+        if isinstance(example, torch.Tensor):
+            with mode, torch.no_grad():
+                twin = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device)
+            copies.append(twin.requires_grad_(example.requires_grad and example.is_leaf))
+        else:
+            copies.append(example)
+    mode.allow_non_fake_inputs = True
+    with mode, torch.no_grad():
+        _Annotator(GraphModule(root, graph)).run(*copies)
 
 
 def compile_eagerly(function: Callable[..., Any], *example: Any, config: Config | None = None, **options: Any) -> Any:

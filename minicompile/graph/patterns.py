@@ -1,0 +1,470 @@
+"""Attention written by hand, found in the captured graph and replaced by one operator.
+
+softmax(scale * q kᵀ, masked) v, in the usual ways of writing it: `matmul`, `@`, `bmm` or `einsum`; the scale multiplied or
+divided in; `where`, `masked_fill` and added masks; an fp32 softmax around half inputs; dropout of the weights. It is
+replaced only when nothing else reads a value in between and every step is understood; a refusal says what stood in the
+way. A mask that is a constant of the graph is evaluated, so that causal attention is seen as causal. This module must not
+trace: it looks at the torch-level graph and at the fake values that capture left there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from minicompile.config import Config
+from minicompile.graph.attention import written_attention
+from minicompile.ir.graph import CapturedGraph, PatternRecord
+
+PRODUCTS = ("matmul", "bmm", "einsum", "imatmul")
+CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
+MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
+LARGEST_HEAD = 256
+LARGEST_CONSTANT = 2**24
+SAFE_FILL = -1e8
+
+
+class Refused(Exception):
+    """The candidate is no attention, or not one that may be replaced; the text is for the user."""
+
+
+@dataclasses.dataclass
+class Found:
+    """A candidate on its way to being understood."""
+
+    softmax: Node
+    inner: list[Node] = dataclasses.field(default_factory=list)
+    keep: list[tuple[Node, bool, Any]] = dataclasses.field(default_factory=list)
+    bias: Node | None = None
+    scale: float = 1.0
+    dropout: float = 0.0
+    causal: bool = False
+
+
+def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:
+    """The graph with hand-written attention replaced, and a record for every softmax between two products."""
+    graph = captured.module.graph
+    if config.attention == "aten" or not any(name_of(node) == "softmax" for node in graph.nodes):
+        return captured, ()
+    copy = torch.fx.Graph()
+    closing = copy.graph_copy(graph, mapping := {})
+    ending = next(iter(reversed(graph.nodes)))
+    copy.output(closing).meta.update(ending.meta)
+    assert mapping
+    module = GraphModule(captured.module, copy)
+    records = []
+    for node in list(copy.nodes):
+        if name_of(node) != "softmax":
+            continue
+        location = node.meta.get("location")
+        try:
+            replace_one(module, node, config)
+            records.append(PatternRecord("attention", True, "", location))
+        except Refused as refusal:
+            if str(refusal):
+                records.append(PatternRecord("attention", False, str(refusal), location))
+    if not any(record.accepted for record in records):
+        return captured, tuple(records)
+    copy.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or not unused_pure(node))
+    module.recompile()
+    return dataclasses.replace(captured, module=module), tuple(records)
+
+
+def unused_pure(node: Node) -> bool:
+    """Whether a node may go when nobody reads it: only what the replacement left behind."""
+    return bool(node.meta.get("replaced"))
+
+
+def name_of(node: Any) -> str:
+    """`add` for `operator.add`, `torch.add`, `x.add`, `x += y` and `x.add_`."""
+    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
+        return ""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in ("iadd", "imul", "itruediv", "isub"):
+        return name[1:]
+    return name.removesuffix("_") if not name.startswith("_") else name
+
+
+def value_of(node: Any) -> torch.Tensor:
+    """The fake value of a node."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    if not isinstance(value, torch.Tensor):
+        raise Refused("")
+    return value
+
+
+def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
+    """Replace the attention around one softmax, or raise `Refused`."""
+    found = Found(softmax)
+    product = follow_weights(found)
+    scores = follow_scores(found)
+    if len({id(node) for node in found.inner}) != len(found.inner):
+        raise Refused("")
+    for node in found.inner:
+        if len(node.users) != 1:
+            raise Refused(f"the value of {name_of(node)} between the two products is used elsewhere")
+    graph = module.graph
+    with graph.inserting_before(product):
+        query, key = score_operands(graph, scores)
+        value, arrange = value_operand(graph, product)
+        check_operands(query, key, value, found, config)
+        keep = masks_to_keep(graph, module, found)
+        check_order(graph, scores, product, found)
+        arguments = (query, key, value, tuple(keep), found.bias, found.scale, found.causal, found.dropout)
+        result = graph.call_function(written_attention, arguments)
+        result.meta.update(product.meta)
+        if arrange is not None:
+            result = graph.call_method("permute", (result, *arrange))
+            result.meta.update(product.meta)
+    product.replace_all_uses_with(result)
+    for node in (product, *found.inner):
+        node.meta["replaced"] = True
+
+
+def follow_weights(found: Found) -> Node:
+    """From the softmax down to the product with the values."""
+    softmax = found.softmax
+    dim = argument(softmax, 1, "dim", None)
+    if not isinstance(dim, int) or dim % value_of(softmax).dim() != value_of(softmax).dim() - 1:
+        raise Refused("")
+    current = softmax
+    while True:
+        found.inner.append(current)
+        readers = list(current.users)
+        if not any(leads_to_product(reader) for reader in readers):
+            raise Refused("")
+        if len(readers) != 1:
+            raise Refused("the attention weights are used elsewhere")
+        reader = readers[0]
+        if name_of(reader) in PRODUCTS and product_operand(reader, 0) is current:
+            return reader
+        if name_of(reader) in CASTS:
+            current = reader
+        elif name_of(reader) == "dropout":
+            p, training = argument(reader, 1, "p", 0.5), argument(reader, 2, "training", True)
+            if not isinstance(p, float) or not isinstance(training, bool) or not 0.0 <= p < 1.0:
+                raise Refused("dropout of a probability that is no constant below 1")
+            found.dropout = p if training else 0.0
+            current = reader
+        else:
+            raise Refused("")
+
+
+def leads_to_product(node: Node) -> bool:
+    """Whether the softmax's reader can be a step to the product: otherwise it is no attention at all."""
+    return name_of(node) in (*PRODUCTS, *CASTS, "dropout")
+
+
+def follow_scores(found: Found) -> Node:
+    """From the softmax up to the product of queries and keys, taking in masks and scales."""
+    current = found.softmax.args[0]
+    while True:
+        if not isinstance(current, Node):
+            raise Refused("")
+        name = name_of(current)
+        if name in PRODUCTS:
+            found.inner.append(current)
+            return current
+        if name in ("mul", "truediv", "div", "true_divide", "multiply", "divide"):
+            following = take_scale(found, current, name)
+        elif name in ("where", "masked_fill"):
+            following = take_mask(found, current, name)
+        elif name == "add":
+            following = take_bias(found, current)
+        elif name in CASTS:
+            before, after = value_of(current.args[0]).dtype, value_of(current).dtype
+            if before != after and torch.promote_types(before, after) != after:
+                raise Refused("the scores are rounded to a narrower dtype")
+            following = current.args[0]
+        else:
+            raise Refused(f"the scores pass through {name or current.op}")
+        found.inner.append(current)
+        current = following
+
+
+def take_scale(found: Found, node: Node, name: str) -> Any:
+    """A factor on the scores."""
+    first, second = node.args[0], node.args[1] if len(node.args) > 1 else None
+    if name in ("mul", "multiply") and not isinstance(first, Node):
+        first, second = second, first
+    number = constant_number(second)
+    if number is None or node.kwargs.get("rounding_mode") is not None:
+        raise Refused("the scores are scaled by something that is no constant")
+    if number == 0 or not math.isfinite(number):
+        raise Refused("the scores are scaled by zero or infinity")
+    found.scale = found.scale * number if name in ("mul", "multiply") else found.scale / number
+    return first
+
+
+def take_mask(found: Found, node: Node, name: str) -> Any:
+    """A boolean mask: -inf, or a large negative number, where it hides."""
+    require_unscaled(found, allow_positive=True)
+    if name == "where":
+        condition, then, other = (*node.args, None, None)[:3]
+        if constant_number(other) is not None:
+            scores, fill, keeps = then, constant_number(other), True
+        else:
+            scores, fill, keeps = other, constant_number(then), False
+    else:
+        scores, condition, fill = node.args[0], argument(node, 1, "mask", None), constant_number(argument(node, 2, "value", None))
+        keeps = False
+    if fill is None or not isinstance(condition, Node) or value_of(condition).dtype != torch.bool:
+        raise Refused("a mask that is no boolean tensor with a constant fill")
+    if fill != -math.inf and fill > SAFE_FILL:
+        raise Refused(f"masked scores are set to {fill}, which does not hide them for certain")
+    found.keep.append((condition, keeps, fill))
+    return scores
+
+
+def take_bias(found: Found, node: Node) -> Any:
+    """A tensor added to the scores: an additive mask or a position bias."""
+    require_unscaled(found, allow_positive=False)
+    if found.bias is not None or len(node.args) < 2 or node.kwargs:
+        raise Refused("more than one tensor is added to the scores")
+    whole = value_of(node).shape
+    for scores, bias in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
+        if isinstance(scores, Node) and isinstance(bias, Node) and value_of(scores).shape == whole and leads_to_scores(scores):
+            if not value_of(bias).is_floating_point() or value_of(bias).dim() < 2:
+                raise Refused("what is added to the scores is no floating mask")
+            found.bias = bias
+            return scores
+    raise Refused("the scores are a sum that is no score plus mask")
+
+
+def leads_to_scores(node: Node) -> bool:
+    """Whether a summand is the product of queries and keys rather than the mask."""
+    steps = 0
+    while isinstance(node, Node) and steps < 8:
+        if name_of(node) in PRODUCTS:
+            return True
+        if name_of(node) not in ("mul", "truediv", "div", "where", "masked_fill", "add", *CASTS):
+            return False
+        node = node.args[1] if name_of(node) == "where" and isinstance(node.args[1], Node) else node.args[0]  # type: ignore
+        steps += 1
+    return False
+
+
+def require_unscaled(found: Found, allow_positive: bool) -> None:
+    """Masks that lie inside of a scale would be scaled too."""
+    if found.scale != 1.0 and not (allow_positive and found.scale > 0):
+        raise Refused("the mask is applied before the scale")
+
+
+def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
+    """Queries (…, i, d) and keys (…, j, d) of the first product."""
+    if name_of(product) == "einsum":
+        letters = einsum_letters(product)
+        if letters is None:
+            raise Refused("an einsum of another form")
+        left, right, out = letters
+        shared = [letter for letter in left if letter in right and letter not in out]
+        i, j = out[-2], out[-1]
+        if len(shared) != 1 or i not in left or i in right or j not in right or j in left:
+            raise Refused("an einsum that is no product of queries and keys")
+        batch = out[:-2]
+        return (permuted(graph, product.args[1], left, f"{batch}{i}{shared[0]}"),
+                permuted(graph, product.args[2], right, f"{batch}{j}{shared[0]}"))  # fmt: skip
+    query, turned = product_operand(product, 0), product_operand(product, 1)
+    value_of(query), value_of(turned)
+    key = graph.call_method("transpose", (turned, -2, -1))
+    key.meta["example_value"] = value_of(turned).transpose(-2, -1)
+    return query, key
+
+
+def value_operand(graph: torch.fx.Graph, product: Node) -> tuple[Node, tuple[int, ...] | None]:
+    """Values (…, j, d) of the second product, and how its result must be permuted."""
+    if name_of(product) != "einsum":
+        return product_operand(product, 1), None
+    letters = einsum_letters(product)
+    if letters is None:
+        raise Refused("an einsum of another form")
+    left, right, out = letters
+    batch, i, j = left[:-2], left[-2], left[-1]
+    free = [letter for letter in right if letter not in left]
+    if j not in right or i in right or len(free) != 1 or sorted(out) != sorted(f"{batch}{i}{free[0]}"):
+        raise Refused("an einsum that is no product of weights and values")
+    made = f"{batch}{i}{free[0]}"
+    arrange = None if made == out else tuple(made.index(letter) for letter in out)
+    return permuted(graph, product.args[2], right, f"{batch}{j}{free[0]}"), arrange
+
+
+def einsum_letters(product: Node) -> tuple[str, str, str] | None:
+    """The letters of both operands and of the result of a plain two-operand einsum."""
+    equation = product.args[0]
+    if not isinstance(equation, str) or len(product.args) != 3 or "->" not in equation or "." in equation:
+        return None
+    sides, out = equation.replace(" ", "").split("->")
+    operands = sides.split(",")
+    if len(operands) != 2 or any(len(set(part)) != len(part) for part in (*operands, out)) or len(out) < 3:
+        return None
+    return operands[0], operands[1], out
+
+
+def permuted(graph: torch.fx.Graph, node: Any, letters: str, wanted: str) -> Node:
+    """`node`, whose dims are `letters`, with dims in the order `wanted`."""
+    if sorted(letters) != sorted(wanted):
+        raise Refused("an einsum over dims of another kind")
+    if letters == wanted:
+        return node
+    order = tuple(letters.index(letter) for letter in wanted)
+    made = graph.call_method("permute", (node, *order))
+    made.meta["example_value"] = value_of(node).permute(order)
+    return made
+
+
+def check_operands(query: Node, key: Node, value: Node, found: Found, config: Config) -> None:
+    """Shapes and dtypes that the operator computes exactly as the written code does, or better."""
+    q, k, v = value_of(query), value_of(key), value_of(value)
+    sizes = (*q.shape, *k.shape, *v.shape)
+    if not all(type(size) is int for size in sizes):
+        raise Refused("sizes that vary between calls")
+    if q.dim() not in (3, 4) or k.dim() != q.dim() or v.dim() != q.dim():
+        raise Refused("queries, keys and values of another rank than 3 or 4")
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] or k.shape[-2] != v.shape[-2]:
+        raise Refused("batch dims that broadcast")
+    if max(q.shape[-1], v.shape[-1]) > LARGEST_HEAD or 0 in sizes:
+        raise Refused(f"a head dim above {LARGEST_HEAD}")
+    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    if q.dtype not in floats or not q.dtype == k.dtype == v.dtype:
+        raise Refused("queries, keys and values of different dtypes")
+    product_dtype = value_of(found.inner[-1]).dtype
+    if product_dtype != q.dtype:
+        raise Refused("a product in another dtype than its arguments (autocast)")
+    if config.emulate_precision_casts and q.dtype in (torch.float16, torch.bfloat16):
+        raise Refused("eager's rounding of half-precision scores was asked for")
+    if config.fallback_random and found.dropout > 0.0:
+        raise Refused("eager's random numbers were asked for")
+    target = (*q.shape[:-1], k.shape[-2])
+    for node in (found.bias, *(condition for condition, _, _ in found.keep)):
+        if node is not None and not broadcasts_to(value_of(node).shape, target):
+            raise Refused("a mask of another shape than the scores")
+
+
+def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:
+    """Whether a mask of at least two dims expands to the scores."""
+    if len(shape) > len(target) or len(shape) < 2:
+        return False
+    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False))
+
+
+def masks_to_keep(graph: torch.fx.Graph, module: GraphModule, found: Found) -> list[Node]:
+    """Boolean masks, True where a key is seen; a causal one becomes a flag."""
+    kept = []
+    for condition, keeps, fill in found.keep:
+        pattern = constant_tensor(module, condition)
+        if pattern is not None and is_causal(pattern if keeps else ~pattern):
+            found.causal = True
+            continue
+        if fill != -math.inf:
+            raise Refused(f"hidden scores are set to {fill}: a query that sees no key would come out differently")
+        if not keeps:
+            condition = graph.call_function(torch.logical_not, (condition,))
+        kept.append(condition)
+    return kept
+
+
+def is_causal(pattern: torch.Tensor) -> bool:
+    """Whether a constant mask shows each query the keys up to its own position, top left aligned."""
+    if pattern.dim() < 2 or any(size != 1 for size in pattern.shape[:-2]):
+        return False
+    plain = pattern.reshape(pattern.shape[-2:])
+    return bool(torch.equal(plain, torch.ones_like(plain).tril()))
+
+
+def check_order(graph: torch.fx.Graph, first: Node, last: Node, found: Found) -> None:
+    """Nothing between the products changes a mode or writes in place, other than the scores themselves."""
+    between = False
+    for node in graph.nodes:
+        if node is last:
+            return
+        if node is first:
+            between = True
+        elif between and node not in found.inner:
+            target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+            writes = node.op == "call_method" and target.endswith("_") and not target.endswith("__")
+            writes = writes or target in ("setitem", "iadd", "imul", "itruediv", "isub") or target in MODES
+            writes = writes or node.op == "call_function" and target.endswith("_") or "out" in node.kwargs
+            if writes:
+                raise Refused(f"{target} runs between the two products")
+
+
+def argument(node: Node, position: int, name: str, default: Any) -> Any:
+    """An argument given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def product_operand(node: Node, index: int) -> Any:
+    """The first or second factor of a product."""
+    return node.args[index + 1] if name_of(node) == "einsum" else node.args[index]
+
+
+def constant_number(value: Any) -> float | None:
+    """A Python number, or a one-element constant of the graph."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
+    """The value of a node that depends on no input, computed on the CPU; `None` if it does, or is too large."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        value = current.meta.get("example_value")
+        if current.op == "get_attr":
+            if held_constant(module, current) is None:
+                return None
+        elif current.op not in ("call_function", "call_method") or random_or_written(current):
+            return None
+        if len(seen) > 32:
+            return None
+        if isinstance(value, torch.Tensor) and (value.numel() > LARGEST_CONSTANT or value.numel() < 1):
+            return None
+        order.append(current)
+        stack.extend(current.all_input_nodes)
+    if any(user not in seen and random_or_written(user) for made in seen for user in made.users):
+        return None
+    results: dict[Node, Any] = {}
+    position = {found: index for index, found in enumerate(module.graph.nodes)}
+    for current in sorted(order, key=position.__getitem__):
+        args = torch.fx.node.map_arg(current.args, results.__getitem__)
+        kwargs = dict(torch.fx.node.map_arg(current.kwargs, results.__getitem__))
+        if "device" in kwargs:
+            kwargs["device"] = "cpu"
+        try:
+            if current.op == "get_attr":
+                results[current] = held_constant(module, current)
+            elif current.op == "call_method":
+                results[current] = getattr(args[0], current.target)(*args[1:], **kwargs)
+            else:
+                results[current] = current.target(*args, **kwargs)
+        except Exception:  # a constant that cannot be evaluated here is simply not known
+            return None
+    found_value = results[node]
+    return found_value if isinstance(found_value, torch.Tensor) and found_value.dtype == torch.bool else None
+
+
+def held_constant(module: GraphModule, node: Node) -> torch.Tensor | None:
+    """A real tensor that the graph holds, on the CPU; `None` for anything else."""
+    value: Any = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    plain = type(value) is torch.Tensor and 0 < value.numel() <= LARGEST_CONSTANT
+    return value.cpu() if plain else None
+
+
+def random_or_written(node: Node) -> bool:
+    """Whether a node draws random numbers or may write to its argument."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if any(part in target for part in ("rand", "bernoulli", "dropout", "setitem", "empty", "normal", "item", "to_sparse")):
+        return True
+    return target.endswith("_") and not target.endswith("__") or target in ("iadd", "imul", "itruediv", "isub")
