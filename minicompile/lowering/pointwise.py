@@ -46,8 +46,10 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     **{name: _call(name) for name in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
         "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv",
-        "lgamma", "reciprocal", "neg", "bitwise_not", "atan2", "hypot", "copysign", "nextafter",
+        "lgamma", "reciprocal", "neg", "bitwise_not", "atan2", "hypot", "nextafter",
     )},
+    "copysign.Tensor": _call("copysign"), "copysign.Scalar": _call("copysign"),
+    "ldexp.Tensor": lambda a, b: a * b.call("exp2"),
     **{name: formulas.integral_identity(name) for name in ("floor", "ceil", "trunc", "round")},
     "abs": formulas.absolute, "sign": formulas.sign, "sgn": formulas.sign, "frac": formulas.fraction,
     "round.decimals": formulas.round_decimals,
@@ -205,9 +207,9 @@ def lower_masked_fill(builder: GraphBuilder, value: TensorValue, mask: TensorVal
 
 @lowers("aten.log_sigmoid_forward.default")
 def lower_log_sigmoid(builder: GraphBuilder, value: TensorValue) -> Any:
-    """The result, and the buffer that only eager's CPU kernel fills."""
+    """The result, and the `exp(-|x|)` that only eager's CPU kernel keeps."""
     result = builder.like_node(lambda i: formulas.log_sigmoid(Scalar(value.load(i))).expr, 0)
-    return result, builder.like_node(lambda i: value.load(i), 1)
+    return result, builder.like_node(lambda i: (-Scalar(value.load(i)).call("abs")).call("exp").expr, 1)
 
 
 @lowers("aten.log_sigmoid_backward.default")

@@ -22,7 +22,7 @@ def _scan(kind: str) -> Any:
         if kind not in GENERATED:
             raise UseExtern(f"{kind} is not generated")
         if value.rank == 0:
-            raise UseExtern("a scan of one number")
+            return builder.like_node(lambda _: cast(value.load(()), builder.val.dtype))
         result = builder.val.dtype
         return builder.scan(kind, wrap(dim, value.rank), result, lambda i: cast(value.load(i), result))
 

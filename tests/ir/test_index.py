@@ -1,0 +1,90 @@
+"""Index arithmetic agrees with Python's integers, and its normal form makes equal things one object."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minicompile.ir.index import Axis, Index, Symbol, as_index, coefficient_of, evaluate, is_below, lower_bound, substitute, upper_bound
+
+AXES = (Axis("a", 3), Axis("b", 4), Axis("c", 5))
+POINTS = [dict(zip(AXES, values)) for values in itertools.product(range(3), range(4), range(5))]
+
+
+def expressions() -> st.SearchStrategy[Index]:
+    leaves = st.sampled_from([as_index(a) for a in AXES]) | st.integers(-7, 12).map(as_index)
+
+    def grow(inner):
+        return st.one_of(
+            st.tuples(inner, inner).map(lambda p: p[0] + p[1]),
+            st.tuples(inner, st.integers(-3, 6)).map(lambda p: p[0] * p[1]),
+            st.tuples(inner, inner).map(lambda p: p[0] * p[1]),
+            st.tuples(inner, st.integers(1, 9)).map(lambda p: p[0] // p[1]),
+            st.tuples(inner, st.integers(1, 9)).map(lambda p: p[0] % p[1]),
+        )
+
+    return st.recursive(leaves, grow, max_leaves=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(expressions(), st.integers(1, 9))
+def test_division_and_remainder_are_pythons(index, divisor):
+    for point in POINTS[::7]:
+        value = evaluate(index, point)
+        assert evaluate(index // divisor, point) == value // divisor
+        assert evaluate(index % divisor, point) == value % divisor
+        assert evaluate((index // divisor) * divisor + index % divisor, point) == value
+
+
+@settings(max_examples=300, deadline=None)
+@given(expressions())
+def test_bounds_hold(index):
+    low, high = int(lower_bound(index)), int(upper_bound(index))
+    for point in POINTS:
+        assert low <= evaluate(index, point) <= high
+
+
+@settings(max_examples=200, deadline=None)
+@given(expressions(), expressions(), expressions())
+def test_substitution_is_evaluation(index, first, second):
+    replaced = substitute(index, {AXES[0]: first % 3, AXES[1]: second % 4})
+    for point in POINTS[::11]:
+        inner = {AXES[0]: evaluate(first, point) % 3, AXES[1]: evaluate(second, point) % 4, AXES[2]: point[AXES[2]]}
+        assert evaluate(replaced, point) == evaluate(index, inner)
+
+
+@settings(max_examples=200, deadline=None)
+@given(expressions(), expressions())
+def test_equal_sums_are_one_object(first, second):
+    assert first + second is second + first
+    assert (first + second) - second == first or evaluate(first + second - second, POINTS[5]) == evaluate(first, POINTS[5])
+
+
+def test_simplifications():
+    a, b, c = map(as_index, AXES)
+    assert (4 * a + b) // 4 is a and (4 * a + b) % 4 is b
+    x = 20 * a + 5 * b + c
+    assert 4 * ((x // 5) % 4) + 16 * (x // 20) is 4 * (x // 5)
+    flat = as_index(Axis("f", 60))
+    assert 20 * (flat // 20) + 5 * ((flat // 5) % 4) + flat % 5 is flat
+    assert is_below(x, as_index(60)) and not is_below(x, as_index(59))
+    assert coefficient_of(x, AXES[1]) is as_index(5) and coefficient_of(x % 7, AXES[1]) is None
+
+
+def test_symbols():
+    n = as_index(Symbol("n", 8, 2))
+    axis = as_index(Axis("i", n))
+    assert (n * axis + axis) // n is not None
+    inner = as_index(Axis("j", n))
+    assert (n * axis + inner) // n is axis and (n * axis + inner) % n is inner
+    assert evaluate(n * 3, {}) == 24
+
+
+def test_pickling_keeps_identity():
+    a, b, _ = map(as_index, AXES)
+    index = (a * 3 + b) % 7
+    assert pickle.loads(pickle.dumps(index)) is index
+    assert index.digest == pickle.loads(pickle.dumps(index)).digest
