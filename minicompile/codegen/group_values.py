@@ -6,15 +6,28 @@ results of reductions and scans stay loads of their buffers (*leaves*). This mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 
 import torch
 
 from minicompile.codegen.index_text import extent
 from minicompile.codegen.triton_text import LOW_PRECISION, compute_dtype
 from minicompile.codegen.unsupported import CannotGenerate
-from minicompile.ir.expr import Apply, Expr, IndexValue, Load, Random, cast, indirect_values, rewrite, walk
-from minicompile.ir.index import Index
+from minicompile.ir.expr import (
+    Apply,
+    Constant,
+    Expr,
+    IndexValue,
+    Load,
+    Masked,
+    Random,
+    cast,
+    indirect_values,
+    rewrite,
+    walk,
+)
+from minicompile.ir.index import Index, substitute
 from minicompile.ir.loops import Buffer, Loop, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup, OnlineSoftmax
 
@@ -40,11 +53,13 @@ class GroupValues:
             self.values[loop.buffer] = value if loop.fold else cast(value, buffers[loop.buffer].dtype)
 
     def resolve(self, expression: Expr) -> Expr:
-        """The expression with loads of what the group computes replaced by that."""
-        return rewrite(expression, on_load=self._resolved)
+        """The expression with loads of what the group computes replaced by that, and whole numbers folded."""
+        return with_folded_integers(rewrite(expression, on_load=self._resolved))
 
     def resolve_index(self, index: Index) -> Index:
         """The same for the loads inside an index."""
+        if not indirect_values(index):
+            return index
         probe = self.resolve(IndexValue(index, torch.int64))
         assert isinstance(probe, IndexValue)
         return probe.index
@@ -153,6 +168,49 @@ class GroupValues:
         value, subtracted = map(without_widening, difference.arguments)
         wide = compute_dtype(highest.value.dtype) == torch.float32
         return wide and value is without_widening(self.values[online.maximum]) and subtracted is self.leaf(highest)
+
+
+_INTEGER_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "minimum": min, "maximum": max,
+}  # fmt: skip
+
+
+def with_folded_integers(expression: Expr) -> Expr:
+    """The expression with constant positions, and arithmetic of constant whole numbers, as constants."""
+    done: dict[Expr, Expr] = {}
+
+    def index(value: Index) -> Index:
+        return substitute(value, {}, done.__getitem__)
+
+    for current in walk(expression):
+        done[current] = current
+        if isinstance(current, IndexValue) and current.index.constant is not None:
+            done[current] = Constant(torch.tensor(int(current.index)).to(current.dtype).item(), current.dtype)
+        elif isinstance(current, (Load, IndexValue)) and indirect_values(current.index):
+            moved = index(current.index)
+            if isinstance(current, Load):
+                done[current] = Load(current.buffer, moved, current.dtype)
+            else:
+                done[current] = IndexValue(moved, current.dtype)
+        elif isinstance(current, Apply):
+            arguments = tuple(done[argument] for argument in current.arguments)
+            rebuilt = current if arguments == current.arguments else Apply(current.operation, arguments, current.dtype)
+            done[current] = _folded(rebuilt)
+        elif isinstance(current, Masked):
+            parts = (done[current.condition], done[current.value], done[current.other])
+            done[current] = Masked(*parts, current.dtype)
+    return done[expression]
+
+
+def _folded(value: Apply) -> Expr:
+    function, numbers = _INTEGER_ARITHMETIC.get(value.operation), value.arguments
+    if function is None or value.dtype not in (torch.int32, torch.int64):
+        return value
+    if not all(isinstance(number, Constant) for number in numbers):
+        return value
+    result = function(*(int(number.value) for number in numbers if isinstance(number, Constant)))
+    bounds = torch.iinfo(value.dtype)
+    return Constant(result, value.dtype) if bounds.min <= result <= bounds.max else value
 
 
 def without_widening(expression: Expr) -> Expr:

@@ -68,7 +68,7 @@ def _names(index: object) -> list[str]:
 
 
 def _wishes(graph: LoweredGraph) -> dict[str, str]:
-    wishes: dict[str, str] = {}
+    wishes = {name: name.removeprefix("the_function_") for name in graph.inputs}
     for operation in graph.operations:
         if operation.origins:
             for name in operation.writes:
