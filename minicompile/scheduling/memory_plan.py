@@ -7,8 +7,10 @@ something else, and inputs belong to the caller. This module must not change the
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
+from minicompile.ir.index import Index
 from minicompile.ir.loops import Buffer, ExternKernel
 from minicompile.ir.schedule import Allocation, KernelGroup, MemoryPlan
 from minicompile.scheduling.traffic import buffer_bytes
@@ -35,7 +37,7 @@ def plan_memory(
     allocations: dict[str, Allocation] = {}
     free: list[str] = []
     taken: set[str] = set()
-    owned: set[str] = set()
+    storage: dict[str, Buffer] = {}
     dying: dict[int, list[str]] = {}
     for name in lives.first:
         dying.setdefault(lives.last[name], []).append(name)
@@ -48,14 +50,14 @@ def plan_memory(
                 continue
             donor = None
             if isinstance(step, KernelGroup):
-                owned.add(name)
-                donor = _donor(step, number, name, buffers, lives, free, taken, owned)
+                donor = _donor(step, number, name, buffers, storage, lives, free, taken)
+                storage[name] = storage.get(donor or "", buffers[name])
             if donor is not None:
                 taken.add(donor)
                 if donor in free:
                     free.remove(donor)
             allocations[name] = Allocation(name, donor, number, end)
-        free += [name for name in dying.get(number, ()) if name in owned and name not in taken]
+        free += [name for name in dying.get(number, ()) if name in storage and name not in taken]
     return MemoryPlan(allocations, _freed(lives), _peak(allocations, buffers, len(steps)))
 
 
@@ -92,29 +94,41 @@ def _donor(
     number: int,
     name: str,
     buffers: Mapping[str, Buffer],
+    storage: Mapping[str, Buffer],
     lives: _Lives,
     free: list[str],
     taken: set[str],
-    owned: set[str],
 ) -> str | None:
-    """A dead buffer, or one that dies in place here, whose storage `name` can take."""
+    """A dead buffer, or one that dies in place here, whose storage `name` can take.
+
+    `storage` has, for each buffer that we allocate, the one that its storage was made for.
+    """
     exact = lives.last[name] == lives.end
     for candidate in _dying_in_place(group, number, name, lives):
-        if candidate in owned and candidate not in taken and _fits(buffers[name], buffers[candidate], True):
+        if candidate in storage and candidate not in taken and _fits(buffers[name], storage[candidate], exact):
             return candidate
-    fitting = [c for c in free if _fits(buffers[name], buffers[c], exact)]
-    return min(fitting, key=lambda c: (buffer_bytes(buffers[c]), -lives.last[c]), default=None)
+    fitting = [c for c in free if _fits(buffers[name], storage[c], exact)]
+    return min(fitting, key=lambda c: (buffer_bytes(storage[c]), -lives.last[c]), default=None)
 
 
 def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
+    """Whether `new` can live in the storage made for `old`; `exact` if that must not be larger than `new` needs."""
     if new.dtype != old.dtype or new.device != old.device:
         return False
-    if new.sizes == old.sizes:
+    if new.sizes == old.sizes and new.strides == old.strides:
         return True
-    if any(size.constant is None for size in (*new.sizes, *old.sizes)):
-        return new.numel is old.numel
-    needed, there = buffer_bytes(new), buffer_bytes(old)
+    needed, there = _extent(new.sizes, new.strides), _extent(old.sizes, old.strides)
+    if needed is None or there is None:
+        return False
     return needed == there or (not exact and needed <= there <= WASTE * needed)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _extent(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> int | None:
+    """Elements from the first to the last of a buffer, if that is known."""
+    if any(number.constant is None for number in (*sizes, *strides)):
+        return None
+    return 1 + sum((int(size) - 1) * int(stride) for size, stride in zip(sizes, strides, strict=True))
 
 
 def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -> list[str]:

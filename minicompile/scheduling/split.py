@@ -16,11 +16,13 @@ from minicompile.ir.expr import Constant, Expr, IndexValue, Load, Masked, apply,
 from minicompile.ir.index import ONE, Axis, Index, as_index, coefficient_of, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction
 from minicompile.ir.schedule import DeviceProperties
-from minicompile.scheduling.reindexing import AxisMap, flatten, identity, unflatten
-from minicompile.scheduling.tiling import COLUMN_BYTES, next_power_of_two
+from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, unflatten
+from minicompile.scheduling.tiling import COLUMN_BYTES, ROW_REGISTERS, next_power_of_two
 from minicompile.scheduling.traffic import points
+from minicompile.scheduling.variance import ChunkedSum, find_squares, squares_in_chunks
 
 WORTH_A_LAUNCH = 1 << 18
+WORTH_A_SECOND_READ = 1 << 23
 PROGRAMS_PER_MULTIPROCESSOR = 4
 CHUNK_BYTES = 1 << 15
 SPLITTABLE = ("sum", "prod", "max", "min", "any")
@@ -42,35 +44,63 @@ def choose_splits(results: int, length: int, itemsize: int, columns: bool, devic
     return min(next_power_of_two(wanted), max(1, per_program // CHUNK_BYTES))
 
 
+def choose_chunks(
+    results: int, length: int, itemsize: int, columns: bool, splits: int, device: DeviceProperties
+) -> int:
+    """Into how many parts a sum is cut whose variance is wanted too: chunks then stay in registers, and the values are
+    read once instead of twice. `splits` is what `choose_splits` wants for the sum alone.
+
+    Rows that are in the cache when they are read again are left whole.
+    """
+    width = COLUMN_BYTES // itemsize if columns else 1
+    chunk = next_power_of_two(ROW_REGISTERS // 3) // width
+    at_once = min(results, 2 * device.multiprocessors) * length * itemsize
+    worthwhile = columns or splits > 1 or at_once > device.l2_bytes
+    if length <= chunk or not worthwhile or results * length * itemsize < WORTH_A_SECOND_READ:
+        return splits
+    return max(splits, -(-length // chunk))
+
+
 def split_reductions(
     operations: Sequence[Operation], buffers: Mapping[str, Buffer], device: DeviceProperties
 ) -> tuple[tuple[Operation, ...], dict[str, Buffer]]:
     """The operations with long, few reductions in two stages, and all buffers with those of the partial results."""
     known = dict(buffers)
     result: list[Operation] = []
-    for operation in operations:
-        splits = _splits(operation, buffers, device) if isinstance(operation, Loop) else 1
-        if splits > 1:
-            assert isinstance(operation, Loop)
-            first, second, partial = _in_two_stages(operation, splits, known)
-            known[partial.name] = partial
-            result += [first, second]
+    squares = find_squares(operations) if device.kind != "cpu" else {}
+    wanted = set(squares.values())
+    chunked: dict[int, ChunkedSum] = {}
+    for position, loop in enumerate(operations):
+        splits = _splits(loop, buffers, device, position in wanted) if isinstance(loop, Loop) else 1
+        sums = chunked.get(squares.get(position, -1))
+        if not isinstance(loop, Loop) or (splits == 1 and sums is None):
+            result.append(loop)
+            continue
+        if sums is not None:
+            first, second, partial = squares_in_chunks(loop, sums, known)
         else:
-            result.append(operation)
+            first, second, partial, chunks = _in_two_stages(loop, splits, known)
+            if chunks is not None and position in wanted:
+                chunked[position] = chunks
+        known[partial.name] = partial
+        result += [first, second]
     return tuple(result), known
 
 
-def _splits(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties) -> int:
-    """How often to split one loop; 1 for what cannot be split."""
+def _splits(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties, with_squares: bool) -> int:
+    """How often to split one loop; 1 for what cannot be split. `with_squares`: a variance needs the same values."""
     if not isinstance(loop.fold, Reduction) or loop.fold.kind not in SPLITTABLE or loop.overwrites is not None:
         return 1
     if any(axis.size.constant is None for axis in loop.fold.axes):
         return 1
-    read = loads(loop.value)
+    folded = frozenset(loop.fold.axes)
+    read = [load for load in loads(loop.value) if axes_in(load.index) & folded]
     itemsize = max((buffers[load.buffer].dtype.itemsize for load in read), default=4)
     columns = _neighbours_are_results(loop, read)
     length = points(loop.fold.axes)
     splits = choose_splits(points(loop.axes), length, itemsize, columns, device)
+    if with_squares:
+        splits = choose_chunks(points(loop.axes), length, itemsize, columns, splits, device)
     return splits if 2 * splits <= length else 1
 
 
@@ -104,8 +134,10 @@ def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...]
     return part, (within,), unflatten(position, axes), None if length % number == 0 else position
 
 
-def _in_two_stages(loop: Loop, splits: int, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer]:
-    """The loop over chunks, the loop over its partial results, and the buffer between them."""
+def _in_two_stages(
+    loop: Loop, splits: int, buffers: Mapping[str, Buffer]
+) -> tuple[Loop, Loop, Buffer, ChunkedSum | None]:
+    """The loop over chunks, the loop over its partial results, the buffer between them, and the chunks if equal."""
     assert isinstance(loop.fold, Reduction)
     kind = loop.fold.kind
     part, within, changes, position = _chunks(loop.fold.axes, splits)
@@ -124,7 +156,10 @@ def _in_two_stages(loop: Loop, splits: int, buffers: Mapping[str, Buffer]) -> tu
     place = flatten((part, *loop.axes))
     first = Loop(name, (part, *loop.axes), value, place, Reduction(kind, within), origins=loop.origins)
     second = dataclasses.replace(loop, value=Load(name, place, dtype), fold=Reduction(kind, (part,)))
-    return first, second, partial
+    chunks = None if position is not None or dtype != loop.value.dtype else ChunkedSum(
+        part, within, changes, place, partial
+    )
+    return first, second, partial, chunks
 
 
 def accumulator_dtype(value: torch.dtype, kind: str, result: torch.dtype) -> torch.dtype:

@@ -124,7 +124,7 @@ def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     length, columns = hint(facts.folded.size), hint(facts.parallel[-1].size)
     x = min(next_power_of_two(columns), COLUMN_BYTES // facts.itemsize)
     block = next_power_of_two(length)
-    persistent = x * block * facts.live_rows <= ROW_REGISTERS // 4 and _is_static(facts.folded)
+    persistent = x * block * facts.live_rows <= ROW_REGISTERS * 2 // 3 and _is_static(facts.folded)
     if persistent or facts.must_persist:
         warps = max(1, min(16, x * block // (32 * 8)))
         return _plan(facts, [x, block], "persistent", warps, f"columns of {length} stay in registers")

@@ -199,6 +199,8 @@ class ProgramMaker:
             place = offset(target, [as_index(a) for a in axes])
             self.operations.append(Loop(name, axes, value, place, fold, origins=origins))
             return
+        if self.random.random() < 0.3:
+            return self.variance(name, axes, origins)
         folded = tuple(a for a in axes if self.random.random() < 0.6) or axes[-1:]
         kept = tuple(a for a in axes if a not in folded)
         kind = self.random.choice(["sum", "sum", "max", "min", "argmax"])
@@ -206,6 +208,21 @@ class ProgramMaker:
         target = self.add_buffer(name, tuple(int(a.size) for a in kept), I64 if kind == "argmax" else F32)
         place = offset(target, [as_index(a) for a in kept])
         self.operations.append(Loop(name, kept, value, place, Reduction(kind, folded), origins=origins))
+
+    def variance(self, name: str, axes: tuple[Axis, ...], origins: tuple[Origin, ...]) -> None:
+        """A sum, and the sum of squared deviations from what it says is the mean."""
+        dim = self.random.randrange(len(axes))
+        kept, folded = axes[:dim] + axes[dim + 1 :], (axes[dim],)
+        value = apply("cast", self.value(axes), dtype=F32)
+        total = self.add_buffer(f"{name}_sum", tuple(int(a.size) for a in kept))
+        place = offset(total, [as_index(a) for a in kept])
+        self.operations.append(Loop(total.name, kept, value, place, Reduction("sum", folded), origins=origins))
+        mean = apply("truediv", Load(total.name, place, F32), Constant(float(int(axes[dim].size)), F32), dtype=F32)
+        deviation = apply("sub", value, mean, dtype=F32)
+        squares = apply("mul", deviation, deviation, dtype=F32)
+        target = self.add_buffer(name, tuple(int(a.size) for a in kept))
+        place = offset(target, [as_index(a) for a in kept])
+        self.operations.append(Loop(name, kept, squares, place, Reduction("sum", folded), origins=origins))
 
     def overwrite(self, name: str, origins: tuple[Origin, ...]) -> None:
         """A new version of a buffer in the old one's storage, in whole, in part, or scattered."""

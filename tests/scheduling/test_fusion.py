@@ -118,6 +118,22 @@ def test_a_column_reduction_keeps_neighbouring_columns_in_one_program() -> None:
         assert kernel.tile.parallel[0].block >= 16
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_variance_of_what_fits_no_cache_reads_its_values_once(dim: int) -> None:
+    sizes = (16384, 8192) if dim == 0 else (256, 1 << 20)
+    kept = sizes[1 - dim]
+    maker = GraphMaker()
+    maker.input("a", *sizes)
+    load = maker.load
+    maker.reduce("total", "sum", sizes, (dim,), lambda i, j: load("a", i, j))
+    maker.pointwise("mean", (kept,), lambda i: op("truediv", load("total", i), float(sizes[dim])))
+    maker.pointwise("gap", sizes, lambda i, j: op("sub", load("a", i, j), load("mean", j if dim == 0 else i)))
+    maker.reduce("squares", "sum", sizes, (dim,), lambda i, j: op("mul", load("gap", i, j), load("gap", i, j)))
+    first, second = kernels(schedule(maker.graph("squares")))
+    assert first.tile.strategy == "persistent"
+    assert first.bytes_read == sizes[0] * sizes[1] * 4 and second.bytes_read < 0.05 * first.bytes_read
+
+
 def test_views_between_operations_do_not_stop_fusion() -> None:
     maker = GraphMaker()
     maker.input("a", 64, 96)
