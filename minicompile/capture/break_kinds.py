@@ -42,6 +42,8 @@ KINDS: dict[str, BreakKind] = {
     "custom autograd function": BreakKind("a `torch.autograd.Function` runs its own backward",
                                           "write it with torch operations or as a `torch.library.custom_op`"),
     "tensor hook": BreakKind("hooks on tensors run outside of the graph", "register it outside"),
+    "recurrent network": BreakKind("LSTM, GRU and RNN layers run as the vendor's one kernel, with a workspace of its own",
+                                   ""),
     "real memory": BreakKind("the call looks at a tensor's memory", "do it outside of the compiled function"),
     "tensor subclass": BreakKind("only plain tensors and parameters are captured", ""),
     "sparse tensor": BreakKind("sparse tensors are not captured", ""),

@@ -165,6 +165,8 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     torch.equal: "tensor value", torch.allclose: "tensor value", torch.is_nonzero: "tensor value",
     torch.frombuffer: "real memory", torch.from_file: "real memory", torch.asarray: "real memory",
     torch.vmap: "torch.func transform", torch.cond: "higher-order operator",
+    torch.lstm: "recurrent network", torch.gru: "recurrent network",
+    torch.rnn_tanh: "recurrent network", torch.rnn_relu: "recurrent network",
 }
 METHODS_NEVER_IN_GRAPH: dict[str, str] = {
     "item": "tensor value", "tolist": "tensor value", "numpy": "NumPy", "__array__": "NumPy", "backward": "autograd call",
