@@ -11,6 +11,7 @@ This module must not know about tensors, buffers or code generation.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -271,6 +272,11 @@ def lower_bound(index: Index) -> Index:
 
 
 def _bound_term(monomial: Monomial, coefficient: int, largest: bool) -> Index:
+    if len(monomial) > 1 and any(isinstance(atom, FloorDiv) for atom in monomial):
+        ranges = [(_atom_minimum(atom).constant, _atom_maximum(atom).constant) for atom in monomial]
+        if all(low is not None and high is not None for low, high in ranges):
+            corners = [math.prod(corner) for corner in itertools.product(*ranges)]  # type: ignore[arg-type]
+            return as_index(coefficient * (max(corners) if largest else min(corners)))
     result = as_index(coefficient)
     for atom in monomial:
         result = result * (_atom_maximum(atom) if largest else _atom_minimum(atom))

@@ -14,7 +14,7 @@ from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
 from minicompile.lowering.registry import lowers
 from minicompile.lowering.scalar import Scalar, index_value
-from minicompile.lowering.sizes import size_index, size_indices
+from minicompile.lowering.sizes import size_index, size_indices, stride_indices
 from minicompile.lowering.values import TensorValue
 
 LARGEST_HEAD_DIM = 256
@@ -87,7 +87,7 @@ def _call(builder: GraphBuilder, target: str, args: Any, kwargs: Any, reason: st
     buffers = [
         builder.new_buffer(
             size_indices(result.shape), result.dtype,
-            strides=size_indices(result.stride()), device=result.device, suffix=str(number),
+            strides=stride_indices(result.stride()), device=result.device, suffix=str(number),
         ) if number < tensors else None
         for number, result in enumerate(builder.val)
     ]  # fmt: skip

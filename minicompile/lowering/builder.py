@@ -29,7 +29,7 @@ from minicompile.ir.loops import (
     Scan,
 )
 from minicompile.lowering.registry import UseExtern
-from minicompile.lowering.sizes import contiguous_strides, is_empty, overlaps, size_indices
+from minicompile.lowering.sizes import contiguous_strides, is_empty, overlaps, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, TensorValue, axes_of, loop_axes
 
 Indices = tuple[Index, ...]
@@ -164,7 +164,7 @@ class GraphBuilder:
         """`pointwise` with the sizes, strides and dtype of the node's result (its `index`-th one)."""
         val = self.val if index is None else self.val[index]
         suffix = "" if index is None else str(index)
-        sizes, strides = size_indices(val.shape), size_indices(val.stride())
+        sizes, strides = size_indices(val.shape), stride_indices(val.stride())
         return self.pointwise(sizes, val.dtype, body, strides=strides, suffix=suffix)
 
     def reduce(
@@ -207,7 +207,7 @@ class GraphBuilder:
     ) -> TensorValue:
         """Scan `body` along `dim` over the node's result."""
         sizes = size_indices(self.val.shape)
-        buffer = self.new_buffer(sizes, dtype, strides=size_indices(self.val.stride()))
+        buffer = self.new_buffer(sizes, dtype, strides=stride_indices(self.val.stride()))
         result = self.whole(buffer)
         if is_empty(sizes):
             return self._empty(buffer)

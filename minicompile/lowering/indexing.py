@@ -17,7 +17,7 @@ from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
-from minicompile.lowering.sizes import is_empty, is_one, size_index, size_indices
+from minicompile.lowering.sizes import is_empty, is_one, size_index, stride_indices
 from minicompile.lowering.values import TensorValue, loop_axes
 from minicompile.lowering.view import clamped_position, reshaped, selected, sliced, wrap
 
@@ -150,7 +150,7 @@ def _target(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype | None
     if builder.in_place is not None and dtype in (None, value.dtype):
         return builder.in_place
     return builder.copy(
-        value, strides=size_indices(builder.val.stride()), dtype=dtype, suffix="base"
+        value, strides=stride_indices(builder.val.stride()), dtype=dtype, suffix="base"
     )
 
 

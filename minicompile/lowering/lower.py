@@ -34,7 +34,7 @@ from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
-from minicompile.lowering.sizes import is_one, size_index, size_indices
+from minicompile.lowering.sizes import is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, TensorValue
 
 
@@ -117,7 +117,7 @@ class GraphLowering:
     def _known_tensor(self, name: str, example: torch.Tensor, role: Any) -> TensorValue:
         if example.layout != torch.strided:
             raise Unsupported("sparse tensor", f"{name} is a {example.layout} tensor")
-        sizes, strides = size_indices(example.shape), size_indices(example.stride())
+        sizes, strides = size_indices(example.shape), stride_indices(example.stride())
         self.builder.buffers[name] = Buffer(name, example.dtype, example.device, sizes, strides, role)
         return TensorValue(name, example.dtype, example.dtype, example.device, sizes, strides)
 
@@ -227,7 +227,7 @@ class GraphLowering:
         if not isinstance(value, TensorValue):
             return value
         example = result.meta["val"]
-        sizes, strides = size_indices(example.shape), size_indices(example.stride())
+        sizes, strides = size_indices(example.shape), stride_indices(example.stride())
         self.builder.node = result
         if value.strides is None or value.copied:
             value = self.builder.copy(value, strides=strides, suffix="out")

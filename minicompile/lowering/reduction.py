@@ -17,7 +17,7 @@ from minicompile.ir.index import ONE, ZERO, Index, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, index_value, where
-from minicompile.lowering.sizes import is_empty, is_one, size_indices
+from minicompile.lowering.sizes import is_empty, is_one, stride_indices
 from minicompile.lowering.values import TensorValue
 from minicompile.lowering.view import wrap
 
@@ -37,7 +37,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _node_strides(builder: GraphBuilder) -> Indices:
-    return size_indices(builder.val.stride())
+    return stride_indices(builder.val.stride())
 
 
 def _fold(

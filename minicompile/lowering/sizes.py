@@ -38,6 +38,28 @@ def size_indices(values: Iterable[Any]) -> tuple[Index, ...]:
     return tuple(size_index(value) for value in values)
 
 
+def stride_indices(values: Iterable[Any]) -> tuple[Index, ...]:
+    """As `size_indices`. `Max(1, n)`, which torch's contiguous strides have so that they are not 0 for an empty tensor,
+    is `n`: no element is ever addressed by it when it is 0."""
+    return tuple(
+        _symbolic(_largest_stride(value.node.expr), value.node.shape_env)
+        if isinstance(value, torch.SymInt) else size_index(value)
+        for value in values
+    )  # fmt: skip
+
+
+def _largest_stride(expression: Any) -> Any:
+    """The expression with every `Max(1, n)` replaced by `n`."""
+    if not expression.args:
+        return expression
+    arguments = [_largest_stride(a) for a in expression.args]
+    if type(expression).__name__ == "Max":
+        arguments = [a for a in arguments if a != 1]
+        if len(arguments) == 1:
+            return arguments[0]
+    return expression.func(*arguments)
+
+
 def is_one(size: Index) -> bool:
     """Whether a size is known to be 1."""
     return size is ONE

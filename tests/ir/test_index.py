@@ -8,7 +8,18 @@ import pickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minicompile.ir.index import Axis, Index, Symbol, as_index, coefficient_of, evaluate, is_below, lower_bound, substitute, upper_bound
+from minicompile.ir.index import (
+    Axis,
+    Index,
+    Symbol,
+    as_index,
+    coefficient_of,
+    evaluate,
+    is_below,
+    lower_bound,
+    substitute,
+    upper_bound,
+)
 
 AXES = (Axis("a", 3), Axis("b", 4), Axis("c", 5))
 POINTS = [dict(zip(AXES, values)) for values in itertools.product(range(3), range(4), range(5))]
@@ -45,6 +56,13 @@ def test_bounds_hold(index):
     low, high = int(lower_bound(index)), int(upper_bound(index))
     for point in POINTS:
         assert low <= evaluate(index, point) <= high
+
+
+def test_bounds_of_products_of_negative_quotients():
+    a, b, _ = map(as_index, AXES)
+    index = ((a - 5) // 2) * ((b - 6) // 3)
+    values = [evaluate(index, point) for point in POINTS]
+    assert int(lower_bound(index)) <= min(values) and max(values) <= int(upper_bound(index))
 
 
 @settings(max_examples=200, deadline=None)
