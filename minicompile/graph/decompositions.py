@@ -128,9 +128,29 @@ def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: to
     return (grad - torch.exp(output) * grad.sum(dim, keepdim=True)).to(input_dtype)
 
 
+def nll_loss_backward(
+    grad: Tensor, value: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
+) -> Tensor:
+    """`aten.nll_loss_backward` and its 2-d form without a scatter: it fuses into the gradient of the softmax."""
+    channel = 0 if value.dim() < 2 else 1
+    if reduction == 1:
+        grad = grad / total
+    if grad.dim() > 0 and value.dim() >= 2:
+        grad = grad.unsqueeze(channel)
+    shape = [1] * value.dim()
+    shape[channel] = value.shape[channel]
+    classes = torch.arange(value.shape[channel], device=value.device).view(shape)
+    target = target.unsqueeze(channel)
+    if weight is not None:
+        grad = grad * weight.view(shape)
+    hit = (classes == target) & (target != ignore_index)
+    return torch.where(hit, -grad, 0.0).to(value.dtype)
+
+
 OWN: dict[str, Decomposition] = {
     "_softmax": softmax,
     "_log_softmax": log_softmax,
     "_softmax_backward_data": softmax_backward,
     "_log_softmax_backward_data": log_softmax_backward,
+    "nll_loss_backward nll_loss2d_backward": nll_loss_backward,
 }

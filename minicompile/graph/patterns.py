@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
+from minicompile.graph import torch_interface
 from minicompile.graph.attention import written_attention
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
@@ -55,7 +56,7 @@ def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[Captur
     ending = next(iter(reversed(graph.nodes)))
     copy.output(closing).meta.update(ending.meta)
     assert mapping
-    module = GraphModule(captured.module, copy)
+    module = torch_interface.GraphModule(captured.module, copy)
     records = []
     for node in list(copy.nodes):
         if name_of(node) != "softmax":
@@ -70,7 +71,6 @@ def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[Captur
     if not any(record.accepted for record in records):
         return captured, tuple(records)
     copy.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or not unused_pure(node))
-    module.recompile()
     return dataclasses.replace(captured, module=module), tuple(records)
 
 
@@ -113,7 +113,7 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
         value, arrange = value_operand(graph, product)
         check_operands(query, key, value, found, config)
         keep = masks_to_keep(graph, module, found)
-        check_order(graph, scores, product, found)
+        check_order(scores, product, found)
         arguments = (query, key, value, tuple(keep), found.bias, found.scale, found.causal, found.dropout)
         result = graph.call_function(written_attention, arguments)
         result.meta.update(product.meta)
@@ -375,21 +375,22 @@ def is_causal(pattern: torch.Tensor) -> bool:
     return bool(torch.equal(plain, torch.ones_like(plain).tril()))
 
 
-def check_order(graph: torch.fx.Graph, first: Node, last: Node, found: Found) -> None:
+def check_order(first: Node, last: Node, found: Found) -> None:
     """Nothing between the products changes a mode or writes in place, other than the scores themselves."""
-    between = False
-    for node in graph.nodes:
-        if node is last:
-            return
-        if node is first:
-            between = True
-        elif between and node not in found.inner:
-            target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-            writes = node.op == "call_method" and target.endswith("_") and not target.endswith("__")
-            writes = writes or target in ("setitem", "iadd", "imul", "itruediv", "isub") or target in MODES
-            writes = writes or node.op == "call_function" and target.endswith("_") or "out" in node.kwargs
-            if writes:
-                raise Refused(f"{target} runs between the two products")
+    node = first.next
+    while node is not last:
+        if node not in found.inner and changes_something(node):
+            raise Refused(f"{name_of(node) or node.target} runs between the two products")
+        node = node.next
+
+
+def changes_something(node: Node) -> bool:
+    """Whether a node writes to a tensor or switches a mode."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op not in ("call_function", "call_method"):
+        return False
+    in_place = target.endswith("_") and not target.endswith("__")
+    return in_place or target in ("setitem", "iadd", "imul", "itruediv", "isub") or target in MODES or "out" in node.kwargs
 
 
 def argument(node: Node, position: int, name: str, default: Any) -> Any:
@@ -434,8 +435,7 @@ def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
     if any(user not in seen and random_or_written(user) for made in seen for user in made.users):
         return None
     results: dict[Node, Any] = {}
-    position = {found: index for index, found in enumerate(module.graph.nodes)}
-    for current in sorted(order, key=position.__getitem__):
+    for current in in_order(order):
         args = torch.fx.node.map_arg(current.args, results.__getitem__)
         kwargs = dict(torch.fx.node.map_arg(current.kwargs, results.__getitem__))
         if "device" in kwargs:
@@ -451,6 +451,21 @@ def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
             return None
     found_value = results[node]
     return found_value if isinstance(found_value, torch.Tensor) and found_value.dtype == torch.bool else None
+
+
+def in_order(nodes: list[Node]) -> list[Node]:
+    """Nodes with their arguments ahead of them."""
+    done: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node not in done:
+            for made in node.all_input_nodes:
+                visit(made)
+            done[node] = None
+
+    for node in nodes:
+        visit(node)
+    return list(done)
 
 
 def held_constant(module: GraphModule, node: Node) -> torch.Tensor | None:

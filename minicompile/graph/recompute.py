@@ -143,6 +143,8 @@ def why_not_again(view: JointView, node: Node) -> str | None:
         return "it draws random numbers or has an effect"
     if node.meta.get("checkpoint") is not None:
         return None
+    if node.meta.get("stage") == "backward":
+        return None  # eager computes it in the backward too
     if node.op == "get_attr" or is_size(node) or is_view(node) or is_item(node):
         return None
     if is_reduction(node):
