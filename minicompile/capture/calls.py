@@ -154,7 +154,8 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
 UNTRACED_TORCH = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch.distributed", "torch.jit",
                   "torch.utils.checkpoint", "torch.autograd.function", "torch.func", "torch._tensor_str",
                   "torch.utils.data", "torch.export", "torch.fx", "torch._logging", "torch.random", "torch.cuda",
-                  "torch.serialization", "torch.autograd.forward_ad", "torch.autograd.graph", "torch.autograd.profiler", "torch._inductor", "torch.multiprocessing", "torch.profiler")
+                  "torch.serialization", "torch.autograd.forward_ad", "torch.autograd.graph", "torch.autograd.profiler",
+                  "torch._inductor", "torch.multiprocessing", "torch.profiler")
 
 
 def torch_method_by_function(function: types.FunctionType) -> list[tuple[str, bool]]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._C._dynamo.guards import TensorGuards
-from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -23,6 +22,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -139,9 +139,12 @@ QUERIES: frozenset[Any] = frozenset(
         torch.is_any_autocast_enabled if hasattr(torch, "is_any_autocast_enabled") else None,
         torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
         getattr(torch._C, "_get_privateuse1_backend_name", None), torch.distributed.is_available,
-        torch._C._log_api_usage_once, torch._C._len_torch_function_stack, torch._C._get_function_stack_at, torch._C._len_torch_dispatch_stack,
-        torch._C._functorch.peek_interpreter_stack, getattr(torch._C, "_get_cudnn_sdp_enabled", None), getattr(torch._C, "_get_flash_sdp_enabled", None),
-        getattr(torch._C, "_is_tracing", None), getattr(torch._C, "_is_torch_function_enabled", None), getattr(torch._C, "_is_default_mobile_cpu_allocator_set", None),
+        torch._C._log_api_usage_once, torch._C._len_torch_function_stack, torch._C._get_function_stack_at,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._functorch.peek_interpreter_stack, getattr(torch._C, "_get_cudnn_sdp_enabled", None),
+        getattr(torch._C, "_get_flash_sdp_enabled", None),
+        getattr(torch._C, "_is_tracing", None), getattr(torch._C, "_is_torch_function_enabled", None),
+        getattr(torch._C, "_is_default_mobile_cpu_allocator_set", None),
         torch.get_float32_matmul_precision, torch.is_warn_always_enabled, torch.cuda.device_count,
     )
     if function is not None

@@ -353,9 +353,11 @@ class Assembly:
         name, written = self.name, set(fetch_lines)
         text = "\n".join([
             f"def {name}(F, A, K):", "    try:", *(f"        {line}" for line in fetch_lines),
-            *(f"        {line}" for line in writer.lines if line not in written), "    except GUARD_ERRORS:", "        return MISS",
+            *(f"        {line}" for line in writer.lines if line not in written),
+            "    except GUARD_ERRORS:", "        return MISS",
             *(f"    {line}" for line in body), ""])
-        namespace = {**writer.namespace, "MISS": MISS, "torch": torch, "math": math, "GUARD_ERRORS": (Exception,), "torch_state": torch_interface.torch_state,
+        namespace = {**writer.namespace, "MISS": MISS, "torch": torch, "math": math, "GUARD_ERRORS": (Exception,),
+                     "torch_state": torch_interface.torch_state,
                      "same_float": same_float, "no_overlap": no_overlap, "is_empty_cell": is_empty_cell}
         function = compile_source(text, name, namespace)
         return Variant(function, guards, tracer.state, text, eager)
@@ -410,7 +412,7 @@ def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) 
 def is_empty_cell(cell: Any) -> bool:
     """Whether a closure cell holds nothing."""
     try:
-        cell.cell_contents
+        _ = cell.cell_contents
     except ValueError:
         return True
     return False
