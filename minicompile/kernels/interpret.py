@@ -200,6 +200,10 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
     precisions = (*builder.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
     options = dataclasses.replace(builder.options, allowed_dot_input_precisions=precisions)
     scope.set_attr(builder, "options", options)
+    def splat(target: Any, arg: Any) -> Any:
+        return handle_type(np.full(target.shape, arg.data.reshape(-1)[0], dtype=arg.data.dtype), arg.dtype.scalar)
+
+    scope.set_attr(builder, "create_splat", splat)  # Triton's turns a boolean into int32
     scope.set_attr(builder, "cast_impl", cast)
     scope.set_attr(builder, "create_fp_to_fp", fp_to_fp)
     scope.set_attr(builder, "binary_op", functools.partial(compute, "binary_op"))
