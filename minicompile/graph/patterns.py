@@ -52,10 +52,9 @@ def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[Captur
     if config.attention == "aten" or not any(name_of(node) == "softmax" for node in graph.nodes):
         return captured, ()
     copy = torch.fx.Graph()
-    closing = copy.graph_copy(graph, mapping := {})
+    closing = copy.graph_copy(graph, {})
     ending = next(iter(reversed(graph.nodes)))
     copy.output(closing).meta.update(ending.meta)
-    assert mapping
     module = torch_interface.GraphModule(captured.module, copy)
     records = []
     for node in list(copy.nodes):
@@ -444,8 +443,8 @@ def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
             if current.op == "get_attr":
                 results[current] = held_constant(module, current)
             elif current.op == "call_method":
-                results[current] = getattr(args[0], current.target)(*args[1:], **kwargs)
-            else:
+                results[current] = getattr(args[0], str(current.target))(*args[1:], **kwargs)
+            elif not isinstance(current.target, str):
                 results[current] = current.target(*args, **kwargs)
         except Exception:  # a constant that cannot be evaluated here is simply not known
             return None

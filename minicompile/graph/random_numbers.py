@@ -6,7 +6,6 @@ One `minicompile::seeds` node at the head of the graph draws a key per random op
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,8 +63,7 @@ def random_decompositions(seeds: Seeds) -> dict[Any, Callable[..., Any]]:
         aten.native_dropout.default: draws.native_dropout, aten.uniform.default: draws.uniform,
         aten.normal_functional.default: draws.normal_functional, aten.normal.Tensor_float: draws.normal_tensor,
         aten.normal.Tensor_Tensor: draws.normal_tensor, aten.normal.float_Tensor: draws.normal_float_tensor,
-        aten.exponential.default: draws.exponential, aten.geometric.default: draws.geometric,
-        aten.cauchy.default: draws.cauchy, aten.log_normal.default: draws.log_normal,
+        aten.exponential.default: draws.exponential,
     }  # fmt: skip
     return names  # type: ignore[return-value]
 
@@ -201,27 +199,6 @@ class Draws:
         if generator is not None or like.dtype not in SIXTEEN_AND_UP:
             return NotImplemented
         return in_layout_of((-torch.log(self._open_uniform(like)) / rate).to(like.dtype), like, None)
-
-    def geometric(self, like: Tensor, p: float, *, generator: Any = None) -> Any:
-        """`aten.geometric`."""
-        if generator is not None or not 0.0 < p < 1.0:
-            return NotImplemented
-        drawn = torch.ceil(torch.log(self._open_uniform(like)) / math.log1p(-p)).clamp_min(1.0)
-        return in_layout_of(drawn.to(like.dtype), like, None)
-
-    def cauchy(self, like: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
-        """`aten.cauchy`."""
-        if generator is not None or like.dtype not in SIXTEEN_AND_UP:
-            return NotImplemented
-        drawn = median + sigma * torch.tan(math.pi * (self._open_uniform(like) - 0.5))
-        return in_layout_of(drawn.to(like.dtype), like, None)
-
-    def log_normal(self, like: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> Any:
-        """`aten.log_normal`."""
-        if generator is not None or like.dtype not in SIXTEEN_AND_UP:
-            return NotImplemented
-        drawn = torch.exp(self._normal(like.shape, wide_dtype(like.dtype), like.device) * std + mean)
-        return in_layout_of(drawn.to(like.dtype), like, None)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
