@@ -10,24 +10,14 @@ from collections.abc import Iterable
 _SOURCES = '''
 @triton.jit
 def larger(a, b):
-    """The larger of two; NaN if either is NaN."""
+    """The larger of two numbers; NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def smaller(a, b):
-    """The smaller of two; NaN if either is NaN."""
+    """The smaller of two numbers; NaN if either is NaN."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def largest_integer(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def smallest_integer(a, b):
-    return tl.minimum(a, b)
 
 
 @triton.jit
@@ -98,22 +88,8 @@ def integer_floor_divide(a, b):
 
 
 @triton.jit
-def integer_power(base, exponent):
-    """base to an integer exponent, wrapping around; negative exponents as torch.pow."""
-    result = base * 0 + 1
-    factor = base
-    left = exponent
-    for _ in tl.static_range(64):
-        result = tl.where((left & 1) == 1, result * factor, result)
-        factor = factor * factor
-        left = left >> 1
-    inverse = tl.where(base == 1, base, tl.where(base == -1, 1 - 2 * (exponent & 1), 0)).to(base.dtype)
-    return tl.where(exponent < 0, inverse, result)
-
-
-@triton.jit
 def unsigned_power(base, exponent):
-    """base to an unsigned integer exponent, wrapping around."""
+    """base to a non-negative integer exponent, wrapping around."""
     result = base * 0 + 1
     factor = base
     left = exponent
@@ -122,6 +98,13 @@ def unsigned_power(base, exponent):
         factor = factor * factor
         left = left >> 1
     return result
+
+
+@triton.jit
+def integer_power(base, exponent):
+    """base to an integer exponent, wrapping around; negative exponents as torch.pow."""
+    inverse = tl.where(base == 1, base, tl.where(base == -1, 1 - 2 * (exponent & 1), 0)).to(base.dtype)
+    return tl.where(exponent < 0, inverse, unsigned_power(base, exponent))
 
 
 @triton.jit

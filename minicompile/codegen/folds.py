@@ -173,7 +173,7 @@ class FoldWriter:
         reverse = ["reverse=True"] if fold.reverse else []
         if fold.kind in ("sum", "prod"):
             return call(f"tl.cum{fold.kind}", lanes, dimension, *reverse)
-        function = fold.function or ("largest_integer" if fold.kind == "max" else "smallest_integer")
+        function = fold.function or ("larger" if fold.kind == "max" else "smaller")
         return call("tl.associative_scan", lanes, dimension, self._writer.call_function(function), *reverse)
 
     def start(self, fold: Fold, axes: frozenset[Axis]) -> Text:

@@ -27,7 +27,7 @@ class KernelText:
     """What a kernel's template prints.
 
     Attributes:
-        strategy: the template.
+        template: `straight` or `looped`.
         parameters: run-time parameters: one per buffer of `pointers`, then the sizes `symbols`.
         constants: compile-time parameters.
         setup: lines that define positions and masks.
@@ -38,7 +38,7 @@ class KernelText:
     """
 
     name: str
-    strategy: str
+    template: str
     parameters: tuple[str, ...]
     pointers: tuple[str, ...]
     symbols: tuple[str, ...]

@@ -55,7 +55,7 @@ class KernelWriter:
         symbols = sorted({s.name for s in writer.symbols | geometry.symbols()})
         return KernelText(
             name=self.name,
-            strategy=geometry.plan.strategy,
+            template="looped" if geometry.looped else "straight",
             parameters=(*(self.parameters[p] for p in self.pointers), *symbols),
             pointers=tuple(self.pointers),
             symbols=tuple(symbols),

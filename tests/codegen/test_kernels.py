@@ -293,3 +293,15 @@ def test_16_bit_chains_jump_where_eager_jumps() -> None:
     for config in ({}, {"emulate_precision_casts": True}):
         for (found,) in run_both(pointwise(value, x, 512, a.dtype, {"a": a}), [a], **config):
             assert (found != (a * 8.1).floor()).sum() == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_running_maximum_of_integers(strategy: str) -> None:
+    x, r, at_x, at_r = rows_and_row(3, 100)
+    place = at_x * 100 + at_r
+    loops = [Loop("out", (x, r), Load("a", place, torch.int64), place, Scan("cummax", r))]
+    plan = reduction_plan(strategy, (x, 1), (r, 128 if strategy == "persistent" else 32))
+    buffers = [buffer("a", (3, 100), torch.int64, "input"), buffer("out", (3, 100), torch.int64)]
+    a = torch.randint(-50, 50, (3, 100))
+    for (found,) in run_both(schedule([group("cummax", loops, plan, ["out"])], buffers, ["out"]), [a]):
+        assert torch.equal(found, a.cummax(-1).values)
