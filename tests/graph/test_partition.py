@@ -31,18 +31,19 @@ def test_a_pointwise_chain_is_recomputed_from_its_input() -> None:
 
 
 def test_products_are_not_repeated_unless_memory_asks() -> None:
-    x, w, v = leaf(32, 16), leaf(16, 64), leaf(64, 16)
-    plain = check(block, x, w, v).partitioned
+    x, w, v = leaf(32, 16), leaf(16, 64), 0.1 * torch.randn(64, 16)
+    v.requires_grad_()
+    plain = check(block, x, w, v, tolerance=1e-4).partitioned
     products = [node for node in plain.backward.graph.nodes if str(node.target) == "aten.mm.default"]
     assert len(products) == 4
-    tight = check(block, x, w, v, config=Config(activation_memory_budget=0.0)).partitioned
-    half = check(block, x, w, v, config=Config(activation_memory_budget=0.5)).partitioned
+    tight = check(block, x, w, v, config=Config(activation_memory_budget=0.0), tolerance=1e-4).partitioned
+    half = check(block, x, w, v, config=Config(activation_memory_budget=0.5), tolerance=1e-4).partitioned
     assert kept_bytes(tight) == 0
     assert kept_bytes(half) <= kept_bytes(plain) / 2
 
 
 def test_every_kept_tensor_has_a_reason() -> None:
-    partitioned = check(block, leaf(32, 16), leaf(16, 64), leaf(64, 16)).partitioned
+    partitioned = check(block, leaf(32, 16), leaf(16, 64), leaf(64, 16), tolerance=1e-3).partitioned
     assert partitioned.saved_tensors and all(saved.reason for saved in partitioned.saved_tensors)
 
 
@@ -60,7 +61,7 @@ def test_random_numbers_are_drawn_once(budget: float) -> None:
     config = Config(activation_memory_budget=budget, verify=True)
     compiled = compile_eagerly(lambda x, w: F.dropout(x @ w, 0.5, True).sin(), leaf(8, 8), leaf(8, 8), config=config)
     seeds = [str(n.target) for half in (compiled.partitioned.forward, compiled.partitioned.backward)
-             for n in half.graph.nodes if "seeds" in str(n.target)]  # fmt: skip
+             for n in half.graph.nodes if str(n.target) == "minicompile.seeds.default"]  # fmt: skip
     assert len(seeds) == 1
     x, w = torch.ones(8, 8, requires_grad=True), torch.eye(8, requires_grad=True)
     y = compiled(x, w)
