@@ -30,6 +30,7 @@ UNINITIALISED = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_
 RANKS = ("fused", "fused+extern", "extern", "views", "graph break", "eager", "slow", "crash", "wrong")
 CLEAN_REFUSALS = ("Untraceable", "Unsupported", "DynamicOutputShapeException", "DataDependentOutputException",
                   "GuardOnDataDependentSymNode", "UnsupportedOperatorException")  # fmt: skip
+BOOKKEEPING = ("no elements", "draws the keys of this run")
 SLACK = 4.0
 
 
@@ -54,8 +55,7 @@ class Verdict:
         kind: one of `RANKS`, or `not run` where eager itself gives no result.
         reasons: extern kernels, fallbacks, graph breaks, differences.
         random: only shapes and layouts are compared, besides a run on eager's own random numbers.
-        samples: how many sample inputs were compared.
-        ratio: the worst error against fp64 in units of eager's, where eager's is not zero.
+        samples: how many calls were compared.
     """
 
     operator: str
@@ -231,7 +231,7 @@ def description(compiled: Any) -> tuple[str, list[str]]:
     programs = [part.program for part in parts if part.program is not None]
     kernels = sum(len(program.launches) for program in programs)
     calls = collections.OrderedDict(((target.removeprefix("torch.ops."), reason), 0) for p in programs for target, reason in p.extern_calls)
-    externs = [f"{target}: {reason}" for target, reason in calls]
+    externs = [f"{target}: {reason}" for target, reason in calls if reason not in BOOKKEEPING]
     if fallbacks:
         return "eager", [*map(first_line, fallbacks), *map(first_line, breaks)]
     if breaks:
