@@ -1,6 +1,6 @@
 """Every operator of PyTorch's own test database: lowered, evaluated and compared with eager.
 
-`python -m tests.lowering.opinfo_sweep [--ops add softmax ...] [--dtypes float32 ...] [--samples 6] [--verbose]` prints for
+`python -m tests.lowering.opinfo_sweep [--ops add softmax ...] [--dtypes float32 ...] [--samples 6] [--verbose] [--primitives]` prints for
 each operator whether its loops are fused, partly extern, extern, not lowered (eager runs it), or wrong. None may be wrong.
 """
 
@@ -18,7 +18,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 
 from minicompile.errors import Unsupported
+from minicompile.graph.decompositions import decomposition_table
 from minicompile.ir.loops import ExternKernel, Loop
+from tests.lowering import oracle
 from tests.lowering.oracle import compare, evaluate_graph, lower, tensors_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64, "bool": torch.bool}
@@ -119,7 +121,11 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="*", default=["float32"])
     parser.add_argument("--samples", type=int, default=6)
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--primitives", action="store_true", help="decompose as the graph stage does")
     given = parser.parse_args()
+    if given.primitives:
+        oracle.TABLE.clear()
+        oracle.TABLE.update(decomposition_table())
     warnings.simplefilter("ignore")
     return min(sweep(given.ops, given.dtypes, given.samples, given.verbose), 1)
 

@@ -108,4 +108,4 @@ def test_twelve_layers_lower_quickly():
     module, _, _ = training_step(Transformer(12), sequence_loss, words, words)
     start = time.process_time()
     lower_graph(module, Config(), "step")
-    assert time.process_time() - start < 4.0, "generous: machines of continuous integration are slow and shared"
+    assert time.process_time() - start < 1.5, "generous: machines of continuous integration are slow and shared"
