@@ -571,11 +571,17 @@ def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -
     update_dict(tracer, owner, args, kwargs)
 
 
-@method((list, collections.deque), "extend", "extendleft")
+@method((list, collections.deque), "extend")
 def rule_extend(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`l.extend(iterable)`."""
     force(tracer, owner, False)
     owner.extend(list(native_iterable(tracer, args[0])))
+
+
+@method(collections.deque, "extendleft")
+def rule_extendleft(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`d.extendleft(iterable)`."""
+    owner.extendleft(list(native_iterable(tracer, args[0])))
 
 
 @method(str, "join")

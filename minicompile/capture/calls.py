@@ -140,7 +140,10 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     if module.partition(".")[0] in BREAKING_MODULES:
         kind = BREAKING_MODULES[module.partition(".")[0]]
         if kind == "pure":
-            return call_pure(tracer, function, *resolved(tracer, args, kwargs))
+            args, kwargs = resolved(tracer, args, kwargs)
+            if module == "inspect" and len(args) == 1 and isinstance(args[0], (types.FunctionType, types.MethodType)):
+                return run_native(tracer, function, args, kwargs)
+            return call_pure(tracer, function, args, kwargs)
         raise Break(kind, f"`{module}.{function.__qualname__}` is called")
     if module.startswith(UNTRACED_TORCH):
         raise Break("unknown call", f"`{module}.{function.__qualname__}` works on torch's internals")

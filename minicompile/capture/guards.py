@@ -130,9 +130,10 @@ class Writer:
         self.emitted: set[str] = set()
         self.keep: list[Any] = []
 
-    def unique(self, hint: str) -> str:
+    def unique(self, hint: str, upper: bool = False) -> str:
         """A variable name not used before that resembles `hint`."""
         base = identifier(hint)[-40:].lstrip("_0123456789") or "v"
+        base = base.upper() if upper else base
         name, number = base, 1
         while name in self.used or name in KEYWORDS:
             number += 1
@@ -144,10 +145,7 @@ class Writer:
         """The name by which the text refers to an object."""
         name = self.named.get(id(value))
         if name is None:
-            name = self.unique(hint).upper() if not callable(value) else self.unique(hint)
-            if name in self.namespace:
-                name = self.unique(hint + "_c")
-            self.used.add(name)
+            name = self.unique(hint, upper=not callable(value))
             self.namespace[name] = value
             self.named[id(value)] = name
             self.keep.append(value)

@@ -14,7 +14,7 @@ import torch
 
 from minicompile.capture.break_kinds import CONTROL, Break
 from minicompile.capture.source import Source, identifier
-from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode
 from minicompile.errors import Location
 from minicompile.ir.graph import GraphInput
@@ -152,6 +152,7 @@ class OutputGraph:
 
     def state_call(self, function: Any, args: tuple[Any, ...], location: Location | None) -> Any:
         """Record a change of thread-local torch state, and make it while tracing."""
+        args = tuple(map(concrete, args))
         node = self.graph.call_function(function, args)
         result = function(*args)
         node.meta["example_value"], node.meta["location"] = result, location

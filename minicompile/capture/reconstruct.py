@@ -64,6 +64,8 @@ class Emitter:
             if value.resolved is MISSING:
                 return self.writer.fetch(value.source)
             return self.value(value.resolved)
+        if kind is torch.Size and any(map(is_symbolic, value)):
+            return f"{self.constant(torch.Size, 'Size')}({self.value(tuple(value))})"
         if kind in CONSTANT_TYPES and kind is not slice:
             text = literal(value)
             return text if text is not None else self.constant(value, kind.__name__)
@@ -107,6 +109,8 @@ class Emitter:
             raise RunEager("a view of a dictionary crosses the end of the captured code")
         if isinstance(value, tuple):
             items = ", ".join(self.value(item) for item in value)
+            if kind.__module__ == "torch.return_types":
+                return self.assign(f"{self.constant(kind, kind.__name__)}(({items},))", "made")
             return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}{',' if value else ''}))", "made")
         if isinstance(value, (list, dict, set, collections.deque, BaseException)) or has_plain_layout(value):
             if id(value) in self.tracer.fresh:

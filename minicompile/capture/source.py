@@ -106,7 +106,15 @@ class PlainItem(Item):
         self.kind = kind
 
     def expression(self, base: str, constant: Any) -> str:
-        return f"{self.kind.__name__}.__getitem__({base}, {literal(self.key) or constant(self.key, 'key')})"
+        fetch = constant(plain_entry, "plain_entry") if self.kind is dict else f"{self.kind.__name__}.__getitem__"
+        return f"{fetch}({base}, {literal(self.key) or constant(self.key, 'key')})"
+
+
+def plain_entry(table: dict[Any, Any], key: Any) -> Any:
+    """An entry of a dictionary; `dict.__getitem__` would call the `__missing__` of a subclass."""
+    if dict.__contains__(table, key):
+        return dict.__getitem__(table, key)
+    raise KeyError(key)
 
 
 def item_of(parent: Source, container: Any, key: Any) -> Item:

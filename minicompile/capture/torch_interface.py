@@ -55,13 +55,13 @@ def torch_state() -> tuple[Any, ...]:
         torch.is_grad_enabled(), torch.get_default_dtype(), autocast, torch.is_inference_mode_enabled(),
         torch.are_deterministic_algorithms_enabled(), torch.get_default_device() if modes else None, modes,
         torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
-        forward_ad._current_level,
+        forward_ad._current_level, torch._C._autograd._top_saved_tensors_default_hooks(False) is not None,
     )
 
 
 STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "deterministic algorithms",
                "the default device", "the torch function modes", "the torch dispatch modes", "the torch.func transforms",
-               "the forward-mode level")
+               "the forward-mode level", "hooks on saved tensors")
 
 
 def unusable_state(state: tuple[Any, ...]) -> str | None:
@@ -73,6 +73,8 @@ def unusable_state(state: tuple[Any, ...]) -> str | None:
         return "a torch dispatch mode is active"
     if state[9] >= 0:
         return "forward-mode differentiation is active"
+    if state[10]:
+        return "hooks on saved tensors are active"
     if not state[8]:
         return "a torch.func transform is active"
     return None

@@ -159,8 +159,10 @@ def in_buffers(source: Source) -> bool:
 
 def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
     """A tuple or named tuple: type, length and every element."""
-    tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
-                       f"`{{0}}` is a {type(real).__name__} of {len(real)}", "structure", tracer.location(), len(real))
+    count = tuple.__len__(real)
+    measure = "len" if type(real).__len__ is tuple.__len__ else "tuple.__len__"
+    tracer.guards.test(source, f"type({{0}}) is {{1}} and {measure}({{0}}) == {{2}}", (type(real), count),
+                       f"`{{0}}` is a {type(real).__name__} of {count}", "structure", tracer.location(), count)
     items = [wrap(tracer, item, item_of(source, real, position)) for position, item in enumerate(tuple.__iter__(real))]
     if any(item is not original for item, original in zip(items, real, strict=True)):
         stand_in = tuple.__new__(type(real), items)
@@ -299,14 +301,21 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
     real, source, place = shadow.real, shadow.source, tracer.location()
     if isinstance(real, list):
         count = list.__len__(real)
-        tracer.guards.test(source, "len({0}) == {1}", (count,), f"`{{0}}` has {count} elements", "structure", place, count)
+        text = "len({0}) == {1}" if type(real) is list else "list.__len__({0}) == {1}"
+        tracer.guards.test(source, text, (count,), f"`{{0}}` has {count} elements", "structure", place, count)
     elif isinstance(real, dict):
         keys = [key for key, _ in entries(real)]
+        plain = type(real).__len__ is dict.__len__ and type(real).__iter__ in PLAIN_ITERATION
         if not keys:
-            tracer.guards.test(source, "not {0}", (), "`{0}` is empty", "structure", place, keys)
+            text = "not {0}" if plain else "dict.__len__({0}) == 0"
+            tracer.guards.test(source, text, (), "`{0}` is empty", "structure", place, keys)
         else:
-            tracer.guards.test(source, "list({0}) == {1}", (keys,), f"`{{0}}` has the keys {keys}"[:200].replace("{", "{{")
+            text = "list({0}) == {1}" if plain else "list(dict.keys({0})) == {1}"
+            tracer.guards.test(source, text, (keys,), f"`{{0}}` has the keys {keys}"[:200].replace("{", "{{")
                                .replace("}", "}}").replace("{{0}}", "{0}"), "structure", place, keys)
+
+
+PLAIN_ITERATION = (dict.__iter__, collections.OrderedDict.__iter__)
 
 
 def guard_absent(tracer: Tracer, value: Any, key: Any) -> None:

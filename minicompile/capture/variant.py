@@ -212,6 +212,8 @@ class Assembly:
         self.attempt, self.tracer, self.context = attempt, attempt.tracer, attempt.context
         self.writer = Writer()
         self.emitter = Emitter(self.tracer, self.writer)
+        self.state_after = torch_interface.torch_state()
+        torch_interface.restore_state(self.tracer.state)  # guards and compiled graphs belong to the state at the start
         self.writer.used.add(self.name)
 
     @property
@@ -274,8 +276,8 @@ class Assembly:
 
     def state_lines(self) -> list[str]:
         """Statements that set torch's global state as the traced code left it."""
-        before, after = self.tracer.state, torch_interface.torch_state()
-        if before == after:
+        after = self.state_after
+        if self.tracer.state == after:
             return []
         restore = self.emitter.constant(torch_interface.restore_state, "set_torch_state")
         return [f"{restore}({self.emitter.constant(after, 'state')})"]
