@@ -55,6 +55,7 @@ def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[Captur
     closing = copy.graph_copy(graph, {})
     ending = next(iter(reversed(graph.nodes)))
     copy.output(closing).meta.update(ending.meta)
+    drop_unread_casts(copy)
     module = torch_interface.GraphModule(captured.module, copy)
     records = []
     for node in list(copy.nodes):
@@ -71,6 +72,13 @@ def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[Captur
         return captured, tuple(records)
     copy.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or not unused_pure(node))
     return dataclasses.replace(captured, module=module), tuple(records)
+
+
+def drop_unread_casts(graph: torch.fx.Graph) -> None:
+    """Remove casts to the dtype that a value has already: they return the value itself, so nobody reads the node."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and name_of(node) in CASTS:
+            graph.erase_node(node)
 
 
 def unused_pure(node: Node) -> bool:
