@@ -25,6 +25,14 @@ from minicompile.graph.recorder import Recorder
 from minicompile.ir.graph import CapturedGraph, MutatedInput, OutputBinding
 
 
+# Their results share memory with the input, as eager has it; functionalization would take them for copies.
+SHARING: dict[Any, Any] = {
+    torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
+    torch.unsafe_split_with_sizes: torch.split_with_sizes,
+    "unsafe_chunk": "chunk", "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes",
+}  # fmt: skip
+
+
 class Untraceable(Exception):
     """The captured graph does what no functional graph can say; the reason is for the user."""
 
@@ -170,13 +178,13 @@ class _Tracer:
         kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
         first = torch_interface.next_sequence_number()
         if node.op == "call_method":
-            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            result = getattr(args[0], SHARING.get(node.target, str(node.target)))(*args[1:], **kwargs)
         elif node.target in SDPA:
             result = self._attention(node.target, args, kwargs)
         elif node.target is written_attention:
             result = written_attention(self.seeds, *args)
         else:
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
+            result = SHARING.get(node.target, node.target)(*args, **kwargs)
         for number in range(first, torch_interface.next_sequence_number()):
             self.origins[number] = self.recorder.origin
         return result
