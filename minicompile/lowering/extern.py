@@ -8,6 +8,7 @@ module must not decide between a library's kernel and ours; the target's name is
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -53,7 +54,11 @@ def call_operator(builder: GraphBuilder, target: Any, args: Any, kwargs: dict[st
         return _call_in_place(builder, target, arguments, options, mutated, reason)
     single = not isinstance(builder.val, (tuple, list))
     results = [builder.val] if single else list(builder.val)
-    outputs = tuple(_output_buffer(builder, result, "" if single else str(i)) for i, result in enumerate(results))
+    used = {0} if single else {user.args[1] for user in builder.node.users if user.target is operator.getitem}
+    outputs = tuple(
+        _output_buffer(builder, result, "" if single else str(i)) if i in used else None
+        for i, result in enumerate(results)
+    )
     name = qualified_name(target)
     out_form = OUT_FORMS.get(name)
     builder.extern(

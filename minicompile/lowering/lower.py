@@ -31,7 +31,7 @@ from minicompile.lowering import (  # noqa: F401  (they register their rules)
     view,
 )
 from minicompile.lowering.builder import GraphBuilder
-from minicompile.lowering.extern import call_operator
+from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import is_one, size_index, size_indices, stride_indices
@@ -166,6 +166,7 @@ class GraphLowering:
             except UseExtern as refusal:
                 self.builder.roll_back(point)
                 reason = str(refusal)
+        self._make_promised_copies({value.buffer for value in mutated_arguments(target, args, kwargs)})
         result = call_operator(self.builder, target, args, kwargs, reason)
         self._rename(self.builder.take_renamed())
         return result
@@ -209,6 +210,14 @@ class GraphLowering:
             askew = node is copy.args[1] and (source.strides, source.offset) != (target.strides, target.offset)
             if askew or self.writes.read_after(node, copy):
                 self.values[node] = replace_tensors(value, lambda v: self.builder.copy(v) if v in stale else v)
+
+    def _make_promised_copies(self, written: set[str]) -> None:
+        """Before a call writes buffers: accesses that eager would have copied must keep the old contents."""
+        if written:
+            for node, value in self.values.items():
+                self.values[node] = replace_tensors(
+                    value, lambda v: self.builder.copy(v) if v.copied and v.buffer in written else v
+                )
 
     def _rename(self, renamed: dict[str, str]) -> None:
         """After a call that wrote its arguments, every value that shares their storage is of the new version."""

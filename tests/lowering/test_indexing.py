@@ -116,6 +116,16 @@ def test_old_contents_are_kept_for_later_readers():
     in_place(scattered, torch.randn(4), torch.tensor([1]), torch.randn(1))
 
 
+def test_a_call_that_writes_its_argument():
+    def function(x):
+        turned = torch.ops.aten.flip(x, [0])
+        torch.ops.aten.digamma_(x)
+        return turned, x * 2
+
+    graph = in_place(function, torch.rand(5) + 1)
+    assert any(o.writes and getattr(o, "overwrites", None) == (graph.inputs[0],) for o in graph.operations)
+
+
 def test_a_write_of_anything_but_an_input_is_refused():
     module = make_fx(lambda x: ((x * 2).copy_(x),), tracing_mode="fake")(torch.randn(3))
     with pytest.raises(Unsupported):
