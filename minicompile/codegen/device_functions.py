@@ -21,6 +21,18 @@ def smaller(a, b):
 
 
 @triton.jit
+def larger_number(a, b):
+    """The larger of two numbers; the other one if one is NaN."""
+    return tl.where(a != a, b, tl.where(b != b, a, tl.maximum(a, b)))
+
+
+@triton.jit
+def smaller_number(a, b):
+    """The smaller of two numbers; the other one if one is NaN."""
+    return tl.where(a != a, b, tl.where(b != b, a, tl.minimum(a, b)))
+
+
+@triton.jit
 def multiply(a, b):
     return a * b
 

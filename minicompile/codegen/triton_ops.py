@@ -258,6 +258,8 @@ def _signbit(op: Operation) -> Text:
 def _bitwise_not(op: Operation) -> Text:
     if op.dtype == torch.bool:
         return infix(op.arguments[0], "==", Text("False"), COMPARE)
+    if op.dtype in UNSIGNED:
+        return infix(op.arguments[0], "^", Text(str(torch.iinfo(op.dtype).max)), XOR)
     return Text(f"~{op.arguments[0].at(UNARY)}", UNARY)
 
 
@@ -287,8 +289,8 @@ TRITON_OPS: dict[str, Emit] = {
     "reciprocal": _reciprocal,
     "minimum": _extremum("tl.minimum", "&", AND),
     "maximum": _extremum("tl.maximum", "|", OR),
-    "fmin": _call("tl.minimum"),
-    "fmax": _call("tl.maximum"),
+    "fmin": _call("smaller_number"),  # Triton's own leave NaN to the interpreter's version
+    "fmax": _call("larger_number"),
     "eq": _infix("==", COMPARE),
     "ne": _infix("!=", COMPARE),
     "lt": _infix("<", COMPARE),
