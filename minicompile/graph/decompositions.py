@@ -147,7 +147,15 @@ def nll_loss_backward(
     return torch.where(hit, -grad, 0.0).to(value.dtype)
 
 
+def soft_margin_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """`aten.soft_margin_loss_backward` in eager's way: PyTorch's decomposition loses the small gradients."""
+    scale = 1.0 / value.numel() if reduction == 1 else 1.0
+    power = torch.exp(-target * value)
+    return -scale * target * power * grad / (power + 1.0)
+
+
 OWN: dict[str, Decomposition] = {
+    "soft_margin_loss_backward": soft_margin_loss_backward,
     "_softmax": softmax,
     "_log_softmax": log_softmax,
     "_softmax_backward_data": softmax_backward,

@@ -44,7 +44,7 @@ def main() -> int:
     if given.markdown is not None:
         lines = given.record.read_text().splitlines() if given.record else []
         recorded = [Verdict(**json.loads(line)) for line in lines] or verdicts
-        given.markdown.write_text(markdown(recorded))
+        given.markdown.write_text(markdown(recorded, torch.__version__.partition("+")[0]))
     return 1 if any(verdict.kind in ("wrong", "crash") for verdict in verdicts) else 0
 
 
