@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -101,3 +104,13 @@ def test_attention_on_the_cpu_is_the_reference_operator():
     tensors = [torch.randn(2, 3, 5, 4) for _ in range(3)]
     graph = check(function, *tensors, decompose=False, mutates=False)
     assert [o.target for o in graph.operations] == ["torch.ops.minicompile.attention.default"]
+
+
+def test_every_operator_of_ours_has_a_rule_whatever_is_imported_first():
+    script = (
+        "import minicompile.lowering.lower as lower; "
+        "print(sorted(str(rule) for rule in lower.RULES if 'minicompile' in str(rule)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    for name in ("attention", "attention_backward", "seeds", "random_uniform", "random_normal", "random_randint"):
+        assert f"'minicompile.{name}.default'" in printed
