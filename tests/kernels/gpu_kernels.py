@@ -1,7 +1,7 @@
 """The kernels on a GPU: correctness over random problems, then speed beside PyTorch's kernels, configuration by configuration.
 
     python tests/kernels/gpu_kernels.py PART...
-    parts: correctness  large  attention  attention_backward  fp32  decode  matmul  matmul_alone
+    parts: correctness  diagnose  large  attention  attention_backward  fp32  decode  matmul  matmul_alone
 
 Each part takes under about four minutes and prints one line per row; with `OUT` set, rows also go to $OUT/kernels_PART.json.
 The lines carry all that is needed to update `minicompile/kernels/configs.py`. Compilation is done first, in parallel
@@ -15,11 +15,13 @@ import math
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -29,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 from minicompile.kernels import flash_attention as differentiable_attention
-from minicompile.kernels.attention_problem import describe, expand_mask
+from minicompile.kernels.attention_problem import AttentionProblem, describe, expand_mask, padded_head_dim
 from minicompile.kernels.configs import ATTENTION_CANDIDATES, AttentionConfig, MatmulConfig, attention_tile
 from minicompile.kernels.flash_attention import (
     _delta,
@@ -37,6 +39,7 @@ from minicompile.kernels.flash_attention import (
     _query_gradient,
     attention_backward,
     attention_forward,
+    attention_reference,
 )
 from minicompile.kernels.flash_decode import choose_splits, flash_decode
 from minicompile.kernels.matmul import matmul, padded_matmul
@@ -60,30 +63,74 @@ def milliseconds(call: Callable[[], object], rep: int = 40) -> float:
     return do_bench(call, warmup=15, rep=rep, return_mode="median")
 
 
-def in_parallel(task: Callable[[Any], Any], jobs: Iterable[Any]) -> list[Any]:
-    """Results of `task` over jobs in worker processes, in order."""
+def in_parallel(task: Callable[[Any], Any], jobs: Iterable[Any], fresh: bool = False) -> list[Any]:
+    """Results of `task` over jobs in worker processes, in order; `fresh`: each job in a process of its own."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(WORKERS) as pool:
+    with context.Pool(WORKERS, maxtasksperchild=1 if fresh else None) as pool:
         return pool.map(task, list(jobs), chunksize=1)
 
 
 # ---------------------------------------------------------------- correctness
 
 
-def check_cases(slice_of: tuple[int, int, float]) -> list[tuple[str, str, dict[str, float]]]:
-    """A worker's share of the random cases: (case, what is wrong or "", errors)."""
-    worker, count, deadline = slice_of
-    found = []
-    for case in random_cases(count, seed=2026, most_length=700, device="cuda")[worker::WORKERS]:
-        if time.time() > deadline:
-            break
-        try:
-            measured = errors(case, "cuda")
-            wrong = failures(case, measured) + repeats(case)
-        except Exception:
-            measured, wrong = {}, [traceback.format_exc(limit=-3)]
-        found.append((str(case), "; ".join(wrong), measured, str(case.dtype)[6:] + (case.precision or "")))
-    return found
+def check_case(case: Any) -> tuple[list[str], dict[str, float], bool]:
+    """What is wrong with one case, its errors, and whether the process is beyond use (a fault on the GPU)."""
+    try:
+        measured = errors(case, "cuda")
+        return failures(case, measured) + repeats(case), measured, False
+    except Exception:
+        reason = traceback.format_exc(limit=-3)[-900:]
+    try:
+        torch.cuda.synchronize()
+        return [reason], {}, False
+    except Exception:
+        return [f"POISONED THE PROCESS: {reason}"], {}, True
+
+
+def serve_cases(pipe: Any) -> None:
+    """A worker: cases in, results out, until it is told to stop or the GPU has faulted."""
+    while (case := pipe.recv()) is not None:
+        found = check_case(case)
+        pipe.send(found)
+        if found[2]:
+            return
+
+
+def checked(cases: list[Any], deadline: float) -> list[tuple[Any, list[str], dict[str, float]]]:
+    """Each case in one of several workers, one at a time; a worker that a case kills or poisons is replaced."""
+    waiting, results = list(reversed(cases)), []
+    context = multiprocessing.get_context("spawn")
+
+    def drive() -> None:
+        worker = pipe = None
+        while waiting and time.time() < deadline:
+            try:
+                case = waiting.pop()
+            except IndexError:
+                break
+            if worker is None:
+                pipe, theirs = context.Pipe()
+                worker = context.Process(target=serve_cases, args=(theirs,), daemon=True)
+                worker.start()
+                theirs.close()
+            try:
+                pipe.send(case)
+                wrong, measured, poisoned = pipe.recv()
+            except (EOFError, OSError):
+                wrong, measured, poisoned = ["KILLED THE PROCESS"], {}, True
+            results.append((case, wrong, measured))
+            if poisoned:
+                worker.join(5)
+                worker = None
+        if worker is not None:
+            pipe.send(None)
+
+    drivers = [threading.Thread(target=drive) for _ in range(WORKERS)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    return results
 
 
 def repeats(case: Any) -> list[str]:
@@ -100,17 +147,64 @@ def repeats(case: Any) -> list[str]:
 
 def correctness() -> None:
     """About a thousand random problems against fp64, twice each."""
-    count, deadline = 1000, time.time() + BUDGET_SECONDS
-    results = [r for part in in_parallel(check_cases, [(w, count, deadline) for w in range(WORKERS)]) for r in part]
+    results = checked(random_cases(1000, seed=2026, most_length=700, device="cuda"), time.time() + BUDGET_SECONDS)
     worst: dict[tuple[str, str], float] = {}
-    for case, wrong, measured, kind in results:
+    for case, wrong, measured in results:
+        kind = str(case.dtype)[6:] + (case.precision or "")
         for name, error in measured.items():
             worst[kind, name] = max(worst.get((kind, name), 0.0), error)
         if wrong:
-            report(case=case, wrong=wrong)
+            report(case=str(case), wrong="; ".join(wrong))
     for (kind, name), error in sorted(worst.items()):
         report(dtype=kind, result=name, worst=error)
-    report(cases=len(results), wrong=sum(bool(wrong) for _, wrong, _, _ in results))
+    report(cases=len(results), wrong=sum(bool(wrong) for _, wrong, _ in results))
+
+
+def wrong_region(got: torch.Tensor, want: torch.Tensor) -> str:
+    """Which rows and columns of which heads differ, in short."""
+    bad = ((got.double() - want).abs() > 0.02 * want.abs().max()).nonzero()
+    if not len(bad):
+        return "right"
+    spans = [sorted(set(column.tolist())) for column in bad.T]
+    return f"{len(bad)} of {want.numel()} wrong; " + " ".join(
+        f"{name} {span[:6]}..{span[-1]} ({len(span)})" for name, span in zip(("batch", "head", "row", "column"), spans)
+    )
+
+
+def diagnose_one(job: tuple[str, int, int, int, int, bool, str, str]) -> str:
+    """Forward with a tile and head dims of their own, values tiled as narrow as they are, against fp64."""
+    dtype, queries, keys, d, dv, sliced, tile, mask = job
+    constants = AttentionProblem.constants
+    narrow = lambda self, config: constants(self, config) | {"BLOCK_DV": padded_head_dim(self.dv)}  # noqa: E731
+    extra = int(sliced)
+    shapes = ((2, 4, queries + extra, d + extra), (2, 2, keys + extra, d + extra), (2, 2, keys + extra, dv + extra))
+    q, k, v = (torch.randn(s, device="cuda").to(getattr(torch, dtype))[:, :, extra:, extra:] for s in shapes)
+    bias = torch.randn(2, 4, queries, keys, device="cuda").to(q.dtype) if mask == "bias" else None
+    want = attention_reference(*(t.double() for t in (q, k, v)), None if bias is None else bias.double(), upper=0)[0]
+    with mock.patch.object(AttentionProblem, "constants", narrow):
+        try:
+            out = attention_forward(q, k, v, bias, upper=0, config=attention_tile(tile), precision=None)[0]
+            torch.cuda.synchronize()
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error)[:120]}"
+    return wrong_region(out, want)
+
+
+def diagnose() -> None:
+    """Where the values are wrong of the tiles that were found wrong, and of their neighbours."""
+    jobs = [
+        ("float16", 128, keys, 72, dv, sliced, tile, mask)
+        for keys, dv, sliced, mask in (
+            (128, 16, True, "bias"), (128, 16, True, "none"), (64, 16, True, "bias"), (128, 16, False, "bias"),
+            (128, 32, True, "bias"), (128, 64, True, "bias"), (256, 16, True, "none"))
+        for tile in ("128x128 w8 s2", "128x128 w8 s1", "128x64 w8 s2", "64x64 w4 s2")
+    ] + [
+        ("float32", 33, keys, d, d, False, tile, "none")
+        for keys in (33, 64) for d in (160, 256)
+        for tile in ("64x16 w8 s1 one", "64x16 w4 s1 one", "64x32 w4 s1 one", "32x16 w4 s1 one", "16x32 w8 s1 one")
+    ]  # fmt: skip
+    for job, found in zip(jobs, in_parallel(diagnose_one, jobs, fresh=True)):
+        report(job=job, found=found)
 
 
 def large() -> None:
@@ -466,7 +560,7 @@ def matmul_alone() -> None:
 
 
 PARTS = {
-    "correctness": correctness, "large": large, "attention": attention, "attention_backward": attention_backward_part,
+    "correctness": correctness, "diagnose": diagnose, "large": large, "attention": attention, "attention_backward": attention_backward_part,
     "fp32": fp32, "decode": decode, "matmul": matmul_part, "matmul_alone": matmul_alone,
 }  # fmt: skip
 
