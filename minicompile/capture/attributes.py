@@ -82,15 +82,19 @@ def native_attribute(owner: Any, name: str) -> Any:
 
 def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | None = None) -> tuple[Any, type | None]:
     """The raw class attribute that a lookup along the MRO finds, and the class that has it."""
+    tracer.class_orders.add(kind)
     for base in mro or kind.__mro__:
         written = tracer.effects.attributes.get((id(base), name))
         if written is not None and written[1] is not MISSING:
             return written[1], base
         if name in base.__dict__:
             return base.__dict__[name], base
-        if not is_trusted_module(base.__module__) and id(base) not in tracer.fresh:
+        if not base.__flags__ & IMMUTABLE and id(base) not in tracer.fresh:
             tracer.absent_in_classes.setdefault(base, set()).add(name)
     return MISSING, None
+
+
+IMMUTABLE = 1 << 8  # CPython's flag of classes whose attributes cannot be set
 
 
 def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
@@ -105,7 +109,10 @@ def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
     source = Item(Attribute(Baked(base, base.__name__), "__dict__"), name)
     value: Any = raw
     if isinstance(raw, (property, classmethod, staticmethod)) or hasattr(type(raw), "__get__"):
-        if not is_trusted_module(base.__module__) and not isinstance(raw, NEVER_REPLACED):
+        if is_trusted_module(base.__module__):
+            if not base.__flags__ & IMMUTABLE:
+                tracer.read_of_library(base, name, raw)
+        elif not isinstance(raw, NEVER_REPLACED):
             tracer.guards.identity(source, raw, tracer.location())
         if id(raw) not in tracer.sources:
             tracer.register(raw, raw, source)
@@ -372,7 +379,7 @@ def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     if name in torch_interface.VIEW_PROPERTIES:
         return tracer.operation("call_function", getattr, (owner, name))
     if name == "data":
-        return tracer.operation("call_method", "detach", (owner,))
+        return tracer.graph.data_of(owner, tracer.location())
     if name == "__class__":
         return tensor_class(tracer, owner)
     if name in torch_interface.TENSOR_METHODS:

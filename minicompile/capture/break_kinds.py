@@ -77,6 +77,7 @@ class Break(Exception):
         self.kind, self.reason = kind, reason or entry.explanation
         self.hint = entry.hint if hint is None else hint
         self.stack: tuple[Location, ...] = ()
+        self.of_intermediates = False
         self.depth = 0
 
 

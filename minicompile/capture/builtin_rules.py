@@ -59,6 +59,7 @@ Keywords = dict[str, Any]
 def rule_isinstance(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`isinstance(value, classes)`."""
     value, classes = args
+    tracer.class_orders.add(type(value))
     if is_symbolic(value):
         stand_in: Any = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}[type(value)]
         return isinstance(stand_in, classes)
@@ -84,6 +85,8 @@ def flatten(classes: Any) -> list[Any]:
 @special(issubclass)
 def rule_issubclass(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`issubclass(kind, classes)`."""
+    if isinstance(args[0], type):
+        tracer.class_orders.add(args[0])
     return run_native(tracer, issubclass, args, kwargs)
 
 

@@ -28,6 +28,7 @@ from minicompile.capture.attributes import (
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
+from minicompile.capture.source import Baked, CachedCall
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside, slot
@@ -106,11 +107,31 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         keywords = {**function.keywords, **kwargs}
         return call(tracer, function.func, (*function.args, *args), keywords)
     if isinstance(function, functools._lru_cache_wrapper):
-        return call(tracer, tracer.wrap(function.__wrapped__, tracer.specials["wrapped_source"](tracer, function)),
-                    args, kwargs)
+        return call_cached(tracer, function, args, kwargs)
     if isinstance(function, NATIVE_CALLABLES):
         return call_native(tracer, function, args, kwargs)
     return call_object(tracer, function, args, kwargs)
+
+
+def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function with a cache, for constants: what it returns is a value from outside, fetched again in each call."""
+    label = function.__qualname__
+    if function.cache_parameters()["maxsize"] == 0 or id(function) in tracer.fresh:
+        raise Break("unknown call", f"`{label}` has a cache that is not kept")
+    if any(type(item) not in CONSTANT_TYPES and not isinstance(item, IDENTITY_TYPES) for item in (*args, *kwargs.values())):
+        raise Break("unknown call", f"`{label}` has a cache and is called with more than constants")
+    if tracer.effects.any_pending() or torch_interface.torch_state() != tracer.state:
+        raise Break("unknown call", f"`{label}` has a cache and might see what was changed before")
+    source = CachedCall(tracer.sources.get(id(function)) or Baked(function, label), args, dict(kwargs))
+    key = (id(function), repr((args, kwargs)))
+    if key not in tracer.global_values:
+        try:
+            with torch_interface.compiling(False):
+                real = function(*args, **kwargs)
+        except Exception:
+            raise Break("unknown call", f"`{label}` has a cache and raises") from None
+        tracer.global_values[key] = tracer.wrap(real, source)
+    return tracer.global_values[key]
 
 
 def resolved(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -172,7 +193,9 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     """Call a torch function according to its role."""
     name = getattr(function, "__name__", str(function))
     if role == "never":
-        raise Break(torch_interface.NEVER_IN_GRAPH[function], f"`torch.{name}` is called")
+        stop = Break(torch_interface.NEVER_IN_GRAPH[function], f"`torch.{name}` is called")
+        stop.of_intermediates = function is torch.autograd.grad
+        raise stop
     if role == "state":
         return tracer.graph.state_call(function, args, tracer.location())
     args, kwargs = forced(tracer, args, kwargs)
@@ -207,8 +230,9 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
             return run_native(tracer, len, (tensor,), {})
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
     if name in torch_interface.METHODS_NEVER_IN_GRAPH:
-        kind = torch_interface.METHODS_NEVER_IN_GRAPH[name]
-        raise Break(kind, f"`Tensor.{name}` is called")
+        stop = Break(torch_interface.METHODS_NEVER_IN_GRAPH[name], f"`Tensor.{name}` is called")
+        stop.of_intermediates = name in ("retain_grad", "register_hook")
+        raise stop
     if name == "type" and not args and not kwargs:
         return run_native(tracer, tensor.type, (), {})
     args, kwargs = forced(tracer, args, kwargs)

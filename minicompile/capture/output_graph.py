@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.break_kinds import CONTROL, Break
+from minicompile.capture.break_kinds import CONTROL, Break, RunEager
 from minicompile.capture.source import Source, identifier
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode
@@ -44,6 +44,7 @@ class OutputGraph:
         self.last_placeholder: torch.fx.Node | None = None
         self.symbol_node: Callable[[Any], torch.fx.Node] | None = None
         self.operations = 0
+        self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
 
     def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:
         """Register a value from outside; it becomes a placeholder when an operation first uses it."""
@@ -105,6 +106,7 @@ class OutputGraph:
         node_args = tuple(self.argument(item) for item in args)
         node_kwargs = {key: self.argument(item) for key, item in kwargs.items()}
         result = self.run_fake(op, target, args, kwargs)
+        self.check_data_aliases(args)
         node = self.graph.create_node(op, target, node_args, node_kwargs)
         node.meta["example_value"] = result
         node.meta["location"] = location
@@ -150,6 +152,22 @@ class OutputGraph:
                 found = self.bind(item, part, location) or found
         return found
 
+    def data_of(self, owner: Any, location: Location | None) -> Any:
+        """`owner.data`: detached, but in-place changes of it are left to eager, since they do not count as changes of `owner`."""
+        alias = self.call("call_method", "detach", (owner,), {}, location)
+        if not alias.is_inference():
+            self.data_aliases[id(alias)] = (alias, owner, alias._version)
+        return alias
+
+    def check_data_aliases(self, args: tuple[Any, ...]) -> None:
+        """Leave an operation that has changed the `.data` of a tensor to eager."""
+        for alias, _, version in self.data_aliases.values():
+            if alias._version != version:
+                reason = "a tensor of which `.data` was taken is changed in place"
+                if args and args[0] is alias:
+                    raise Break("autograd call", reason)
+                raise RunEager(f"{reason} through a view", "autograd call")
+
     def state_call(self, function: Any, args: tuple[Any, ...], location: Location | None) -> Any:
         """Record a change of thread-local torch state, and make it while tracing."""
         args = tuple(map(concrete, args))
@@ -157,6 +175,11 @@ class OutputGraph:
         result = function(*args)
         node.meta["example_value"], node.meta["location"] = result, location
         return result
+
+    def is_used(self, value: Any) -> bool:
+        """Whether another node of the graph reads the result of an operation."""
+        entry = self.traced.get(id(value))
+        return entry is not None and entry.source is None and entry.node is not None and bool(entry.node.users)
 
     def mutated_inputs(self) -> list[Traced]:
         """The inputs whose data some node has changed."""

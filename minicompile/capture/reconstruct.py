@@ -75,7 +75,10 @@ class Emitter:
         source = self.tracer.sources.get(id(value))
         if source is not None:
             return self.writer.fetch(source)
-        if isinstance(value, FakeTensor) or is_symbolic(value):
+        data_alias = self.tracer.graph.data_aliases.get(id(value))
+        if data_alias is not None:
+            name = self.assign(f"{self.value(data_alias[1])}.data", "data")
+        elif isinstance(value, FakeTensor) or is_symbolic(value):
             name = self.output(value)
         else:
             name = self.build(value)

@@ -69,6 +69,10 @@ class SideEffects:
         self.shadows[id(shadow.copy)] = shadow
         self.by_real[id(shadow.real)] = shadow
 
+    def any_pending(self) -> bool:
+        """Whether the user's objects are not yet what the traced program made of them."""
+        return bool(self.attributes or self.globals or self.changed_shadows())
+
     def changed_shadows(self) -> list[Shadow]:
         """The shadows whose contents differ from what they were at first."""
         return [shadow for shadow in self.shadows.values() if is_changed(shadow)]

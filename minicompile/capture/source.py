@@ -155,6 +155,23 @@ class Elements(Source):
         return self.parent.words() if self.parent else ""
 
 
+class CachedCall(Source):
+    """`parent(*args, **kwargs)` of a function with a cache (`lru_cache`), which gives the same object each time."""
+
+    __slots__ = ("args", "kwargs")
+
+    def __init__(self, parent: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.parent, self.args, self.kwargs = parent, args, kwargs
+
+    def expression(self, base: str, constant: Any) -> str:
+        parts = [literal(item) or constant(item, "argument") for item in self.args]
+        parts.extend(f"{key}={literal(item) or constant(item, 'argument')}" for key, item in self.kwargs.items())
+        return f"{base}({', '.join(parts)})"
+
+    def words(self) -> str:
+        return f"{self.parent.words() if self.parent else ''}(...)"
+
+
 class Argument(Item):
     """An argument of the captured function, known to the user by its parameter's name."""
 

@@ -92,10 +92,10 @@ def restore_state(state: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` true."""
+def compiling(flag: bool = True) -> Iterator[None]:
+    """Make `torch.compiler.is_compiling()` true (or false)."""
     before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    torch.compiler._is_compiling_flag = flag
     try:
         yield
     finally:

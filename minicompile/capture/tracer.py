@@ -23,7 +23,7 @@ from minicompile.capture.opcodes import HANDLERS, Outcome
 from minicompile.capture.output_graph import OutputGraph
 from minicompile.capture.side_effects import MISSING, Lazy, SideEffects
 from minicompile.capture.source import Attribute, Baked, Item, Source
-from minicompile.capture.values import wrap
+from minicompile.capture.values import is_trusted_module, wrap
 from minicompile.config import Config
 from minicompile.errors import Location
 
@@ -136,6 +136,8 @@ class Tracer:
         self.global_values: dict[tuple[int, str], Any] = {}
         self.absent_globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.absent_in_classes: dict[type, set[str]] = {}
+        self.class_orders: set[type] = set()
+        self.library_reads: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.global_sources: dict[int, Source] = {}
         self.locations: dict[tuple[Any, int], Location] = {}
         self.hookless: set[int] = set()
@@ -194,6 +196,8 @@ class Tracer:
             return self.global_values[key]
         if name in namespace:
             value = self.wrap(namespace[name], Item(self.globals_source(namespace), name))
+            if is_trusted_module(namespace.get("__name__")):
+                self.read_of_library(namespace, name, namespace[name])
         else:
             if not torch_interface.is_library(namespace.get("__name__")):
                 self.absent_globals.setdefault(id(namespace), (namespace, set()))[1].add(name)
@@ -204,6 +208,11 @@ class Tracer:
             value = table[name]
         self.global_values[key] = value
         return value
+
+    def read_of_library(self, owner: Any, name: str, value: Any) -> None:
+        """Remember a function or class read from a trusted module or class; one guard tests all reads of an owner."""
+        if callable(value) or hasattr(type(value), "__get__"):
+            self.library_reads.setdefault(id(owner), (owner, {}))[1][name] = value
 
     def cell(self, real: types.CellType, source: Source) -> types.CellType:
         """The stand-in for a cell of the user's closure."""

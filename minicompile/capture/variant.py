@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import linecache
 import math
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from minicompile.capture import opcodes_calls, torch_interface
-from minicompile.capture.attributes import get_attribute
+from minicompile.capture.attributes import IMMUTABLE, get_attribute
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import SPECIALS
 from minicompile.capture.calls import DISABLED_MARK, module_has_hooks
@@ -24,8 +25,10 @@ from minicompile.capture.dynamic import DynamicPlan, symbol_node
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import Guard, TensorGuard, Writer, same_float
 from minicompile.capture.reconstruct import Emitter, write_side_effects
-from minicompile.capture.source import Argument, Attribute, Baked, Root, identifier
+from minicompile.capture.side_effects import Lazy
+from minicompile.capture.source import Argument, Attribute, Baked, Root, Source, identifier
 from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Tracer
+from minicompile.capture.values import guard_structure, is_trusted_module
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported
 from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
@@ -67,8 +70,7 @@ class Attempt:
     def __init__(self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.context = context
         self.tracer = Tracer(context.config, context.plan)
-        self.tracer.specials = {**SPECIALS, "global_hooks": global_hooks, "wrapped_source": wrapped_source,
-                                "compiled_target": compiled_target}
+        self.tracer.specials = {**SPECIALS, "global_hooks": global_hooks, "compiled_target": compiled_target}
         self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None
@@ -99,8 +101,6 @@ class Attempt:
         else:
             tracer.guards.test(keyword, "not {0}", (), "the call has no keyword arguments", "structure")
         labels = parameter_names(self.function)
-        from minicompile.capture.side_effects import Lazy  # named once, for the arguments
-
         args: tuple[Any, ...] = tuple(
             Lazy(Argument(positional, place, labels[place] if place < len(labels) else f"args[{place}]"), value)
             for place, value in enumerate(self.args))
@@ -153,16 +153,9 @@ def global_hooks(tracer: Tracer) -> bool:
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
                  "_global_backward_pre_hooks"):
         table = tracer.load_global(namespace, name)
-        from minicompile.capture.values import guard_structure  # named once, for this check
-
         guard_structure(tracer, table)
         found = found or len(table) > 0
     return found
-
-
-def wrapped_source(tracer: Tracer, function: Any) -> Any:
-    """The source of the function inside an `lru_cache`."""
-    return Attribute(tracer.sources.get(id(function)) or Baked(function, "cached"), "__wrapped__")
 
 
 def compiled_target(tracer: Tracer, function: Any, inner: str) -> Any:
@@ -235,11 +228,20 @@ class Assembly:
         """The function for a frame that ends in a graph break."""
         cutter = Cutter(self.tracer, frame, stop, self.emitter, self.context.resume_point, self.context.call_compiled)
         lines = cutter.write()
+        self.check_intermediates(stop, frame.code.co_names)
         write_side_effects(self.emitter)
         record = GraphBreak(stop.kind, stop.reason, stop.hint, stop.stack)
         if stop.depth <= 1 or frame.program.instructions[frame.index].name not in CALLS:
             self.context.record_break(record)
         return self.finish(lines, record)
+
+    def check_intermediates(self, stop: Break, names: tuple[str, ...]) -> None:
+        """Refuse to cut where gradients of an intermediate result are asked for: two outputs of a graph are not connected."""
+        if not (stop.of_intermediates or not GRADIENT_NAMES.isdisjoint(names) or {"autograd", "grad"} <= set(names)):
+            return
+        for value in self.emitter.outputs:
+            if isinstance(value, torch.Tensor) and value.requires_grad and self.tracer.graph.is_used(value):
+                raise RunEager("the gradient of an intermediate result is asked for", stop.kind)
 
     def finish(self, lines: list[str], graph_break: GraphBreak | None) -> Variant:
         """Compile the graph and put the parts together."""
@@ -330,11 +332,27 @@ class Assembly:
             self.tracer.guards.test(Attribute(Baked(kind, kind.__name__), "__dict__"), "{0}.keys().isdisjoint({1})",
                                     (frozenset(names),), f"the class {kind.__name__} has no {', '.join(sorted(names))}",
                                     "absent")
+        self.add_library_guards()
         for shadow in list(self.tracer.effects.by_real.values()):
             if shadow.absent and not shadow.structure_guarded:
                 keys = frozenset(shadow.absent)
                 self.tracer.guards.test(shadow.source, "{0}.keys().isdisjoint({1})", (keys,),
                                         f"`{{0}}` has no {', '.join(sorted(map(str, keys)))}", "absent")
+
+    def add_library_guards(self) -> None:
+        """Guards that what was read from the standard library and torch is not replaced, and that no class has new bases."""
+        guards = self.tracer.guards
+        for owner, reads in self.tracer.library_reads.values():
+            source: Source = Attribute(Baked(owner, owner.__name__), "__dict__") if isinstance(owner, type) else (
+                self.tracer.globals_source(owner))
+            names, values = tuple(reads), tuple(reads.values())
+            fetch = operator.itemgetter(*names, names[0])
+            guards.test(source, "{1}({0}) == {2}", (fetch, (*values, values[0])),
+                        f"{', '.join(names[:5])}{', ...' if names[5:] else ''} of {source.words()} are not replaced", "identity")
+        for kind in self.tracer.class_orders:
+            if not kind.__flags__ & IMMUTABLE and not is_trusted_module(kind.__module__) and id(kind) not in self.tracer.fresh:
+                guards.test(Attribute(Baked(kind, kind.__name__), "__mro__"), "{0} == {1}", (kind.__mro__,),
+                            f"the class {kind.__name__} has the same bases", "identity")
 
     def assemble(self, body: list[str], eager: str | None) -> Variant:
         """The text of the whole function, compiled."""
@@ -365,6 +383,7 @@ class Assembly:
         return Variant(function, guards, tracer.state, text, eager)
 
 
+GRADIENT_NAMES = frozenset({"retain_grad", "register_hook"})
 CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 
 
