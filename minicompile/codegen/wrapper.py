@@ -174,14 +174,14 @@ class HostWriter:
             for a in self._schedule.memory.allocations.values()
             if a.reuses is not None and a.first_step > number
         }
-        dead = set(self._schedule.memory.freed_after.get(number, ())) - later
+        dead = set(self._schedule.memory.freed_after.get(number, ()))
         dead |= {
             a.reuses
             for a in self._schedule.memory.allocations.values()
             if a.reuses is not None and a.first_step == number and not self._is_alive(a.reuses, number)
         }
         gone: list[str] = []
-        for name in sorted(dead):
+        for name in sorted(dead - later):
             variable = self._variables.get(name, "")
             if name in self._sharers.get(variable, ()):
                 self._sharers[variable].discard(name)

@@ -63,6 +63,14 @@ def functionalization() -> Iterator[None]:
         torch._disable_functionalization()
 
 
+def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """Operators go through PyTorch's rules written in Python, where there are any."""
+    # torch._dispatch loads PyTorch's decompositions, needed only once something is compiled.
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
 def to_functional(value: torch.Tensor) -> torch.Tensor:
     """A functional tensor around `value`."""
     return torch._to_functional_tensor(value)

@@ -33,6 +33,14 @@ SHARING: dict[Any, Any] = {
 }  # fmt: skip
 
 
+# Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python
+# dispatcher (too slow for every operator) put honest ones in their place.
+BATCH_NORMS = frozenset((
+    torch.nn.functional.batch_norm, torch.batch_norm, torch.native_batch_norm,
+    torch.nn.functional.instance_norm, torch.instance_norm,
+))  # fmt: skip
+
+
 class Untraceable(Exception):
     """The captured graph does what no functional graph can say; the reason is for the user."""
 
@@ -183,6 +191,9 @@ class _Tracer:
             result = self._attention(node.target, args, kwargs)
         elif node.target is written_attention:
             result = written_attention(self.seeds, *args)
+        elif node.target in BATCH_NORMS:
+            with torch_interface.python_dispatcher():
+                result = node.target(*args, **kwargs)  # type: ignore[operator]
         else:
             result = SHARING.get(node.target, node.target)(*args, **kwargs)
         for number in range(first, torch_interface.next_sequence_number()):

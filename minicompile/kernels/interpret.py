@@ -246,7 +246,8 @@ def _patch_libdevice(scope: Any, interpreter: Any) -> None:
             if dtype == tl.bfloat16:
                 result = _to_bfloat16(result)
             handle = interpreter.TensorHandle(result.astype(interpreter._get_np_dtype(dtype), copy=False), dtype)
-            return tl.tensor(handle, tl.block_type(dtype, list(result.shape)) if tensors[0].type.is_block() else dtype)
+            blocks = any(tensor.type.is_block() for tensor in tensors)
+            return tl.tensor(handle, tl.block_type(dtype, list(result.shape)) if blocks else dtype)
 
         return run
 
