@@ -164,6 +164,10 @@ def judge_call(
     options: dict[str, Any] = {"suppress_errors": False, "cache": False, "dynamic": False, "verify": True}
     compiled = minicompile.compile(function, options=options | {"fallback_random": random})
     shown = observe(compiled, arguments, gradients, 0)
+    if not random and draws_numbers(compiled):  # numbers that happened to matter for neither seed
+        random = True
+        compiled = minicompile.compile(function, options=options | {"fallback_random": True})
+        shown = observe(compiled, arguments, gradients, 0)
     kind, reasons = description(compiled)
     if isinstance(shown.exception, CompileFailed):
         cause = shown.exception.cause
@@ -237,6 +241,12 @@ def without_values(shown: Run) -> Run:
         return [torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for v in values]
 
     return Run(zeros(shown.outputs), zeros(shown.arguments), zeros(shown.gradients), shown.exception)
+
+
+def draws_numbers(compiled: Any) -> bool:
+    """Whether a graph of the compiled function draws random numbers."""
+    graphs = [graph.partitioned.forward.graph for graph in compiled.compiler.graphs]
+    return any("random_" in str(node.target) for graph in graphs for node in graph.nodes)
 
 
 def description(compiled: Any) -> tuple[str, list[str]]:
