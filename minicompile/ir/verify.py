@@ -28,7 +28,6 @@ from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, atoms, hint, lower_bound, upper_bound
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
 from minicompile.ir.printer import module_text, operation_text
-from minicompile.ir.schedule import KernelGroup, Schedule
 
 NEIGHBOURS = 2
 BOOLEAN = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"} | {
@@ -263,20 +262,3 @@ def _each_view(value: Any, check: Callable[[BufferView], None]) -> None:
     elif isinstance(value, (tuple, list)):
         for item in value:
             _each_view(item, check)
-
-
-# Schedules
-
-
-def verify_schedule(schedule: Schedule) -> None:
-    """Kernels read what earlier ones stored, and every output is stored."""
-    available = {name for name, buffer in schedule.graph.buffers.items() if buffer.role != "computed"}
-    for number, step in enumerate(schedule.steps):
-        missing = [name for name in step.reads if name not in available]
-        if missing:
-            kind = step.name if isinstance(step, KernelGroup) else step.target
-            raise VerificationFailed(f"step {number}, {kind}, reads {missing[0]}, which nothing has stored")
-        available.update(step.writes)
-    for output in schedule.graph.outputs:
-        if isinstance(output, BufferView) and output.buffer not in available:
-            raise VerificationFailed(f"the output {output.buffer} is never stored")
