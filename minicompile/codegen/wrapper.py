@@ -19,6 +19,10 @@ from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph
 from minicompile.ir.schedule import KernelGroup, Schedule
 
 
+# The same operators through torch's own argument parser, which takes half the host time of an overload object.
+BOUND_FUNCTIONS = {f"torch.ops.aten.{name}.out": f"torch.{name}" for name in ("mm", "bmm", "addmm", "baddbmm")}
+
+
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """How the host starts the kernel of one group.
@@ -264,12 +268,12 @@ class HostWriter:
         if step.out_argument and target.endswith(".default"):
             target = target.removesuffix("default") + "out"
         for name, known in self._operators.items():
-            if known == target:
+            if known == BOUND_FUNCTIONS.get(target, target):
                 return name
         parts = target.removeprefix("torch.ops.").split(".")
         wish = "_".join(parts[:-1] if parts[-1] == "default" else parts)
         name = self._namer.fresh(identifier(wish))
-        self._operators[name] = target
+        self._operators[name] = BOUND_FUNCTIONS.get(target, target)
         return name
 
     def _argument(self, value: Any) -> str:

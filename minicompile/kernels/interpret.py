@@ -30,6 +30,7 @@ This module must not know any kernel, and must not choose tiles.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import math
@@ -46,14 +47,28 @@ from triton.runtime import jit as triton_jit
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
 _LOCK = threading.RLock()
+_WATCHER: contextvars.ContextVar[Callable[..., None] | None] = contextvars.ContextVar("launch_watcher", default=None)
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     """Run `kernel` over `grid`; CPU tensors among the arguments select the interpreter."""
     if runs_interpreted(*args, *meta.values()):
         interpret(kernel, grid, *args, **meta)
-    else:
-        kernel[grid](*args, **meta)
+        return
+    compiled = kernel[grid](*args, **meta)
+    watcher = _WATCHER.get()
+    if watcher is not None:
+        watcher(kernel, compiled, grid, args, meta)
+
+
+@contextlib.contextmanager
+def watching_launches(watcher: Callable[..., None]) -> Iterator[None]:
+    """Call `watcher(kernel, compiled kernel, grid, args, meta)` after every GPU launch of this thread in the block."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
 
 
 def runs_interpreted(*args: Any) -> bool:

@@ -25,7 +25,9 @@ from minicompile.kernels import interpret
 from minicompile.runtime.code_cache import CodeCache, write_atomically
 from minicompile.runtime.kernel_binary import binary_key, compile_kernel
 from minicompile.runtime.launcher import load_launch
+from minicompile.runtime.recorded_call import RecordedCall
 
+RECORDED = ("attention_forward", "attention_backward")
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
@@ -40,8 +42,9 @@ def load_program(
     module = _import_file(program, path)
     for name, constant in program.constants:
         module.CONSTANTS[name] = constant.to(program.device)
-    if program.device.type == "cuda" and program.kernels:
+    if program.device.type == "cuda":
         _bind_kernels(program, module, cache)
+        _bind_handwritten(module)
     elif program.device.type == "cpu":
         _bind_interpreter(program, module)
     return align_inputs(module.call, program.aligned_inputs, frozenset(overwritten_inputs)), path
@@ -91,6 +94,13 @@ def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache |
         ]
         for future in pending:
             future.result()
+
+
+def _bind_handwritten(module: types.ModuleType) -> None:
+    """Remember what the wrappers of hand-written kernels launch, so that later calls only launch."""
+    for name in RECORDED:
+        if hasattr(module, name):
+            setattr(module, name, RecordedCall(getattr(module, name)))
 
 
 def _bind_interpreter(program: Program, module: types.ModuleType) -> None:

@@ -1,0 +1,229 @@
+"""Calling a hand-written kernel's wrapper once, and from then on only what it launched.
+
+The wrappers in `minicompile.kernels` check their arguments, choose a configuration and allocate, which costs more host time
+than the launch. In a compiled graph sizes and strides are fixed, so a second call would decide the same. The first call
+with given sizes, strides and options is watched: the launches with their arguments, and every torch operator. If the
+operators only allocate or make views, a later call allocates, puts in the new addresses and launches. Anything else (a
+copy, a fill) is not recorded: that wrapper is called every time.
+
+Private interfaces: `CompiledKernel.run` of Triton (3.6 to 3.9: the same arguments).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minicompile.kernels import interpret
+
+ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"})
+VIEWS = frozenset({
+    "as_strided", "view", "expand", "transpose", "permute", "t", "unsqueeze", "squeeze", "select", "slice", "alias",
+    "detach", "_unsafe_view", "reshape", "unflatten",
+})  # fmt: skip
+ALIGNMENT = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """The memory `offset` bytes after the start of tensor `index` (inputs first, then allocations)."""
+
+    index: int
+    offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A tensor descriptor over the memory at `address`; the rest of it is as in `template`."""
+
+    address: Address
+    template: Any
+
+
+class Memory:
+    """What a tensor descriptor needs of its tensor."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.pointer
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """A tensor that the wrapper makes."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One launch: Triton's compiled kernel, the grid, and the arguments with addresses in place of tensors."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """What one call did, for tensors of the same sizes, strides and alignment."""
+
+    allocations: tuple[Allocation, ...]
+    launches: tuple[Launch, ...]
+    outputs: tuple[int | None, ...]
+    aligned: tuple[bool, ...]
+    device: torch.device
+
+
+class NotRecordable(Exception):
+    """The wrapper did something that a replay would miss."""
+
+
+class RecordedCall:
+    """A wrapper of `minicompile.kernels` with the memory of what it launched."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._recordings: dict[Any, Recording | None] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        key = (
+            tuple((v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in arguments),
+            tuple(options.items()),
+            torch._C._get_cublas_allow_tf32(),
+        )
+        recording = self._recordings.get(key)
+        if recording is None:
+            return self._record(key, tensors, arguments, options)
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        if any(((pointer & ALIGNMENT) == 0) != aligned for pointer, aligned in zip(pointers, recording.aligned)):
+            return self._function(*arguments, **options)
+        return replay(recording, pointers)
+
+    def _record(self, key: Any, tensors: list[torch.Tensor], arguments: Any, options: Any) -> Any:
+        if key in self._recordings or torch.cuda.is_current_stream_capturing():
+            return self._function(*arguments, **options)
+        with self._lock:
+            watch = Watch()
+            with interpret.watching_launches(watch.launched), watch:
+                outputs = self._function(*arguments, **options)
+            try:
+                self._recordings[key] = watch.recording(tensors, outputs)
+            except NotRecordable:
+                self._recordings[key] = None
+            return outputs
+
+
+def replay(recording: Recording, pointers: list[int]) -> tuple[Any, ...]:
+    """Allocate and launch; `pointers` are the inputs' addresses."""
+    device = recording.device
+    made = [
+        torch.empty_strided(each.sizes, each.strides, dtype=each.dtype, device=device)
+        for each in recording.allocations
+    ]
+    pointers = pointers + [tensor.data_ptr() for tensor in made]
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    for launch in recording.launches:
+        kernel = launch.kernel
+        arguments = [placed(value, pointers) for value in launch.arguments]
+        kernel.run(*launch.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
+    return tuple(None if index is None else made[index] for index in recording.outputs)
+
+
+def placed(value: Any, pointers: list[int]) -> Any:
+    """A launch's argument with the addresses of this call."""
+    if type(value) is Address:
+        return pointers[value.index] + value.offset
+    if type(value) is Description:
+        descriptor = copy.copy(value.template)
+        descriptor.base = Memory(pointers[value.address.index] + value.address.offset)
+        return descriptor
+    return value
+
+
+class Watch(TorchDispatchMode):
+    """Sees every torch operator and every launch of one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[tuple[Any, Any, tuple[Any, ...]]] = []
+        self.made: list[torch.Tensor] = []
+        self.refusal = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.__name__.split(".")[0]
+        if name in ALLOCATIONS:
+            self.made.append(result)
+        elif name not in VIEWS:
+            self.refusal = name
+        return result
+
+    def launched(self, kernel: Any, compiled: Any, grid: Any, args: Any, meta: Any) -> None:
+        """A launch of `kernel` that Triton answered with the compiled kernel."""
+        names = set(inspect.signature(kernel.fn).parameters)
+        bound = inspect.signature(kernel.fn).bind(*args, **{n: v for n, v in meta.items() if n in names})
+        bound.apply_defaults()
+        self.launches.append((compiled, grid, tuple(bound.arguments.values())))
+
+    def recording(self, inputs: list[torch.Tensor], outputs: Any) -> Recording:
+        """The call as data; raises `NotRecordable`."""
+        if self.refusal or not self.launches:
+            raise NotRecordable(self.refusal)
+        storages = [tensor.untyped_storage().data_ptr() for tensor in (*inputs, *self.made)]
+        starts = [tensor.data_ptr() for tensor in (*inputs, *self.made)]
+
+        def address(tensor: torch.Tensor) -> Address:
+            storage = tensor.untyped_storage().data_ptr()
+            for index, (found, start) in enumerate(zip(storages, starts)):
+                if found == storage:
+                    return Address(index, tensor.data_ptr() - start)
+            raise NotRecordable("a tensor from elsewhere")
+
+        def fixed(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return address(value)
+            if hasattr(value, "block_shape"):
+                template = copy.copy(value)
+                template.base = None
+                return Description(address(value.base), template)
+            return value
+
+        launches = tuple(
+            Launch(compiled, (*grid, 1, 1)[:3], tuple(map(fixed, values))) for compiled, grid, values in self.launches
+        )
+        allocations = [Allocation(tuple(t.shape), t.stride(), t.dtype) for t in self.made]
+        results: list[int | None] = []
+        for output in outputs:
+            if output is None:
+                results.append(None)
+                continue
+            found = address(output)
+            index = found.index - len(inputs)
+            if index < 0 or found.offset or output.numel() != self.made[index].numel():
+                raise NotRecordable("an output that was not allocated")
+            allocations[index] = Allocation(tuple(output.shape), output.stride(), output.dtype)
+            results.append(index)
+        return Recording(
+            tuple(allocations),
+            launches,
+            tuple(results),
+            tuple((start & ALIGNMENT) == 0 for start in starts[: len(inputs)]),
+            torch.device("cuda", self.made[0].device.index),
+        )

@@ -1,0 +1,46 @@
+"""A recorded wrapper of a hand-written kernel gives what the wrapper gives, for new tensors and other options."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minicompile.kernels.flash_attention import attention_backward, attention_forward
+from minicompile.runtime.recorded_call import RecordedCall
+
+pytestmark = pytest.mark.gpu
+
+
+def tensors(length: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    packed = torch.randn(2, length, 3, 4, 64, device="cuda", dtype=dtype)
+    return list(packed.permute(2, 0, 3, 1, 4).unbind(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_forward_and_backward(dtype: torch.dtype) -> None:
+    forward, backward = RecordedCall(attention_forward), RecordedCall(attention_backward)
+    for length, upper in ((256, 0), (256, 0), (256, None), (128, 0), (256, 0), (256, None)):
+        q, k, v = tensors(length, dtype)
+        out, lse = forward(q, k, v, None, None, upper, 0.125, 0.0, None, False)
+        expected, expected_lse = attention_forward(q, k, v, None, None, upper, 0.125, 0.0, None, False)
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
+        torch.testing.assert_close(lse, expected_lse, rtol=0, atol=0)
+        assert out.stride() == expected.stride()
+        gradient = torch.randn_like(out)
+        ours = backward(gradient, q, k, v, out, lse, None, None, upper, 0.125, 0.0, None, False)
+        eager = attention_backward(gradient, q, k, v, out, lse, None, None, upper, 0.125, 0.0, None, False)
+        for one, other in zip(ours, eager, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert all(recording is not None for recording in forward._recordings.values())
+    assert all(recording is not None for recording in backward._recordings.values())
+
+
+def test_memory_at_an_odd_address_is_not_replayed() -> None:
+    forward = RecordedCall(attention_forward)
+    storage = torch.randn(3 * 2 * 4 * 128 * 64 + 8, device="cuda", dtype=torch.bfloat16)
+    for offset in (0, 0, 1, 0):
+        q, k, v = storage[offset : offset + 3 * 2 * 4 * 128 * 64].view(3, 2, 4, 128, 64).unbind(0)
+        expected = attention_forward(q, k, v, None, None, 0, 0.125, 0.0, None, False)[0]
+        torch.testing.assert_close(forward(q, k, v, None, None, 0, 0.125, 0.0, None, False)[0], expected)
