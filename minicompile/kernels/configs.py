@@ -33,7 +33,8 @@ class AttentionConfig:
 class AttentionRow:
     """One decision: for which pass, numerics and padded head dim it holds, the choice, why, and since when.
 
-    `spill_bytes` is what the machine code for sm_90 may spill at most; the lint holds every row to it.
+    `causal` and `longest` (length of the walk) narrow it; None holds for all. `spill_bytes` is what the machine code
+    for sm_90 may spill at most; the lint holds every row to it.
     """
 
     phase: str
@@ -43,12 +44,17 @@ class AttentionRow:
     spill_bytes: int
     reason: str
     date: str
+    causal: bool | None = None
+    longest: int | None = None
 
 
 def _row(
-    phase: str, numerics: str, head_dim: int, tile: str, reason: str, spill_bytes: int = 0, date: str = "2026-11-21"
-) -> AttentionRow:
-    return AttentionRow(phase, numerics, head_dim, attention_tile(tile), spill_bytes, reason, date)
+    phase: str, numerics: str, head_dim: int, tile: str, reason: str, spill_bytes: int = 0,
+    causal: bool | None = None, longest: int | None = None,
+) -> AttentionRow:  # fmt: skip
+    return AttentionRow(
+        phase, numerics, head_dim, attention_tile(tile), spill_bytes, reason, "2026-11-21", causal, longest
+    )
 
 
 def attention_tile(text: str) -> AttentionConfig:
@@ -58,43 +64,52 @@ def attention_tile(text: str) -> AttentionConfig:
     return AttentionConfig(int(rows), int(columns), int(warps[1:]), int(stages[1:]), "tma" in flags, "one" in flags)
 
 
+# Figures are TFLOP/s in bf16 and milliseconds in fp32 (batch 8, one head, length 4,096), of one H200 under Triton 3.6.
 _UNTIMED = "from registers and shared memory; not timed yet"
+_M = "H200, measured:"
 
 ATTENTION_TABLE: tuple[AttentionRow, ...] = (
-    _row("forward", "half", 64, "128x128 w8 s3 tma", f"174 registers, 116 KB; {_UNTIMED}"),
-    _row("forward", "half", 128, "128x128 w8 s2 tma", f"200 registers, 165 KB; {_UNTIMED}"),
+    _row("forward", "half", 64, "64x64 w4 s3 tma", f"{_M} 392 at 1,024", longest=2048),
+    _row("forward", "half", 64, "64x64 w4 s4 tma", f"{_M} 386 at 4,096", causal=True, longest=8192),
+    _row("forward", "half", 64, "64x128 w4 s3 tma", f"{_M} 422 at 16,384", causal=True),
+    _row("forward", "half", 64, "128x64 w4 s3", f"{_M} 431 at 4,096, 445 at 16,384, pointers ahead of TMA"),
+    _row("forward", "half", 128, "64x64 w4 s3 tma", f"{_M} full 430 / 484 / 480, causal 342 / 465 / 515; 2 per SM"),
     _row("forward", "half", 256, "128x64 w8 s2 tma", f"240 registers, 197 KB; {_UNTIMED}"),
-    _row("forward", "tf32", 64, "128x64 w8 s2", f"238 registers; {_UNTIMED}"),
-    _row("forward", "tf32", 128, "128x32 w8 s2", f"204 registers, 131 KB; {_UNTIMED}"),
-    _row("forward", "tf32", 256, "64x16 w8 s1 one", f"little shared memory; {_UNTIMED}", 640),
-    _row("forward", "split", 64, "128x32 w8 s2", f"183 registers; {_UNTIMED}"),
-    _row("forward", "split", 128, "128x32 w8 s1 one", f"164 KB, causal spills 12 bytes; {_UNTIMED}", 64),
-    _row("forward", "split", 256, "64x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
-    _row(
-        "masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias (C7515); {_UNTIMED}"
-    ),
+    _row("forward", "tf32", 64, "64x64 w4 s2", f"{_M} 0.043 at 1,024 against 0.049", 128, longest=2048),
+    _row("forward", "tf32", 64, "128x64 w8 s2", f"{_M} 0.327"),
+    _row("forward", "tf32", 128, "64x64 w4 s2", f"{_M} 0.072 at 1,024 against 0.085", 192, longest=2048),
+    _row("forward", "tf32", 128, "128x64 w8 s2", f"{_M} 0.606", 128),
+    _row("forward", "tf32", 256, "64x32 w4 s1 one", f"64 rows need 4 warps, 8 repeat the work; {_UNTIMED}", 64),
+    _row("forward", "split", 64, "64x64 w4 s2", f"{_M} 0.629, tf32x3 0.773", 128),
+    _row("forward", "split", 128, "64x32 w4 s2", f"{_M} 1.28, tf32x3 2.72", 192),
+    _row("forward", "split", 256, "64x16 w4 s1 one", "64 rows with 8 warps gave wrong values (H200)", 1280),
+    _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias; {_UNTIMED}"),
     _row("masked query gradient", "half", 128, "64x64 w4 s2 tma", f"8 warps serialise with a boolean mask; {_UNTIMED}"),
-    _row("query gradient", "half", 64, "128x64 w8 s3 tma", f"124 registers; {_UNTIMED}"),
-    _row("query gradient", "half", 128, "128x64 w8 s2 tma", f"177 registers; {_UNTIMED}"),
-    _row("query gradient", "half", 256, "64x32 w8 s2 tma", f"182 registers; {_UNTIMED}"),
-    _row("query gradient", "tf32", 64, "64x64 w4 s1", f"194 registers; {_UNTIMED}"),
-    _row("query gradient", "tf32", 128, "128x32 w8 s1 one", f"187 registers; {_UNTIMED}"),
+    _row("query gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 436 / 587 / 567", causal=True),
+    _row("query gradient", "half", 64, "128x64 w8 s3 tma", f"{_M} 596 / 598 / 608"),
+    _row("query gradient", "half", 128, "128x64 w8 s3 tma", f"{_M} 542 / 635 / 648, causal 392 / 576 / 638"),
+    _row("query gradient", "half", 256, "64x32 w4 s2 tma", f"194 registers, 131 KB; {_UNTIMED}"),
+    _row("query gradient", "tf32", 64, "64x64 w4 s1", f"{_M} 0.048 at 1,024 against 0.061", longest=2048),
+    _row("query gradient", "tf32", 64, "128x32 w8 s1", f"{_M} 0.412"),
+    _row("query gradient", "tf32", 128, "128x32 w8 s1 one", f"{_M} 0.880"),
     _row("query gradient", "tf32", 256, "16x32 w8 s1 one", f"fits shared memory; {_UNTIMED}", 352),
-    _row("query gradient", "split", 64, "128x32 w8 s1", f"171 registers; {_UNTIMED}"),
-    _row("query gradient", "split", 128, "64x32 w8 s1 one", f"92 bytes of spills; {_UNTIMED}", 128),
+    _row("query gradient", "split", 64, "64x64 w4 s1", f"{_M} 0.758, tf32x3 0.962", 256),
+    _row("query gradient", "split", 128, "64x32 w4 s1 one", f"8 warps repeat the work (3.89); {_UNTIMED}", 128),
     _row("query gradient", "split", 256, "16x32 w8 s1 one", f"fits shared memory; {_UNTIMED}", 352),
-    _row("key gradient", "half", 64, "64x128 w8 s2 tma", f"186 registers; {_UNTIMED}"),
-    _row("key gradient", "half", 128, "64x128 w8 s2 tma", f"249 registers, causal spills 60 bytes; {_UNTIMED}", 96),
+    _row("key gradient", "half", 64, "64x64 w4 s2 tma", f"{_M} 338 / 436 / 460", causal=True),
+    _row("key gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 403 / 446 / 451"),
+    _row("key gradient", "half", 128, "64x128 w8 s2 tma", f"{_M} causal 335 / 472 / 542", 96, causal=True),
+    _row("key gradient", "half", 128, "64x128 w8 s2", f"{_M} 411 / 498 / 508, TMA 398 / 494 / 486", 96),
     _row("key gradient", "half", 256, "64x32 w8 s1 tma", f"wider keys spill over 600 bytes; {_UNTIMED}"),
-    _row("key gradient", "tf32", 64, "32x128 w8 s1", f"160 registers; {_UNTIMED}"),
-    _row("key gradient", "tf32", 128, "32x128 w8 s1 one", f"no spills, 197 KB; {_UNTIMED}", 96),
+    _row("key gradient", "tf32", 64, "64x64 w4 s1", f"{_M} 0.665", 256),
+    _row("key gradient", "tf32", 128, "32x128 w8 s1 one", f"{_M} 1.38", 96),
     _row("key gradient", "tf32", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 512),
-    _row("key gradient", "split", 64, "32x128 w8 s1", f"253 registers; {_UNTIMED}", 64),
-    _row(
-        "key gradient", "split", 128, "32x64 w8 s1 one", f"the fastest products, 480 bytes of spills; {_UNTIMED}", 640
-    ),
+    _row("key gradient", "split", 64, "32x64 w4 s1", f"{_M} 1.22, tf32x3 1.66", 256),
+    _row("key gradient", "split", 128, "32x64 w4 s1 one", f"8 warps repeat the work (5.62); {_UNTIMED}", 1536),
     _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 512),
 )
+
+SHARED_MEMORY_LIMIT = 232_448
 
 ATTENTION_CANDIDATES: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("forward", "half", 64): (
@@ -116,9 +131,10 @@ ATTENTION_CANDIDATES: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("forward", "split", 64): ("128x32 w8 s2", "64x32 w4 s2", "128x64 w8 s2", "64x64 w4 s2"),
     ("forward", "split", 128): ("128x32 w8 s1", "64x32 w4 s2", "64x32 w8 s2"),
     ("query gradient", "split", 64): ("128x32 w8 s1", "64x32 w4 s1", "64x64 w4 s1"),
-    ("query gradient", "split", 128): ("64x32 w8 s1", "32x32 w8 s1"),
+    ("query gradient", "split", 128): ("64x32 w4 s1 one", "64x16 w4 s1 one", "128x32 w8 s1 one", "64x32 w8 s1"),
     ("key gradient", "split", 64): ("32x128 w8 s1", "32x64 w4 s1", "32x64 w8 s1"),
-    ("key gradient", "split", 128): ("32x64 w8 s1", "32x32 w8 s1"),
+    ("key gradient", "split", 128): (
+        "32x64 w4 s1 one", "16x64 w4 s1 one", "32x128 w8 s1 one", "32x64 w8 s1", "32x32 w8 s1"),
     ("forward", "tf32", 64): ("128x64 w8 s2", "64x64 w4 s2", "128x32 w8 s2", "64x32 w4 s2"),
     ("forward", "tf32", 128): ("128x32 w8 s2", "128x64 w8 s2", "64x64 w4 s2", "64x32 w4 s2"),
     ("query gradient", "tf32", 64): ("64x64 w4 s1", "128x32 w8 s1", "64x32 w4 s1"),
@@ -133,18 +149,52 @@ def numerics_class(itemsize: int, precision: str) -> str:
     return "half" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
 
 
-def attention_row(phase: str, numerics: str, head_dim: int, masked: bool = False) -> AttentionRow:
+def attention_row(
+    phase: str, numerics: str, head_dim: int, masked: bool = False, causal: bool = False, length: int = 4096
+) -> AttentionRow:
     """The decision for a pass, numerics and padded head dim (the larger of the keys' and the values').
 
     `masked`: there is a mask tensor; some passes have rows of their own for that, the others take the ordinary ones.
+    `length`: of the walk, which is over the keys, or over the queries for the key gradient.
     """
-    for row in ATTENTION_TABLE:
-        if masked and row.phase == f"masked {phase}" and row.numerics == numerics and head_dim <= row.head_dim:
-            return row
-    for row in ATTENTION_TABLE:
-        if row.phase == phase and row.numerics == numerics and head_dim <= row.head_dim:
-            return row
+    for wanted in (f"masked {phase}", phase) if masked else (phase,):
+        for row in ATTENTION_TABLE:
+            if row.phase != wanted or row.numerics != numerics or head_dim > row.head_dim:
+                continue
+            if row.causal in (None, causal) and (row.longest is None or length <= row.longest):
+                return row
     raise KeyError(f"no attention configuration for {phase}, {numerics}, head dim {head_dim}")
+
+
+def fitting(
+    config: AttentionConfig, keys_stay: bool, resident: int, walked: int, split: int, entries: int, limit: int
+) -> AttentionConfig:
+    """The configuration, made smaller until an upper bound of its shared memory is within the limit.
+
+    Bytes for each row of the block that stays (`resident`) and of those that the loop loads (`walked`, for each stage,
+    and `split` once, for the parts of split products), and for each element of a mask (`entries`).
+    """
+    while (smaller := shrunk(config)) is not None:
+        stay, walk = (config.block_n, config.block_m) if keys_stay else (config.block_m, config.block_n)
+        bound = stay * resident + walk * (walked * config.stages + split) + config.stages * stay * walk * entries
+        if bound + 1024 <= limit:
+            break
+        config = smaller
+    return config
+
+
+def shrunk(config: AttentionConfig) -> AttentionConfig | None:
+    """The next smaller configuration: fewer stages, then half the larger side; None if there is none."""
+    if config.stages > 1:
+        return dataclasses.replace(config, stages=config.stages - 1)
+    block_m, block_n = config.block_m, config.block_n
+    if max(block_m, block_n) <= 16:
+        return None
+    if block_m >= block_n:
+        block_m //= 2
+    else:
+        block_n //= 2
+    return dataclasses.replace(config, block_m=block_m, block_n=block_n, warps=4)
 
 
 def interpreted_attention_config(queries: int, keys: int) -> AttentionConfig:

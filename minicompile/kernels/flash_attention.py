@@ -109,11 +109,11 @@ def attention_forward(
     if out.numel() == 0 or problem.keys == 0:
         empty = float("nan") if nan_rows else 0.0
         return out.fill_(empty), lse.fill_(float("nan") if nan_rows else float("-inf"))
-    config = _usable(config or _choose("forward", problem, q), k, v)
+    config = _usable(config or _choose("forward", problem, q, mask), k, v)
     entries, mask_strides = expand_mask(mask, problem)
     launch(
         flash_attention_forward_kernel, (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, *_walked(k, v, config, config.block_n), out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3],
+        q, *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3],
         *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, problem.heads, problem.queries,
         problem.keys, problem.lower or 0,
         problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
@@ -161,7 +161,7 @@ def _query_gradient(
     delta: torch.Tensor, shared: tuple[Any, ...], bias: torch.Tensor | None, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     entries, seed, mask_strides = shared
-    config = _usable(config or _choose("query gradient", problem, q), k, v)
+    config = _usable(config or _choose("query gradient", problem, q, shared[0]), k, v)
     dq = torch.empty_like(q)
     dbias = None
     if bias is not None:
@@ -171,7 +171,7 @@ def _query_gradient(
     launch(
         flash_attention_query_gradient_kernel,
         (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, *_walked(k, v, config, config.block_n), dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3],
+        q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, dq, _or(dbias, q), entries, seed, *q.stride()[:3],
         *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads,
         problem.queries, problem.keys,
         problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
@@ -188,7 +188,7 @@ def _key_gradient(
     delta: torch.Tensor, shared: tuple[Any, ...], config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     entries, seed, mask_strides = shared
-    config = _usable(config or _choose("key gradient", problem, q), q, dout)
+    config = _usable(config or _choose("key gradient", problem, q, shared[0]), q, dout)
     blocks = triton.cdiv(problem.keys, config.block_n)
     heads_each = problem.group if problem.group == 1 or _fills_gpu(blocks * problem.batch * problem.kv_heads, q) else 1
     if heads_each == problem.group:
@@ -196,7 +196,7 @@ def _key_gradient(
     else:
         parts = (problem.batch, problem.heads, problem.keys)
         dk, dv = (q.new_empty((*parts, width), dtype=torch.float32) for width in (problem.d, problem.dv))
-    walked = _walked(q, dout, config, config.block_m)
+    walked = _walked(q, dout, config, config.block_m, problem)
     launch(
         flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
         walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
@@ -212,12 +212,17 @@ def _key_gradient(
     return dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _choose(phase: str, problem: AttentionProblem, q: torch.Tensor) -> AttentionConfig:
+def _choose(
+    phase: str, problem: AttentionProblem, q: torch.Tensor, entries: torch.Tensor | None
+) -> AttentionConfig:  # fmt: skip
     if q.device.type == "cpu":
         return interpreted_attention_config(problem.queries, problem.keys)
-    widest = padded_head_dim(max(problem.d, problem.dv))
     numerics = numerics_class(q.element_size(), problem.precision)
-    return attention_row(phase, numerics, widest, problem.mask_kind != "none").config
+    masked = problem.mask_kind != "none"
+    length = problem.queries if phase == "key gradient" else problem.keys
+    row = attention_row(phase, numerics, problem.width, masked, problem.upper is not None, length)
+    entry_bytes = entries.element_size() if masked and entries is not None else 0
+    return problem.fitted(phase, row.config, q.element_size(), entry_bytes)
 
 
 def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
@@ -229,12 +234,14 @@ def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
     return config if aligned or not config.tma else dataclasses.replace(config, tma=False)
 
 
-def _walked(first: torch.Tensor, second: torch.Tensor, config: AttentionConfig, rows: int) -> tuple[Any, Any]:
+def _walked(
+    first: torch.Tensor, second: torch.Tensor, config: AttentionConfig, rows: int, problem: AttentionProblem
+) -> tuple[Any, Any]:
     """The two tensors that a kernel's loop reads block by block: as they are, or as TMA descriptors."""
     if not config.tma:
         return first, second
     describe_one = lambda t: TensorDescriptor(  # noqa: E731
-        t, list(t.shape), list(t.stride()), [1, 1, rows, padded_head_dim(t.shape[3])]
+        t, list(t.shape), list(t.stride()), [1, 1, rows, problem.width]
     )
     return describe_one(first), describe_one(second)
 

@@ -14,6 +14,8 @@ The walk over keys is `forward_blocks` of `flash_attention_forward.py`. No dropo
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 import triton.language as tl
@@ -119,7 +121,7 @@ def flash_decode_merge_kernel(
 def flash_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
     upper: int | None = None, scale: float | None = None, nan_rows: bool = False, precision: str | None = None,
-    splits: int | None = None, config: AttentionConfig = DECODE_CONFIG,
+    splits: int | None = None, config: AttentionConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Output and natural log-sum-exp for few queries (see `suits_decode`); no autograd."""
     problem = describe(q, k, v, mask, lower, upper, scale, 0.0, nan_rows, precision)
@@ -128,6 +130,12 @@ def flash_decode(
     lse = q.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
     if out.numel() == 0 or problem.keys == 0:
         return out.fill_(float("nan") if nan_rows else 0.0), lse.fill_(float("nan") if nan_rows else float("-inf"))
+    entries, mask_strides = expand_mask(mask, problem)
+    entry_bytes = 0 if entries is None else entries.element_size()
+    rows = max(16, 1 << (problem.group * problem.queries - 1).bit_length())
+    if config is None:
+        wished = dataclasses.replace(DECODE_CONFIG, block_m=rows)
+        config = problem.fitted("forward", wished, q.element_size(), entry_bytes)
     splits = splits or choose_splits(problem.batch * problem.kv_heads, problem.keys, config.block_n, _processors(q))
     stretch = triton.cdiv(triton.cdiv(problem.keys, splits), config.block_n) * config.block_n
     splits = triton.cdiv(problem.keys, stretch)
@@ -135,9 +143,8 @@ def flash_decode(
     if splits > 1:
         parts = q.new_empty((splits, *out.shape), dtype=torch.float32)
         part_lse = lse.new_empty((splits, *lse.shape))
-    entries, mask_strides = expand_mask(mask, problem)
     constants = problem.constants(config)
-    constants["BLOCK_M"] = max(16, 1 << (problem.group * problem.queries - 1).bit_length())
+    constants["BLOCK_M"] = rows
     launch(
         flash_decode_kernel, (problem.batch * problem.kv_heads, splits),
         q, k, v, parts, part_lse, q if entries is None else entries, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
@@ -148,9 +155,9 @@ def flash_decode(
         FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
     )  # fmt: skip
     if splits > 1:
-        rows = lse.numel()
+        count = lse.numel()
         launch(
-            flash_decode_merge_kernel, (rows,), parts, part_lse, out, lse, *out.stride()[:3], rows, problem.heads,
+            flash_decode_merge_kernel, (count,), parts, part_lse, out, lse, *out.stride()[:3], count, problem.heads,
             problem.queries, splits, DV=problem.dv, BLOCK_DV=constants["BLOCK_DV"],
             SPLITS=1 << (splits - 1).bit_length(), NAN_ROWS=nan_rows, num_warps=4,
         )  # fmt: skip
