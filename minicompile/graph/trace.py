@@ -25,11 +25,18 @@ from minicompile.graph.recorder import Recorder
 from minicompile.ir.graph import CapturedGraph, MutatedInput, OutputBinding
 
 
-# Their results share memory with the input, as eager has it; functionalization would take them for copies.
-SHARING: dict[Any, Any] = {
+def polygamma_(value: torch.Tensor, order: int) -> torch.Tensor:
+    """`Tensor.polygamma_`."""
+    return value.copy_(torch.polygamma(order, value.clone()))
+
+
+# Results of the unsafe ones share memory with the input in eager, where functionalization would see copies; and it knows
+# no in-place polygamma.
+REPLACED: dict[Any, Any] = {
     torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
-    "unsafe_chunk": "chunk", "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes",
+    torch.Tensor.unsafe_chunk: torch.chunk, torch.Tensor.unsafe_split: torch.split,
+    torch.Tensor.unsafe_split_with_sizes: torch.split_with_sizes, torch.Tensor.polygamma_: polygamma_,
 }  # fmt: skip
 
 
@@ -186,7 +193,11 @@ class _Tracer:
         kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
         first = torch_interface.next_sequence_number()
         if node.op == "call_method":
-            result = getattr(args[0], SHARING.get(node.target, str(node.target)))(*args[1:], **kwargs)
+            method = getattr(type(args[0]), str(node.target), None)
+            if method in REPLACED:
+                result = REPLACED[method](*args, **kwargs)
+            else:
+                result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         elif node.target in SDPA:
             result = self._attention(node.target, args, kwargs)
         elif node.target is written_attention:
@@ -195,7 +206,7 @@ class _Tracer:
             with torch_interface.python_dispatcher():
                 result = node.target(*args, **kwargs)  # type: ignore[operator]
         else:
-            result = SHARING.get(node.target, node.target)(*args, **kwargs)
+            result = REPLACED.get(node.target, node.target)(*args, **kwargs)
         for number in range(first, torch_interface.next_sequence_number()):
             self.origins[number] = self.recorder.origin
         return result

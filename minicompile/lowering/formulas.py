@@ -76,6 +76,13 @@ def round_decimals(a: Scalar, decimals: int) -> Scalar:
     return (a * power).call("round") / power if decimals > 0 else (a / power).call("round") * power
 
 
+def next_after(a: Scalar, b: Any) -> Scalar:
+    """The next float after `a` towards `b`."""
+    if a.expr.dtype.itemsize < 4:
+        raise UseExtern("nextafter of 16-bit numbers")
+    return a.call("nextafter", b)
+
+
 def power(a: Scalar | Number, b: Scalar | Number) -> Scalar:
     """`a ** b`, with the special exponents that eager also treats apart."""
     if not isinstance(a, Scalar):

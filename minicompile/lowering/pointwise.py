@@ -46,8 +46,9 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     **{name: _call(name) for name in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
         "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv",
-        "lgamma", "reciprocal", "neg", "bitwise_not", "atan2", "hypot", "nextafter",
+        "lgamma", "reciprocal", "neg", "bitwise_not", "atan2", "hypot",
     )},
+    "nextafter": formulas.next_after,
     "copysign.Tensor": _call("copysign"), "copysign.Scalar": _call("copysign"),
     "ldexp.Tensor": lambda a, b: a * b.call("exp2"),
     **{name: formulas.integral_identity(name) for name in ("floor", "ceil", "trunc", "round")},
