@@ -65,10 +65,10 @@ def lower_gather(
 def lower_index_select(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue) -> TensorValue:
     """Whole slices at the positions of a vector."""
     dim = wrap(dim, value.rank)
-    if value.rank == 0:
-        raise UseExtern("index_select of a 0-d tensor")
 
     def body(indices: Indices) -> Expr:
+        if not value.rank:
+            return value.load(())
         where_from = index.load([indices[dim]] if index.rank else [])
         return value.load(replaced(indices, dim, position(where_from, value.sizes[dim])))
 
