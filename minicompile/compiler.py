@@ -27,9 +27,12 @@ from minicompile.report.artifacts import ArtifactFolder
 from minicompile.runtime.autograd_function import bind
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.compiled_graph import CompiledGraph, CompiledPart
+from minicompile.runtime.cuda_graphs import GraphedCall, backward_roles, forward_roles
 from minicompile.runtime.device import device_properties
 from minicompile.runtime.program_loader import load_program
 from minicompile.scheduling.schedule import schedule_graph
+
+FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
 
 class Compiler:
@@ -48,6 +51,7 @@ class Compiler:
         self.on_part = on_part
         self.graphs: list[CompiledGraph] = []
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
+        self._graph_pool: Any = None
         self._lock = threading.RLock()
 
     def backend(self, captured: CapturedGraph) -> CompiledGraph:
@@ -118,7 +122,19 @@ class Compiler:
         overwritten = [m.input_index for m in partitioned.binding.mutated_inputs if m.in_graph]
         with clock.stage("kernels"):
             call, path = load_program(program, self._cache, overwritten if half == "forward" else ())
+        if self.config.mode == "reduce-overhead" and program.device.type == "cuda":
+            call = self._graphed(call, partitioned, half)
         return CompiledPart(call, lowered, schedule, program, path, timings=clock.seconds)
+
+
+    def _graphed(self, call: FlatCall, partitioned: PartitionedGraph, half: str) -> FlatCall:
+        """The call as a CUDA graph, if the graph's inputs allow one."""
+        roles = forward_roles(partitioned)
+        if isinstance(roles, str):
+            return call
+        if self._graph_pool is None:
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        return GraphedCall(call, roles if half == "forward" else backward_roles(partitioned), self._graph_pool)
 
 
 class StageClock:
