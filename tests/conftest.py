@@ -17,9 +17,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
-    config.addinivalue_line("markers", "core: a conformance program of the quick subset")
-    config.addinivalue_line("markers", "slow: takes more than a few seconds")
     if config.getoption("--compiler"):
         os.environ[ENVIRONMENT_VARIABLE] = config.getoption("--compiler")
 
