@@ -8,11 +8,11 @@ from torch.testing._internal.common_methods_invocations import op_db
 from tests.end_to_end.operator_verdict import DTYPES, full_name, judge
 
 FUSED = (
-    "add mul div sub pow softmax log_softmax sum mean var std amax argmax cumsum where masked_fill gather cat stack "
+    "add mul div.no_rounding_mode sub pow softmax log_softmax sum mean var std amax argmax cumsum where masked_fill gather cat stack "
     "nn.functional.gelu nn.functional.silu nn.functional.softplus nn.functional.mish nn.functional.glu nn.functional.pad.constant "
     "nn.functional.layer_norm nn.functional.batch_norm nn.functional.group_norm nn.functional.instance_norm "
     "nn.functional.rms_norm nn.functional.cross_entropy nn.functional.mse_loss nn.functional.soft_margin_loss "
-    "nn.functional.embedding nn.functional.one_hot nn.functional.dropout clamp tril flip roll repeat logsumexp scatter_add "
+    "nn.functional.embedding nn.functional.dropout clamp tril flip roll repeat logsumexp scatter_add "
     "remainder floor_divide linalg.vector_norm logspace masked.mean"
 ).split()
 RIGHT = (
@@ -20,7 +20,7 @@ RIGHT = (
     "nn.functional.interpolate.bilinear scatter_reduce.amax median unsafe_split transpose split expand unfold as_strided einsum "
     "polygamma.polygamma_n_0 unique resize_ bernoulli empty_like"
 ).split()
-INTEGERS = "add mul div floor_divide remainder sum amax argmax cumsum where gather bitwise_and bitwise_left_shift sort cat".split()
+INTEGERS = "add mul div.no_rounding_mode floor_divide remainder sum amax argmax cumsum where gather bitwise_and bitwise_left_shift sort cat".split()
 OPERATORS = {full_name(op): op for op in op_db}
 
 
