@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import enum
 import functools
 import inspect
@@ -478,37 +477,6 @@ def register_operators() -> None:
 
 
 register_operators()
-
-
-@special(copy.copy)
-def rule_copy(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`copy.copy` of containers; of objects by interpreting the module's code."""
-    value = args[0]
-    if type(value) in (list, dict, set, collections.OrderedDict, collections.deque):
-        force(tracer, value, False)
-        return tracer.made(value.copy())
-    if type(value) in CONSTANT_TYPES or isinstance(value, (tuple, type, types.FunctionType)):
-        return value
-    raise Break("unknown call", f"`copy.copy` of an object of type {type(value).__name__}")
-
-
-@special(copy.deepcopy)
-def rule_deepcopy(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`copy.deepcopy` of containers of constants."""
-    value = args[0]
-    force(tracer, value)
-    if only_constants(value):
-        return tracer.made(copy.deepcopy(value))
-    raise Break("unknown call", f"`copy.deepcopy` of a {type(value).__name__}")
-
-
-def only_constants(value: Any) -> bool:
-    """Whether a value is a constant or a plain container of such."""
-    if type(value) in CONSTANT_TYPES:
-        return True
-    if type(value) in (list, tuple, set, frozenset):
-        return all(only_constants(item) for item in value)
-    return type(value) is dict and all(only_constants(item) for item in (*value.keys(), *value.values()))
 
 
 @special(inspect.signature)

@@ -118,12 +118,16 @@ def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     label = function.__qualname__
     if function.cache_parameters()["maxsize"] == 0 or id(function) in tracer.fresh:
         raise Break("unknown call", f"`{label}` has a cache that is not kept")
-    if any(type(item) not in CONSTANT_TYPES and not isinstance(item, IDENTITY_TYPES) for item in (*args, *kwargs.values())):
-        raise Break("unknown call", f"`{label}` has a cache and is called with more than constants")
+    for item in (*args, *kwargs.values()):
+        if type(item) not in CONSTANT_TYPES and not isinstance(item, IDENTITY_TYPES):
+            if type(item).__hash__ is not object.__hash__ or not is_outside(tracer, item):
+                raise Break("unknown call", f"`{label}` has a cache and is called with more than constants")
+            tracer.guards.identity(tracer.sources[id(item)], item, tracer.location())
     if tracer.effects.any_pending() or torch_interface.torch_state() != tracer.state:
         raise Break("unknown call", f"`{label}` has a cache and might see what was changed before")
     source = CachedCall(tracer.sources.get(id(function)) or Baked(function, label), args, dict(kwargs))
-    key = (id(function), repr((args, kwargs)))
+    shown = [item if type(item) in CONSTANT_TYPES else id(item) for item in (*args, *kwargs.values())]
+    key = (id(function), repr((shown, *kwargs)))
     if key not in tracer.global_values:
         try:
             with torch_interface.compiling(False):
@@ -362,7 +366,7 @@ def check_safe(tracer: Tracer, value: Any, seen: set[int] | None = None) -> None
         for item in (dict.values(value) if isinstance(value, dict) else value):
             check_safe(tracer, item, seen)
         return
-    if has_python_methods(kind) and kind.__module__ != "inspect":
+    if has_python_methods(kind) and kind.__module__ not in ("inspect", "typing"):
         raise Break("user object", f"an object of type {kind.__name__} is passed to a function written in C")
 
 

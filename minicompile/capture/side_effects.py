@@ -71,11 +71,20 @@ class SideEffects:
 
     def any_pending(self) -> bool:
         """Whether the user's objects are not yet what the traced program made of them."""
-        return bool(self.attributes or self.globals or self.changed_shadows())
+        return bool(self.attributes or self.globals) or any(map(differs_from_the_original, self.changed_shadows()))
 
     def changed_shadows(self) -> list[Shadow]:
         """The shadows whose contents differ from what they were at first."""
         return [shadow for shadow in self.shadows.values() if is_changed(shadow)]
+
+
+def differs_from_the_original(shadow: Shadow) -> bool:
+    """Whether a changed stand-in holds anything that the user's object does not hold now."""
+    now, before = contents(shadow.copy), shadow.before
+    if not isinstance(now, dict) or list(now) != list(before):
+        return True
+    return any(not same(value, before[key]) and not (type(before[key]) is Lazy and before[key].real is value)
+               for key, value in now.items())
 
 
 def entries(table: dict[Any, Any]) -> list[tuple[Any, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture import opcodes_calls, torch_interface
+from minicompile.capture import copying, opcodes_calls, torch_interface
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import SPECIALS
@@ -35,7 +35,7 @@ from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 4
-assert opcodes_calls
+assert copying and opcodes_calls  # imported for the rules that they register
 
 
 class Variant:

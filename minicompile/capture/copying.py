@@ -1,0 +1,100 @@
+"""Rules for `copy.copy` and `copy.deepcopy`. Objects are copied by their instance dictionaries; what copies itself is a break."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import types
+from typing import TYPE_CHECKING, Any
+
+from minicompile.capture.attributes import class_lookup, instance_dict
+from minicompile.capture.break_kinds import Break
+from minicompile.capture.calls import special
+from minicompile.capture.side_effects import MISSING, entries, put
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
+
+if TYPE_CHECKING:
+    from minicompile.capture.tracer import Tracer
+
+PLAIN_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
+ATOMS = (*IDENTITY_TYPES, enum.Enum, types.FunctionType)
+# Methods by which a class changes how its instances are copied.
+COPY_METHODS = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__",
+                "__getnewargs_ex__", "__new__", "__getattr__")
+
+
+@special(copy.copy)
+def rule_copy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`copy.copy(value)`."""
+    value = args[0]
+    if type(value) in PLAIN_CONTAINERS:
+        force(tracer, value, False)
+        return tracer.made(value.copy())
+    if type(value) in CONSTANT_TYPES or type(value) is tuple or isinstance(value, ATOMS):
+        return value
+    result, store = empty_twin(tracer, value, "copy")
+    force(tracer, store, False)
+    result.__dict__.update(store)
+    return result
+
+
+@special(copy.deepcopy)
+def rule_deepcopy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`copy.deepcopy(value)`."""
+    if len(args) > 1 or kwargs:
+        raise Break("unknown call", "`copy.deepcopy` with a memo")
+    return deep_copy(tracer, tracer.resolve(args[0]), {})
+
+
+def deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of a value and of all that it holds; what occurs twice is copied once."""
+    kind = type(value)
+    if kind in CONSTANT_TYPES or isinstance(value, ATOMS):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    force(tracer, value, False)
+    if kind is tuple:
+        items = tuple(deep_copy(tracer, item, memo) for item in value)
+        result: Any = value if all(new is old for new, old in zip(items, value, strict=True)) else items
+        return memo.setdefault(id(value), result)
+    if kind in (list, set):
+        result = memo[id(value)] = tracer.made(kind())
+        add = result.append if kind is list else result.add
+        for item in list(value):
+            add(deep_copy(tracer, item, memo))
+        return result
+    if kind in (dict, collections.OrderedDict):
+        result = memo[id(value)] = tracer.made(kind())
+        source = value
+    else:
+        result, source = empty_twin(tracer, value, "deepcopy")
+        memo[id(value)] = result
+        force(tracer, source, False)
+    target = result if isinstance(result, dict) else result.__dict__
+    for key, item in entries(source):
+        put(target, deep_copy(tracer, key, memo), deep_copy(tracer, item, memo))
+    return result
+
+
+def empty_twin(tracer: Tracer, value: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """A new instance of an object's class without attributes, and the attributes of the object."""
+    kind = type(value)
+    plain = kind.__flags__ & (1 << 9) and kind.__base__ is not None and kind.__basicsize__ == plain_size(kind)
+    for method in COPY_METHODS:
+        found, base = class_lookup(tracer, kind, method)
+        plain = plain and (found is MISSING or base is object)
+    store = instance_dict(tracer, value) if plain else None
+    if store is None:
+        raise Break("unknown call", f"`copy.{name}` of an object of type {kind.__name__}")
+    return tracer.made(object.__new__(kind)), store
+
+
+def plain_size(kind: type) -> int:
+    """The size of instances that have a dictionary and weak references at most, but no slots and no C layout."""
+    return PlainInstance.__basicsize__ if kind.__weakrefoffset__ else object.__basicsize__
+
+
+class PlainInstance:
+    """Has the layout of most classes."""
