@@ -33,8 +33,8 @@ class Config:
     Attributes:
         fullgraph: raise on a graph break instead of running the part in eager.
         dynamic: `None` makes a dimension symbolic at its second size, `True` at once, `False` never.
-        mode: `default`, `reduce-overhead`, `max-autotune` or `max-autotune-no-cudagraphs`, as `torch.compile` has
-            them; all four compile the same.
+        mode: `default`, or `reduce-overhead`, which replays CUDA graphs on a GPU. `max-autotune` and
+            `max-autotune-no-cudagraphs` are accepted as `torch.compile`'s names and compile as `default` does.
         recompile_limit: compiled variants per function before calls run eager, with a warning.
         emulate_precision_casts: round bf16/fp16 intermediates where eager rounds them.
         fallback_random: draw random numbers with eager's kernels instead of fused Philox.
