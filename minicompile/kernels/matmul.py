@@ -364,13 +364,13 @@ def _check(a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None, activa
 
 
 def padded_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b by the vendor's library, on copies of the operands whose inner sizes are multiples of 16 bytes."""
+    """a @ b by the vendor's library, on copies of the operands, so that rows of all three are multiples of 16 bytes."""
     n = b.shape[-1]
     step = 16 // a.element_size()
     k_pad, n_pad = -a.shape[-1] % step, -n % step
     pad = torch.nn.functional.pad
     by_rows = b.stride(-1) == 1
-    wide = pad(b, (0, n_pad, 0, k_pad)) if by_rows else pad(b.transpose(-1, -2), (0, k_pad)).transpose(-1, -2)
+    wide = pad(b, (0, n_pad, 0, k_pad)) if by_rows else pad(b.transpose(-1, -2), (0, k_pad, 0, n_pad)).transpose(-1, -2)
     return (pad(a, (0, k_pad)) @ wide)[..., :n]
 
 

@@ -3,11 +3,16 @@
 Time of a tiling = waves · (K steps · max(matrix time, operand time) + fill + store), never less than the bytes at the
 memory's rate. Waves count whole rounds of programs over the processors (wave quantization), tiles count whole tiles
 (tile quantization), both rounded up: that is where the vendor's library and we differ on odd sizes. The vendor is
-modelled as the same arithmetic over its own tiles at its measured efficiency, with a penalty for operands that are
-not aligned to 16 bytes.
+modelled as the same arithmetic over its own tiles at its measured efficiency, with a penalty when the rows of an
+operand, or of the result, are not multiples of 16 bytes.
 
-Figures are of one H200 (cuBLAS 742 TFLOP/s at 4,096 cubed, 150 at 4,095; 4.27 TB/s). This module must not import Triton
-nor touch a GPU.
+Constants are fitted to 60 bf16 products on one H200 (2026-11-21, cuBLAS of torch 2.11 against Triton 3.6, TFLOP/s):
+aligned, the vendor is as fast or faster nearly everywhere (4,096 cubed 742 : 716, small ones by 1.3 to 2), so it is
+taken unless an epilogue saves enough traffic; rows of the result not aligned, 99 : 712 (4096 x 4095 x 4096), 95 : 517
+(2048 x 50257 x 768), 14 : 62 (16 x 50257 x 4096), since our operands still load by TMA; operands not aligned, 120 : 137
+and 477 for the vendor on aligned copies (4096 x 4096 x 4095), which do not pay under about 100 microseconds.
+
+This module must not import Triton nor touch a GPU.
 """
 
 from __future__ import annotations
@@ -24,9 +29,12 @@ LAUNCH_SECONDS = 3e-6
 MATRIX_RATE = {"half": 790e12, "tf32": 395e12, "fp32": 60e12, "split": 130e12, "int8": 1580e12}
 VENDOR_TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 64))
 VENDOR_EFFICIENCY = {"half": 0.95, "tf32": 0.96, "fp32": 0.84, "split": 0.84, "int8": 0.8}
-VENDOR_SPLITS = (1, 2, 4, 8)
-UNALIGNED_PENALTY = 4.5
-SKINNY_VENDOR_BANDWIDTH = 0.70
+VENDOR_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+UNALIGNED_PENALTY = 5.5
+POINTER_PENALTY = 8.0
+COPY_BYTES_PER_SECOND = 1.3e12
+COPY_SECONDS = 30e-6
+VENDOR_BANDWIDTH = 0.88
 MARGIN = 1.10
 NOT_OVERLAPPED = 0.1
 
@@ -51,6 +59,11 @@ class MatmulProblem:
         if self.is_fp32:
             return {"ieee": "fp32", "tf32": "tf32"}.get(self.precision, "split")
         return "int8" if self.itemsize == 1 else "half"
+
+    @property
+    def aligned_result(self) -> bool:
+        """Whether the rows of the result are multiples of 16 bytes."""
+        return self.n * self.itemsize % 16 == 0
 
     @property
     def least_bytes(self) -> int:
@@ -85,10 +98,8 @@ def choose(problem: MatmulProblem) -> Choice:
     if vendor < ours * MARGIN:
         return Choice("vendor", config, ours, vendor, f"the vendor's library is expected to be as fast: {estimates}")
     causes = []
-    if not problem.aligned:
-        causes.append("operands are not aligned to 16 bytes")
-    if min(problem.m, problem.n) <= 64:
-        causes.append("few rows or columns, bound by the bytes of the other operand")
+    if not problem.aligned_result:
+        causes.append("rows of the result are not multiples of 16 bytes, which the vendor's library is slow at")
     if problem.epilogue_bytes_saved:
         causes.append(f"the epilogue saves {problem.epilogue_bytes_saved / 1e6:.1f} MB of traffic")
     return Choice("triton", config, ours, vendor, f"{'; '.join(causes) or 'better tile quantization'}: {estimates}")
@@ -131,7 +142,7 @@ def _seconds(problem: MatmulProblem, row: MatmulRow, config: MatmulConfig) -> fl
     tile = (config.block_m, config.block_n)
     matrix = _tiling_seconds(problem, m, n, tile, config.split_k, row.efficiency)
     parts = 2 * 4 * config.split_k * m * n * problem.batch if config.split_k > 1 else 0
-    penalty = 1.0 if problem.aligned else 1.3
+    penalty = 1.0 if problem.aligned else POINTER_PENALTY
     memory = (problem.least_bytes + parts) / (0.88 * BYTES_PER_SECOND)
     longer, shorter = max(matrix * penalty, memory), min(matrix * penalty, memory)
     return LAUNCH_SECONDS * (1 + (config.split_k > 1)) + longer + NOT_OVERLAPPED * shorter
@@ -159,15 +170,16 @@ def vendor_seconds(problem: MatmulProblem) -> float:
         for tile in VENDOR_TILES
         for split in VENDOR_SPLITS
     )
-    if not problem.aligned and problem.numerics == "half":
-        matrix *= UNALIGNED_PENALTY
-    skinny = min(problem.m, problem.n) <= 64
-    bandwidth = BYTES_PER_SECOND * (SKINNY_VENDOR_BANDWIDTH if skinny else 0.88)
-    return LAUNCH_SECONDS + max(matrix, problem.least_bytes / bandwidth)
+    memory = problem.least_bytes / (VENDOR_BANDWIDTH * BYTES_PER_SECOND)
+    longer = max(matrix, memory)
+    if problem.numerics == "half" and not (problem.aligned and problem.aligned_result):
+        longer *= UNALIGNED_PENALTY
+    return LAUNCH_SECONDS + longer
 
 
 def padded_seconds(problem: MatmulProblem) -> float:
     """The vendor's library on aligned copies of both operands, the copies included."""
     copied = 2 * problem.batch * problem.itemsize * problem.k * (problem.m + problem.n)
-    aligned = dataclasses.replace(problem, aligned=True)
-    return vendor_seconds(aligned) + 2 * LAUNCH_SECONDS + copied / (0.8 * BYTES_PER_SECOND)
+    step = 16 // problem.itemsize
+    aligned = dataclasses.replace(problem, aligned=True, n=problem.n + -problem.n % step)
+    return vendor_seconds(aligned) + 2 * COPY_SECONDS + copied / COPY_BYTES_PER_SECOND

@@ -168,8 +168,12 @@ def test_the_model_says_who_and_why() -> None:
     assert unaligned.who == "padded vendor" and "copies" in unaligned.reason
     fused = choose(_problem(4096, 4096, 4096, epilogue_bytes_saved=10**9))
     assert fused.who == "triton" and "saves 1000.0 MB" in fused.reason
-    skinny = choose(_problem(16, 8192, 8192))
-    assert skinny.who == "triton" and skinny.config.swapped
+    small = choose(_problem(300, 500, 700))
+    assert small.who == "vendor", "three small copies cost more than they save"
+    assert choose(_problem(16, 8192, 8192)).who == "vendor", "bandwidth-bound: both are at 3.1 TB/s"
+    skinny = choose(_problem(16, 50257, 4096))
+    assert skinny.who == "triton" and skinny.config.swapped and "16 bytes" in skinny.reason
+    assert choose(_problem(4096, 4095, 4096)).who == "triton"
 
 
 def test_the_model_knows_wave_quantization() -> None:
