@@ -18,7 +18,6 @@ from minicompile.ir.index import Index, Symbol, as_index, is_nonnegative
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph
 from minicompile.ir.schedule import KernelGroup, Schedule
 
-
 # The same operators through torch's own argument parser, which takes half the host time of an overload object.
 BOUND_FUNCTIONS = {f"torch.ops.aten.{name}.out": f"torch.{name}" for name in ("mm", "bmm", "addmm", "baddbmm")}
 

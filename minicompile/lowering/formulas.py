@@ -76,7 +76,7 @@ def round_decimals(a: Scalar, decimals: int) -> Scalar:
     return (a * power).call("round") / power if decimals > 0 else (a / power).call("round") * power
 
 
-def next_after(a: Scalar, b: Any) -> Scalar:
+def next_after(a: Scalar, b: Scalar | Number) -> Scalar:
     """The next float after `a` towards `b`."""
     if a.expr.dtype.itemsize < 4:
         raise UseExtern("nextafter of 16-bit numbers")
