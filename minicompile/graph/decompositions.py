@@ -46,6 +46,7 @@ def decomposition_table() -> dict[Any, Decomposition]:
             packet, _, overload = name.partition(".")
             for found in overloads(packet, overload or "default"):
                 table[found] = function
+    table[aten.max_unpool2d.default] = in_the_layout_of_the_input(table[aten.max_unpool2d.default])
     return {key: value for key, value in table.items() if isinstance(key, torch._ops.OpOverload)}
 
 
@@ -84,6 +85,19 @@ def unless_half(function: Decomposition) -> Decomposition:
     def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         half = first.dtype in (torch.float16, torch.bfloat16)
         return NotImplemented if half else function(first, *args, **kwargs)
+
+    return run
+
+
+def in_the_layout_of_the_input(function: Decomposition) -> Decomposition:
+    """`function`, its result laid out as its first argument, as eager's kernel on the CPU has it."""
+
+    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = function(first, *args, **kwargs)
+        channels_last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
+        if first.device.type != "cpu" or not channels_last or first.is_contiguous():
+            return result
+        return result.contiguous(memory_format=torch.channels_last)
 
     return run
 
@@ -147,6 +161,12 @@ def nll_loss_backward(
     return torch.where(hit, -grad, 0.0).to(value.dtype)
 
 
+def soft_margin_loss(value: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """`aten.soft_margin_loss`, rounded where eager rounds."""
+    loss = torch.log1p(torch.exp(-target * value))
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
 def soft_margin_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """`aten.soft_margin_loss_backward` in eager's way: PyTorch's decomposition loses the small gradients."""
     scale = 1.0 / value.numel() if reduction == 1 else 1.0
@@ -155,6 +175,7 @@ def soft_margin_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduc
 
 
 OWN: dict[str, Decomposition] = {
+    "soft_margin_loss": soft_margin_loss,
     "soft_margin_loss_backward": soft_margin_loss_backward,
     "_softmax": softmax,
     "_log_softmax": log_softmax,

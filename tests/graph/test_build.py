@@ -314,3 +314,25 @@ class TestMixedPrecision:
         actual = compiled(x, w)
         assert actual.dtype == expected.dtype
         torch.testing.assert_close(actual, expected)
+
+
+class TestOperatorsOfTheSweep:
+    """What the sweep over PyTorch's operators once found wrong in this stage."""
+
+    def test_instance_norm_updates_its_statistics(self) -> None:
+        check(lambda x, m, v: F.instance_norm(x, m, v), torch.randn(2, 3, 4, 4), torch.zeros(3), torch.ones(3))
+
+    def test_batch_norm_is_taken_apart(self) -> None:
+        compiled = check(lambda x, m, v: F.batch_norm(x, m, v, training=True), leaf(4, 3, 5), torch.zeros(3), torch.ones(3))
+        assert "native_batch_norm" not in names(compiled.partitioned.forward)
+
+    def test_unsafe_splits_are_views(self) -> None:
+        compiled = check(lambda x: torch.unsafe_chunk(x, 2)[1], torch.randn(4, 3))
+        assert isinstance(compiled.partitioned.binding.outputs[0], ViewOutput)
+
+    def test_soft_margin_gradients_keep_their_digits(self) -> None:
+        value = torch.full((3,), 15.0, requires_grad=True)
+        check(lambda x, y: F.soft_margin_loss(x, y), value, torch.ones(3))
+
+    def test_polygamma_in_place(self) -> None:
+        check(lambda x: x.clone().polygamma_(1), torch.rand(3) + 1)
