@@ -10,7 +10,8 @@ Constants are fitted to 60 bf16 products on one H200 (2026-11-21, cuBLAS of torc
 aligned, the vendor is as fast or faster nearly everywhere (4,096 cubed 742 : 716, small ones by 1.3 to 2), so it is
 taken unless an epilogue saves enough traffic; rows of the result not aligned, 99 : 712 (4096 x 4095 x 4096), 95 : 517
 (2048 x 50257 x 768), 14 : 62 (16 x 50257 x 4096), since our operands still load by TMA; operands not aligned, 120 : 137
-and 477 for the vendor on aligned copies (4096 x 4096 x 4095), which do not pay under about 100 microseconds.
+and 477 for the vendor on aligned copies (4096 x 4096 x 4095), which do not pay under about 100 microseconds. In fp32
+the vendor has 50, three-part bf16 products 70 with a sixth of its error; in tf32 397 : 80, as B is not K-major there.
 
 This module must not import Triton nor touch a GPU.
 """
@@ -26,9 +27,10 @@ PROCESSORS = 132
 BYTES_PER_SECOND = 4.27e12
 L2_BYTES_PER_PROCESSOR = 70e9
 LAUNCH_SECONDS = 3e-6
+DESCRIPTOR_SECONDS = 5e-6
 MATRIX_RATE = {"half": 790e12, "tf32": 395e12, "fp32": 60e12, "split": 130e12, "int8": 1580e12}
 VENDOR_TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 64))
-VENDOR_EFFICIENCY = {"half": 0.95, "tf32": 0.96, "fp32": 0.84, "split": 0.84, "int8": 0.8}
+VENDOR_EFFICIENCY = {"half": 0.95, "tf32": 0.96, "fp32": 0.84, "int8": 0.54}
 VENDOR_SPLITS = (1, 2, 4, 8, 16, 32, 64)
 UNALIGNED_PENALTY = 5.5
 POINTER_PENALTY = 8.0
@@ -97,7 +99,7 @@ def choose(problem: MatmulProblem) -> Choice:
         return Choice("padded vendor", config, ours, padded, f"aligned copies of the operands pay: {estimates}")
     if vendor < ours * MARGIN:
         return Choice("vendor", config, ours, vendor, f"the vendor's library is expected to be as fast: {estimates}")
-    causes = []
+    causes = ["three-part bf16 products are faster than plain fp32 ones"] if problem.numerics == "split" else []
     if not problem.aligned_result:
         causes.append("rows of the result are not multiples of 16 bytes, which the vendor's library is slow at")
     if problem.epilogue_bytes_saved:
@@ -145,7 +147,8 @@ def _seconds(problem: MatmulProblem, row: MatmulRow, config: MatmulConfig) -> fl
     penalty = 1.0 if problem.aligned else POINTER_PENALTY
     memory = (problem.least_bytes + parts) / (0.88 * BYTES_PER_SECOND)
     longer, shorter = max(matrix * penalty, memory), min(matrix * penalty, memory)
-    return LAUNCH_SECONDS * (1 + (config.split_k > 1)) + longer + NOT_OVERLAPPED * shorter
+    launches = LAUNCH_SECONDS * (1 + (config.split_k > 1)) + DESCRIPTOR_SECONDS * config.tma
+    return launches + longer + NOT_OVERLAPPED * shorter
 
 
 def _tiling_seconds(
@@ -163,7 +166,9 @@ def _tiling_seconds(
 
 
 def vendor_seconds(problem: MatmulProblem) -> float:
-    """The vendor's library by the same arithmetic, the best of its tiles and splits."""
+    """The vendor's library by the same arithmetic, the best of its tiles and splits; split products are ours alone."""
+    if problem.numerics == "split":
+        problem = dataclasses.replace(problem, precision="ieee")
     efficiency = VENDOR_EFFICIENCY[problem.numerics]
     matrix = min(
         _tiling_seconds(problem, problem.m, problem.n, tile, split, efficiency * (0.6 if tile == (64, 64) else 1.0))

@@ -37,6 +37,13 @@ def functions_kernel(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
+def power_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    """A scalar first argument meets a block."""
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, libdevice.pow(tl.full([], 10.0, tl.float32), tl.load(x_ptr + i)))
+
+
+@triton.jit
 def product_kernel(a_ptr, b_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """One whole product."""
     m, n, k = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :], tl.arange(0, K)
@@ -99,3 +106,9 @@ def test_the_grid_may_be_a_function() -> None:
     x, out = torch.randn(4, 8), torch.empty(4, 8)
     launch(rowwise_kernel, lambda meta: (triton.cdiv(meta["rows"], meta["ROWS"]),), x, out, 4, 8, ROWS=4, COLUMNS=8)
     torch.testing.assert_close(out, torch.softmax(2 * x, -1))
+
+
+def test_arguments_of_libdevice_functions_broadcast() -> None:
+    x, out = torch.tensor([0.0, -3.0, 2.0]), torch.empty(3)
+    launch(power_kernel, (1,), x, out, N=3)
+    torch.testing.assert_close(out, torch.tensor([1.0, 1e-3, 100.0]))
