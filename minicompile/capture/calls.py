@@ -25,7 +25,7 @@ from minicompile.capture.attributes import (
     get_attribute,
     instance_dict,
 )
-from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
+from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall
@@ -197,6 +197,8 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     """Call a torch function according to its role."""
     name = getattr(function, "__name__", str(function))
     if role == "never":
+        if kwargs.get("create_graph"):
+            raise RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
         stop = Break(torch_interface.NEVER_IN_GRAPH[function], f"`torch.{name}` is called")
         stop.of_intermediates = function is torch.autograd.grad
         raise stop
@@ -209,9 +211,21 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
         return run_native(tracer, function, args, kwargs)
     if kwargs.get("generator") is not None or any(isinstance(item, torch.Generator) for item in args):
         raise Break("random seed", f"`torch.{name}` draws from an explicit generator")
-    if kwargs.get("out") is not None and name in ("nonzero",):
-        raise Break("data-dependent shape", "`out=` of a data-dependent shape")
+    if kwargs.get("out") is not None:
+        return call_with_out(tracer, function, args, kwargs)
     return tracer.operation("call_function", function, args, kwargs)
+
+
+def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A torch function with `out=`: the function, and a copy into the output where that is the same."""
+    out = kwargs["out"]
+    result = tracer.operation("call_function", function, args, {key: item for key, item in kwargs.items() if key != "out"})
+    if not isinstance(out, FakeTensor) or not isinstance(result, FakeTensor):
+        raise Break("unsupported argument", "`out=` takes several tensors")
+    if result.requires_grad or out.requires_grad or result.shape != out.shape or result.dtype != out.dtype:
+        raise Break("unsupported argument", "`out=` takes a tensor that does not fit the result")
+    tracer.operation("call_method", "copy_", (out, result))
+    return out
 
 
 def forced(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -234,6 +248,8 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
             return run_native(tracer, len, (tensor,), {})
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
     if name in torch_interface.METHODS_NEVER_IN_GRAPH:
+        if name == "backward" and kwargs.get("create_graph"):
+            raise RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
         stop = Break(torch_interface.METHODS_NEVER_IN_GRAPH[name], f"`Tensor.{name}` is called")
         stop.of_intermediates = name in ("retain_grad", "register_hook")
         raise stop

@@ -80,13 +80,14 @@ class DynamicPlan:
 
     def number(self, tracer: Tracer, real: Any, source: Source) -> Any:
         """The symbol for an integer from outside, or `None` if it is to be a constant."""
-        if type(real) is not int or self.policy is False or source.words() not in self.numbers:
+        if type(real) is not int or self.policy is False or real < 0 or source.words() not in self.numbers:
             return None
         env = tracer.graph.fake_mode.shape_env
         tag = ConstantSource(f"number_{len(tracer.symbols)}")
         symbol = env.create_unspecified_symbol(real, tag, DimDynamic.DYNAMIC)
         value = env.create_symintnode(symbol, hint=real, source=tag)
-        tracer.guards.test(source, "type({0}) is int", (), "`{0}` is an int", "type", tracer.location())
+        tracer.guards.test(source, "type({0}) is int and {0} >= 0", (), "`{0}` is an int and not negative", "type",
+                           tracer.location())
         tracer.symbols[symbol] = (source, value)
         return value
 

@@ -105,6 +105,9 @@ class OutputGraph:
         """Record one operation and return its fake result."""
         node_args = tuple(self.argument(item) for item in args)
         node_kwargs = {key: self.argument(item) for key, item in kwargs.items()}
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            refuse_overlapping_writes(args[0] if args else None)
         result = self.run_fake(op, target, args, kwargs)
         self.check_data_aliases(args)
         node = self.graph.create_node(op, target, node_args, node_kwargs)
@@ -201,6 +204,16 @@ class OutputGraph:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
                                 entry.kind, entry.value) for entry in self.inputs)  # type: ignore[arg-type]
+
+
+IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"})
+
+
+def refuse_overlapping_writes(target: Any) -> None:
+    """Leave a write to an expanded tensor to eager, which refuses it."""
+    if isinstance(target, FakeTensor) and target.layout is torch.strided:
+        if any(type(stride) is int and stride == 0 and size != 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
+            raise Break("operation failed", "elements of the tensor that is written share memory")
 
 
 SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere", "unique_consecutive", "getitem",
