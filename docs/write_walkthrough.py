@@ -1,12 +1,13 @@
-"""Writes the dumps of one small function into `architecture.md`, between its two markers.
+"""Writes the generated parts of `architecture.md`, between their markers: the dumps of one function, the list of files.
 
     python docs/write_walkthrough.py
 
-Run it after a change that alters what a stage prints.
+Run it after a change that alters what a stage prints, or that adds a file.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ import sys
 import tempfile
 
 PAGE = pathlib.Path(__file__).parent / "architecture.md"
-BEGIN, END = "<!-- walkthrough: begin -->\n", "<!-- walkthrough: end -->\n"
+PACKAGES = "ir capture graph lowering scheduling codegen runtime kernels report".split()
 
 PROGRAM = """\
 import torch
@@ -65,9 +66,24 @@ def main() -> None:
             language = "python" if name.endswith("variant.py") or name.endswith("program.py") else ""
             file = "" if name == "variant.py" else f" (`{name}`)"
             parts.append(f"{explanation}{file}\n\n```{language}\n{text.strip()}\n```\n")
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n".join(parts) + END + rest.split(END)[1])
+    replace("walkthrough", "\n".join(parts))
+    replace("files", "\n".join(map(listed, PACKAGES)))
+
+
+def replace(section: str, text: str) -> None:
+    """Put `text` between the section's two markers."""
+    begin, end = f"<!-- {section}: begin -->\n", f"<!-- {section}: end -->\n"
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(before + begin + text + end + rest.split(end)[1])
+
+
+def listed(package: str) -> str:
+    """The package's files, each with the first sentence of its docstring."""
+    lines = [f"**{package}/**\n"]
+    for path in sorted((PAGE.parents[1] / "minicompile" / package).glob("[a-z]*.py")):
+        paragraph = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
+        lines.append(f"- `{path.name}`: {re.split(r'(?<=[a-z`)])[.] ', paragraph)[0].rstrip('.')}.")
+    return "\n".join(lines) + "\n"
 
 
 def shown(name: str, text: str) -> str:
