@@ -77,6 +77,17 @@ def test_memory_is_freed_and_taken_over_as_planned() -> None:
         torch.testing.assert_close(load(program).call([a])[0], a[:50] * 16)
 
 
+def test_memory_written_in_place_can_be_handed_on_later() -> None:
+    steps = [scaled("a", "b", 100, 2.0), scaled("b", "c", 100, 2.0, overwrites="b"), scaled("c", "d", 100, 2.0),
+             scaled("d", "e", 100, 2.0)]  # fmt: skip
+    buffers = [buffer("a", (100,), role="input"), *(buffer(n, (100,)) for n in "bcde")]
+    allocations = {"b": Allocation("b", None, 0, 0), "c": Allocation("c", "b", 1, 2), "d": Allocation("d", None, 2, 3),
+                   "e": Allocation("e", "b", 3, 4)}  # fmt: skip
+    built = schedule(steps, buffers, ["e"], MemoryPlan(allocations, {0: ("a", "b"), 2: ("c",), 3: ("d",)}))
+    a = torch.randn(100)
+    torch.testing.assert_close(load(programs(built)[0]).call([a])[0], a * 16)
+
+
 def test_inputs_are_let_go_of() -> None:
     built = schedule([scaled("a", "b", 100, 2.0)], [buffer("a", (100,), role="input"), buffer("b", (100,))], ["b"])
     inputs = [torch.randn(100)]
