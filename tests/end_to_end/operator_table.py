@@ -26,9 +26,16 @@ numbers under `fallback_random=True`; their own numbers are compared in shape an
 """
 
 
-def markdown(verdicts: Sequence[Verdict], torch_version: str) -> str:
-    """The page: totals by dtype, then a row for each operator and outcome."""
-    lines = [EXPLANATION.format(torch=torch_version), *totals(verdicts), "", "| operator | dtypes | outcome | why not (all) fused |", "|---|---|---|---|"]
+BESIDE = """
+The same samples through `torch.compile(backend="aot_eager", dynamic=False)`, which stands for its capture and its graphs
+(its kernels there are eager's own, so that **right** says nothing of fusion; Inductor's kernels were not run):
+"""
+
+
+def markdown(verdicts: Sequence[Verdict], torch_version: str, beside: Sequence[Verdict] = ()) -> str:
+    """The page: totals by dtype, those of `torch.compile` beside them, then a row for each operator and outcome."""
+    reference = [BESIDE, *totals(beside)] if beside else []
+    lines = [EXPLANATION.format(torch=torch_version), *totals(verdicts), *reference, "", "| operator | dtypes | outcome | why not (all) fused |", "|---|---|---|---|"]
     by_operator: dict[str, list[Verdict]] = collections.defaultdict(list)
     for verdict in verdicts:
         by_operator[verdict.operator].append(verdict)

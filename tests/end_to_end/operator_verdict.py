@@ -27,7 +27,7 @@ from tests.differential import Run, differences, leaves, run, run_in_double
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int64": torch.int64, "bool": torch.bool}
 UNINITIALISED = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 # From best to worst; an operator has the worst verdict of its samples.
-RANKS = ("views", "fused", "fused+extern", "extern", "graph break", "eager", "near", "slow", "crash", "wrong")
+RANKS = ("right", "views", "fused", "fused+extern", "extern", "graph break", "eager", "near", "slow", "crash", "wrong")
 CLEAN_REFUSALS = ("Untraceable", "Unsupported", "DynamicOutputShapeException", "DataDependentOutputException",
                   "GuardOnDataDependentSymNode", "UnsupportedOperatorException")  # fmt: skip
 BOOKKEEPING = ("no elements", "draws the keys of this run")
@@ -62,7 +62,7 @@ class Verdict:
 
     operator: str
     dtype: str
-    kind: str = "views"
+    kind: str = "right"
     reasons: list[str] = dataclasses.field(default_factory=list)
     random: bool = False
     samples: int = 0
@@ -82,8 +82,9 @@ def full_name(op: OpInfo) -> str:
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
-def judge(op: OpInfo, dtype_name: str, samples: int, seconds: int) -> Verdict:
-    """The verdict on the first few sample inputs of an operator."""
+def judge(op: OpInfo, dtype_name: str, samples: int, seconds: int, by_torch: bool = False) -> Verdict:
+    """The verdict on the first few sample inputs of an operator; `by_torch` judges `torch.compile` instead."""
+    call_verdict = judge_torch if by_torch else judge_call
     verdict = Verdict(full_name(op), dtype_name)
     dtype = DTYPES[dtype_name]
     gradients = dtype == torch.float32 and op.supports_autograd
@@ -93,7 +94,7 @@ def judge(op: OpInfo, dtype_name: str, samples: int, seconds: int) -> Verdict:
             for number, sample in enumerate(itertools.islice(chosen_samples(op, dtype, gradients), samples)):
                 for function in functions(op, sample, gradients, number):
                     arguments = ((sample.input, *sample.args), sample.kwargs)
-                    found = judge_call(function, arguments, gradients, op.name in UNINITIALISED)
+                    found = call_verdict(function, arguments, gradients, op.name in UNINITIALISED)
                     if found is not None:
                         verdict.random |= found[2]
                         verdict.add(*as_told(function, number, found[0], found[1]))
@@ -260,6 +261,27 @@ def without_values(shown: Run) -> Run:
         return [torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for v in values]
 
     return Run(zeros(shown.outputs), zeros(shown.arguments), zeros(shown.gradients), shown.exception)
+
+
+def judge_torch(
+    function: Callable[..., Any], arguments: tuple[Any, ...], gradients: bool, uninitialised: bool
+) -> tuple[str, list[str], bool] | None:
+    """The same for `torch.compile` with its `aot_eager` backend: capture and graphs are its own, kernels are eager's."""
+    eager = observe(function, arguments, gradients, 0)
+    if eager.exception is not None:
+        return None
+    random = uninitialised or any(differences(eager, observe(function, arguments, gradients, 1), None, [eager], SLACK))
+    torch._dynamo.reset()
+    shown = observe(torch.compile(function, backend="aot_eager", dynamic=False), arguments, gradients, 0)
+    if shown.exception is not None:
+        return "crash", [f"{type(shown.exception).__name__}: {first_line(shown.exception)}"], random
+    exact = run_in_double(function, arguments, gradients, 0)
+    if random:
+        eager, shown = without_values(eager), without_values(shown)
+    found = list(differences(eager, shown, exact, [eager], 2.0))
+    if found and all(": error " in text for text in found) and is_near(eager, shown):
+        return "near", found, random
+    return ("wrong" if found else "right"), found, random
 
 
 def draws_numbers(compiled: Any) -> bool:

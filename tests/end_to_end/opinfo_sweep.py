@@ -1,7 +1,7 @@
 """Every operator of PyTorch's OpInfo database through the whole compiler on the CPU.
 
     python -m tests.end_to_end.opinfo_sweep [--ops add,softmax] [--dtypes fp32,bf16] [--samples 4] [--seconds 30]
-        [--slice 0/8] [--record FILE] [--markdown docs/operators.md] [--limit 20] [--verbose]
+        [--slice 0/8] [--record FILE] [--markdown docs/operators.md] [--limit 20] [--torch] [--verbose]
 
 Prints every operator that is wrong, crashes, or runs in eager. `--record` appends verdicts to a JSON-lines file;
 `--markdown` writes the table of such a file (with `--ops none` without running anything).
@@ -36,15 +36,16 @@ def main() -> int:
     parser.add_argument("--slice", default="0/1", help="every n-th operator")
     parser.add_argument("--record", type=pathlib.Path)
     parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--torch", action="store_true", help="judge torch.compile(backend='aot_eager') instead")
+    parser.add_argument("--torch-record", type=pathlib.Path, help="with --markdown: such a run's record, for the totals")
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     verdicts = sweep(given)
     if given.markdown is not None:
-        lines = given.record.read_text().splitlines() if given.record else []
-        recorded = [Verdict(**json.loads(line)) for line in lines] or verdicts
-        given.markdown.write_text(markdown(recorded, torch.__version__.partition("+")[0]))
+        beside = recorded(given.torch_record)
+        given.markdown.write_text(markdown(recorded(given.record) or verdicts, torch.__version__.partition("+")[0], beside))
     return 1 if any(verdict.kind in ("wrong", "crash") for verdict in verdicts) else 0
 
 
@@ -54,28 +55,27 @@ def sweep(given: argparse.Namespace) -> list[Verdict]:
     names = [name for name in given.ops.split(",") if name]
     part, parts = map(int, given.slice.split("/"))
     chosen = [op for op in op_db if not names or op.name in names or full_name(op) in names][part::parts][: given.limit]
-    done = recorded_keys(given.record)
+    done = {(verdict.operator, verdict.dtype) for verdict in recorded(given.record)}
     for op in chosen:
         for dtype_name in given.dtypes.split(","):
             if DTYPES[dtype_name] not in op.supported_dtypes("cpu") or (full_name(op), dtype_name) in done:
                 continue
-            verdict = judge(op, dtype_name, given.samples, given.seconds)
+            verdict = judge(op, dtype_name, given.samples, given.seconds, given.torch)
             verdicts.append(verdict)
             show(verdict, given.verbose)
             if given.record is not None:
                 with given.record.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(verdict)) + "\n")
-            torch._dynamo.reset() if "torch._dynamo" in sys.modules else None
     counts = collections.Counter(verdict.kind for verdict in verdicts)
     print(", ".join(f"{count} {kind}" for kind, count in counts.most_common()), f"in {time.time() - start:.0f} s")
     return verdicts
 
 
-def recorded_keys(path: pathlib.Path | None) -> set[tuple[str, str]]:
-    """Operators and dtypes that a file of verdicts already has: a sweep that was cut off goes on."""
+def recorded(path: pathlib.Path | None) -> list[Verdict]:
+    """The verdicts in a file: a sweep that was cut off goes on after them."""
     if path is None or not path.exists():
-        return set()
-    return {(entry["operator"], entry["dtype"]) for entry in map(json.loads, path.read_text().splitlines())}
+        return []
+    return [Verdict(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def show(verdict: Verdict, verbose: bool) -> None:
