@@ -167,17 +167,19 @@ def attention_row(
 
 
 def fitting(
-    config: AttentionConfig, keys_stay: bool, resident: int, walked: int, split: int, entries: int, limit: int
-) -> AttentionConfig:
+    config: AttentionConfig, keys_stay: bool, resident: int, walked: int, copies: tuple[int, int], entries: int,
+    limit: int,
+) -> AttentionConfig:  # fmt: skip
     """The configuration, made smaller until an upper bound of its shared memory is within the limit.
 
-    Bytes for each row of the block that stays (`resident`) and of those that the loop loads (`walked`, for each stage,
-    and `split` once, for the parts of split products), and for each element of a mask (`entries`).
+    Bytes for each row of the block that stays (`resident`) and of those that the loop loads (`walked`), and for each
+    element of a mask (`entries`). `copies`: how many copies of the loaded rows there are beside the pipeline's stages,
+    and at least in all: the parts of split products, and tf32 operands laid out anew.
     """
     while (smaller := shrunk(config)) is not None:
         stay, walk = (config.block_n, config.block_m) if keys_stay else (config.block_m, config.block_n)
-        bound = stay * resident + walk * (walked * config.stages + split) + config.stages * stay * walk * entries
-        if bound + 1024 <= limit:
+        loaded = walked * max(config.stages + copies[0], copies[1])
+        if stay * resident + walk * loaded + config.stages * stay * walk * entries + 1024 <= limit:
             break
         config = smaller
     return config

@@ -172,9 +172,9 @@ def _query_gradient(
         flash_attention_query_gradient_kernel,
         (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
         q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, dq, _or(dbias, q), entries, seed,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides, problem.heads,
-        problem.queries, problem.keys,
-        problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides,
+        problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
+        problem.scale, problem.keep_scale,
         problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
         HAS_DBIAS=bias is not None,
     )  # fmt: skip
