@@ -69,7 +69,10 @@ class Compiler:
             artifacts.write("partition.py", lambda: printer.partitioned_text(partitioned))
             compiled = CompiledGraph(captured, partitioned, clock.seconds)
             forward = self._compile_part(compiled, "forward", artifacts)
-            compiled.bind(bind(partitioned, forward.call, lambda: self._backward_call(compiled, artifacts)))
+            call = bind(partitioned, forward.call, lambda: self._backward_call(compiled, artifacts))
+            if partitioned.backward is not None and not captured.grad_enabled:
+                call = torch.enable_grad()(call)  # the graph itself switches gradients on
+            compiled.bind(call)
             self.graphs.append(compiled)
             return compiled
 

@@ -38,7 +38,7 @@ def override_appears_in_a_nearer_class():
     ]
 
 
-@program
+@program(core=True)
 def stdlib_function_replaced():
     def outer(x):
         return x * math.sqrt(4.0) + len(collections.Counter("aab"))
