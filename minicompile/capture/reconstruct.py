@@ -112,7 +112,7 @@ class Emitter:
             raise RunEager("a view of a dictionary crosses the end of the captured code")
         if isinstance(value, tuple):
             items = ", ".join(self.value(item) for item in value)
-            if kind.__module__ == "torch.return_types":
+            if hasattr(kind, "n_sequence_fields"):
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items},))", "made")
             return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}{',' if value else ''}))", "made")
         if isinstance(value, (list, dict, set, collections.deque, BaseException)) or has_plain_layout(value):

@@ -165,7 +165,8 @@ def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
                        f"`{{0}}` is a {type(real).__name__} of {count}", "structure", tracer.location(), count)
     items = [wrap(tracer, item, item_of(source, real, position)) for position, item in enumerate(tuple.__iter__(real))]
     if any(item is not original for item, original in zip(items, real, strict=True)):
-        stand_in = tuple.__new__(type(real), items)
+        # Struct sequences (`torch.return_types`) do not let `tuple` make them.
+        stand_in = type(real)(items) if hasattr(type(real), "n_sequence_fields") else tuple.__new__(type(real), items)
     else:
         stand_in = real
     tracer.register(stand_in, real, source)

@@ -242,3 +242,15 @@ def test_several_threads_may_make_the_first_call() -> None:
         results = list(pool.map(lambda _: compiled(X), range(8)))
     assert all(equal(result, module(X)) for result in results)
     assert len(compiled.records.graphs) == 1
+
+
+def test_results_with_named_fields_go_in_and_out() -> None:
+    def function(found: torch.return_types.sort) -> tuple[torch.Tensor, torch.return_types.sort, type]:
+        again = found.values.sort(descending=True)
+        return again.indices + found.indices, again, type(found)
+
+    compiled = capture(function)
+    argument = torch.sort(X)
+    result, expected = compiled(argument), function(argument)
+    assert type(result[1]) is torch.return_types.sort and result[2] is torch.return_types.sort
+    assert equal(result[0], expected[0]) and equal(result[1].values, expected[1].values)
