@@ -58,8 +58,14 @@ class AttentionProblem:
 
     @property
     def width(self) -> int:
-        """Columns of a tile of queries, keys or values: values narrower than keys gave wrong results on sm_90."""
-        return padded_head_dim(max(self.d, self.dv))
+        """Columns of a tile of queries, keys or values, one for all, so that all tiles are laid out alike.
+
+        ptxas 12.8 miscompiles two tiles in the same shared memory, one after the other, whose rows are swizzled
+        differently: the second's matrix descriptors are made from an undefined register (wrong values or an illegal
+        access on the H200). Rows of 128 bytes or more are swizzled alike; tf32 tiles are also laid out by columns.
+        """
+        least = 32 if self.precision in ("tf32", "tf32x3") else 16
+        return max(least, padded_head_dim(max(self.d, self.dv)))
 
     def fitted(self, phase: str, config: AttentionConfig, itemsize: int, entry_bytes: int) -> AttentionConfig:
         """The configuration, or the next smaller one whose shared memory fits the GPU."""

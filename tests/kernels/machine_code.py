@@ -41,6 +41,7 @@ class MachineCode:
     shared_bytes: int
     serialized: bool
     wgmma: int
+    mixed_descriptors: bool
     seconds: float
 
 
@@ -89,7 +90,20 @@ def machine_code(launch: Launch) -> MachineCode:
     name = launch.kernel.fn.__name__
     serialized = re.search(r"C75\d\d|serializ", report) is not None
     shared, products = binary.metadata.shared, ptx.count("wgmma.mma_async")
-    return MachineCode(name, max(registers), max(spills), shared, serialized, products, seconds)
+    mixed = mixed_descriptors(ptx)
+    return MachineCode(name, max(registers), max(spills), shared, serialized, products, mixed, seconds)
+
+
+def mixed_descriptors(ptx: str) -> bool:
+    """Whether one shared-memory base is given matrix descriptors of two layouts, which ptxas 12.8 miscompiles.
+
+    Seen in SASS: the second layout's `UIADD3` reads a register that is never written; on the H200 all rows but the
+    first 16 were wrong, or the access illegal. The upper half of a descriptor says its swizzle and strides.
+    """
+    layouts: dict[str, set[int]] = {}
+    for base, number in re.findall(r"(?:or\.b64|add\.s64)\s+%rd\d+, (%rd\d+), (-?\d{15,});", ptx):
+        layouts.setdefault(base, set()).add(int(number) % 2**64 >> 32)
+    return any(len(kinds) > 1 for kinds in layouts.values())
 
 
 def _specialise(value: Any, is_constexpr: bool) -> tuple[Any, bool]:

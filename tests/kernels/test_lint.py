@@ -61,6 +61,7 @@ def _check(launch: Launch, spill_bytes: int, may_serialize: bool = False) -> Non
         # The limits of the full lint are those of the version on the target machine.
         if code.serialized or code.spill_bytes > spill_bytes or code.shared_bytes > SHARED_MEMORY_LIMIT:
             pytest.xfail(f"Triton {triton.__version__}: {code}")
+    assert not code.mixed_descriptors, f"{code}: two layouts in one place, which ptxas miscompiles"
     assert not code.serialized, f"{code}: ptxas serialises the matrix products"
     assert code.spill_bytes <= spill_bytes, f"{code}: spills more than {spill_bytes} bytes"
     assert code.shared_bytes <= SHARED_MEMORY_LIMIT, f"{code}: does not fit shared memory"
