@@ -18,7 +18,12 @@ FUSED = (
 RIGHT = (
     "sort topk matmul index_put index_add index_reduce.amin linalg.inv fft.fft nn.functional.conv2d nn.functional.max_pool2d "
     "nn.functional.interpolate.bilinear scatter_reduce.amax median unsafe_split transpose split expand unfold as_strided einsum "
-    "polygamma.polygamma_n_0 unique resize_ bernoulli empty_like"
+    "polygamma.polygamma_n_0 unique resize_ bernoulli empty_like var_mean norm nn.functional.scaled_dot_product_attention "
+    "linalg.lstsq.grad_oriented"
+).split()
+HALVES = (
+    "add softmax log_softmax sum mean nn.functional.layer_norm nn.functional.batch_norm nn.functional.gelu nn.functional.cross_entropy "
+    "cumsum nn.functional.conv2d nextafter nn.functional.glu cat"
 ).split()
 INTEGERS = "add mul div.no_rounding_mode floor_divide remainder sum amax argmax cumsum where gather bitwise_and bitwise_left_shift sort cat".split()
 OPERATORS = {full_name(op): op for op in op_db}
@@ -33,6 +38,12 @@ def test_written_by_hand_elsewhere_and_fused_here(name: str) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_equal_to_eager(name: str) -> None:
     verdict = judge(OPERATORS[name], "fp32", 1, 60)
+    assert verdict.samples and verdict.kind not in ("wrong", "crash", "slow"), verdict
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_are_as_near_as_eager(name: str) -> None:
+    verdict = judge(OPERATORS[name], "bf16", 1, 60)
     assert verdict.samples and verdict.kind not in ("wrong", "crash", "slow"), verdict
 
 
