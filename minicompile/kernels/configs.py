@@ -199,6 +199,11 @@ def shrunk(config: AttentionConfig) -> AttentionConfig | None:
     return dataclasses.replace(config, block_m=block_m, block_n=block_n, warps=4)
 
 
+def easier(config: AttentionConfig) -> AttentionConfig | None:
+    """What to try when ptxas or the GPU refuses a configuration: no TMA, then smaller; None if there is nothing."""
+    return dataclasses.replace(config, tma=False) if config.tma else shrunk(config)
+
+
 def interpreted_attention_config(queries: int, keys: int) -> AttentionConfig:
     """Tiles for the interpreter, where a program costs milliseconds and a tile nothing."""
     return AttentionConfig(max(16, min(queries, 1024)), max(16, min(keys, 1024)), 1, 1)

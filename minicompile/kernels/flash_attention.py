@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minicompile.kernels.attention_problem import (
@@ -31,6 +32,7 @@ from minicompile.kernels.attention_problem import (
 from minicompile.kernels.configs import (
     AttentionConfig,
     attention_row,
+    easier,
     interpreted_attention_config,
     numerics_class,
 )
@@ -43,6 +45,8 @@ from minicompile.kernels.flash_attention_forward import dropout_mask_kernel, fla
 from minicompile.kernels.flash_decode import flash_decode, suits_decode
 from minicompile.kernels.interpret import launch
 
+# The bound of shared memory keeps the first from happening; ptxas 12.8 was seen to crash on a kernel for one key.
+REFUSALS = (OutOfResources, PTXASError)
 LOG2E = 1.4426950408889634
 DELTA_ROWS = 64
 
@@ -111,15 +115,24 @@ def attention_forward(
         return out.fill_(empty), lse.fill_(float("nan") if nan_rows else float("-inf"))
     config = _usable(config or _choose("forward", problem, q, mask), k, v)
     entries, mask_strides = expand_mask(mask, problem)
-    launch(
-        flash_attention_forward_kernel, (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(seed, q), *q.stride()[:3],
-        *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, problem.heads, problem.queries,
-        problem.keys, problem.lower or 0,
-        problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
-        **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
-        FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
-    )  # fmt: skip
+    try:
+        launch(
+            flash_attention_forward_kernel, (triton.cdiv(problem.queries,
+            config.block_m) * problem.batch * problem.heads,),
+            q, *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(seed, q),
+            *q.stride()[:3],
+            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, problem.heads, problem.queries,
+            problem.keys, problem.lower or 0,
+            problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
+            **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
+            FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
+        )  # fmt: skip
+    except REFUSALS:
+        if (instead := easier(config)) is None:
+            raise
+        return attention_forward(
+            q, k, v, mask, lower, upper, scale, dropout, seed, nan_rows, precision, instead
+        )
     return out, lse
 
 
@@ -168,16 +181,22 @@ def _query_gradient(
         full = (problem.batch, problem.heads, problem.queries, problem.keys)
         whole = bias.dtype if bias.shape == full else torch.float32
         dbias = torch.zeros(full, dtype=whole, device=q.device)
-    launch(
-        flash_attention_query_gradient_kernel,
-        (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-        q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, dq, _or(dbias, q), entries, seed,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides,
-        problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
-        problem.scale, problem.keep_scale,
-        problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
-        HAS_DBIAS=bias is not None,
-    )  # fmt: skip
+    try:
+        launch(
+            flash_attention_query_gradient_kernel,
+            (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
+            q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, dq, _or(dbias, q), entries, seed,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides,
+            problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
+            problem.scale, problem.keep_scale,
+            problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0,
+            config),
+            HAS_DBIAS=bias is not None,
+        )  # fmt: skip
+    except REFUSALS:
+        if (instead := easier(config)) is None:
+            raise
+        return _query_gradient(problem, q, k, v, dout, lse, delta, shared, bias, instead)
     if bias is None or dbias is None:
         return dq, None
     return dq, dbias.sum_to_size(bias.shape).to(bias.dtype)
@@ -197,15 +216,21 @@ def _key_gradient(
         parts = (problem.batch, problem.heads, problem.keys)
         dk, dv = (q.new_empty((*parts, width), dtype=torch.float32) for width in (problem.d, problem.dv))
     walked = _walked(q, dout, config, config.block_m, problem)
-    launch(
-        flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
-        walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
-        *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads,
-        problem.queries,
-        problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
-        problem.threshold, **problem.constants(config), **_loops(problem, False, config), HEADS_EACH=heads_each,
-        CHECK_ROWS=problem.queries % config.block_m != 0,
-    )  # fmt: skip
+    try:
+        launch(
+            flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
+            walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
+            *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads,
+            problem.queries,
+            problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale,
+            problem.keep_scale,
+            problem.threshold, **problem.constants(config), **_loops(problem, False, config), HEADS_EACH=heads_each,
+            CHECK_ROWS=problem.queries % config.block_m != 0,
+        )  # fmt: skip
+    except REFUSALS:
+        if (instead := easier(config)) is None:
+            raise
+        return _key_gradient(problem, q, k, v, dout, lse, delta, shared, instead)
     if heads_each == problem.group:
         return dk, dv
     dk, dv = (part.unflatten(1, (problem.kv_heads, problem.group)).sum(2) for part in (dk, dv))

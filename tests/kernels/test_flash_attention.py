@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from triton.runtime.errors import OutOfResources
 
 from minicompile.kernels import flash_attention
 from minicompile.kernels.configs import attention_tile
@@ -210,3 +211,22 @@ def test_bad_arguments_are_named(change: dict[str, torch.Tensor]) -> None:
     arguments = {name: torch.randn(1, 2, 4, 16) for name in "qkv"} | change
     with pytest.raises(ValueError, match="flash attention: "):
         attention_forward(**arguments)
+
+
+def test_a_refused_configuration_is_replaced_by_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little shared memory, or a crash of ptxas, costs speed and not the call."""
+    module = sys.modules["minicompile.kernels.flash_attention"]
+    launch, tried = module.launch, []
+
+    def refuse(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
+        if "BLOCK_N" in meta:
+            tried.append((meta["TMA"], meta["num_stages"], meta["BLOCK_M"]))
+            if meta["num_stages"] > 1:
+                raise OutOfResources(300_000, 232_448, "shared memory")
+        launch(kernel, grid, *args, **meta)
+
+    monkeypatch.setattr(module, "launch", refuse)
+    q = torch.randn(1, 1, 40, 16)
+    out, _ = module.attention_forward(q, q, q, config=attention_tile("64x16 w4 s2 tma"))
+    assert tried == [(True, 2, 64), (False, 2, 64), (False, 1, 64)]
+    torch.testing.assert_close(out, module.attention_reference(q, q, q)[0])
