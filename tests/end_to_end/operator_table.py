@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Iterable, Sequence
 
 from tests.end_to_end.operator_verdict import DTYPES, RANKS, Verdict
 
+LOCATION = re.compile(r" at \S+:\d+ in \w+")
 EXPLANATION = """# Operators
 
 What `minicompile.compile` makes of every operator in PyTorch's OpInfo database (torch {torch}), written by
 `python -m tests.end_to_end.opinfo_sweep --record FILE --markdown docs/operators.md`. Each operator ran on a few of its
 sample inputs, compiled and eager, on the CPU (kernels under Triton's interpreter): values against an fp64 run (error at
 most twice eager's plus a few units in the last place; integers and booleans exact; NaN and infinity in place), dtypes,
-shapes, strides, shared memory, changed arguments, in-place forms, and gradients in fp32. Random operators give eager's
-numbers under `fallback_random=True`; their own numbers are compared in shape and layout.
+shapes, strides, shared memory, changed arguments, in-place forms, and gradients (values, not layout) in fp32. Random
+operators give eager's numbers under `fallback_random=True`; their own numbers are compared in shape and layout.
 
 - **fused**: every computation is in generated kernels. **fused+extern**: some of it. **extern**: calls of PyTorch's kernels only.
 - **views**: nothing is computed. **graph break**: the operator itself runs eagerly, the code around it is compiled.
@@ -75,5 +77,6 @@ def cell(verdict: Verdict) -> str:
 
 def shortened(reason: str) -> str:
     """A reason without what every reader knows."""
+    reason = LOCATION.sub("", reason)
     operator, _, why = reason.partition(": ")
     return operator if why in ("no rule for this operator", "a matrix product") else reason[:160]
