@@ -72,7 +72,7 @@ class AttentionProblem:
         row = self.width * itemsize
         split = itemsize == 4 and self.precision not in ("ieee", "tf32")
         resident = row * (1 if phase == "forward" else 2) * (1 + split)
-        copies = (int(split), 2 if itemsize == 4 else 1)
+        copies = (int(split), 2 if itemsize == 4 and not split else 1)
         return fitting(config, phase == "key gradient", resident, 2 * row, copies, entry_bytes, SHARED_MEMORY_LIMIT)
 
     def constants(self, config: AttentionConfig) -> dict[str, Any]:

@@ -79,10 +79,10 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "tf32", 64, "128x64 w8 s2", f"{_M} 0.327"),
     _row("forward", "tf32", 128, "64x64 w4 s2", f"{_M} 0.072 at 1,024", 192, causal=False, longest=2048),
     _row("forward", "tf32", 128, "128x64 w8 s2", f"{_M} 0.606", 128),
-    _row("forward", "tf32", 256, "64x32 w4 s1 one", f"64 rows need 4 warps, 8 repeat the work; {_UNTIMED}", 64),
+    _row("forward", "tf32", 256, "64x32 w4 s1 one", f"64 rows need 4 warps, 8 repeat the work; {_UNTIMED}", 640),
     _row("forward", "split", 64, "64x64 w4 s2", f"{_M} 0.629, tf32x3 0.773", 128),
     _row("forward", "split", 128, "64x32 w4 s2", f"{_M} 1.28, tf32x3 2.72", 192),
-    _row("forward", "split", 256, "64x32 w4 s1 one", "16 keys are miscompiled with tf32x3 (see `width`)", 1280),
+    _row("forward", "split", 256, "64x32 w4 s1 one", "16 keys are miscompiled with tf32x3 (see `width`)", 2048),
     _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias; {_UNTIMED}"),
     _row("masked query gradient", "half", 128, "64x64 w4 s2 tma", f"8 warps serialise with a boolean mask; {_UNTIMED}"),
     _row("query gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 436 / 587 / 567", causal=True),
@@ -173,12 +173,12 @@ def fitting(
     """The configuration, made smaller until an upper bound of its shared memory is within the limit.
 
     Bytes for each row of the block that stays (`resident`) and of those that the loop loads (`walked`), and for each
-    element of a mask (`entries`). `copies`: how many copies of the loaded rows there are beside the pipeline's stages,
-    and at least in all: the parts of split products, and tf32 operands laid out anew.
+    element of a mask (`entries`). `copies`: how many copies of the loaded rows there are beside a pipeline's stages
+    (the parts of split products), and at least in all (tf32 operands laid out anew).
     """
     while (smaller := shrunk(config)) is not None:
         stay, walk = (config.block_n, config.block_m) if keys_stay else (config.block_m, config.block_n)
-        loaded = walked * max(config.stages + copies[0], copies[1])
+        loaded = walked * max(config.stages + copies[0] * (config.stages > 1), copies[1])
         if stay * resident + walk * loaded + config.stages * stay * walk * entries + 1024 <= limit:
             break
         config = smaller
