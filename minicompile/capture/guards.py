@@ -133,6 +133,8 @@ class Writer:
     def unique(self, hint: str, upper: bool = False) -> str:
         """A variable name not used before that resembles `hint`."""
         base = identifier(hint)[-40:].lstrip("_0123456789") or "v"
+        if base.startswith("output_"):
+            base = f"user_{base}"  # the graph's outputs have such names
         base = base.upper() if upper else base
         name, number = base, 1
         while name in self.used or name in KEYWORDS:

@@ -485,3 +485,13 @@ def class_of_an_object_replaced():
         after(lambda: setattr(o, "__class__", B), count(2)),
         after(lambda: setattr(B, "k", 9), count(2)),
     ]
+
+
+@program
+def variables_named_like_generated_outputs():
+    def outer(x, item):
+        output_0 = x + 1
+        print(item)
+        return output_0 * 2, output_0, x.sum()
+
+    return outer, [call(count(2), 5), call(count(2), 6)]
