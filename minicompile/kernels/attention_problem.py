@@ -71,7 +71,8 @@ class AttentionProblem:
         """The configuration, or the next smaller one whose shared memory fits the GPU."""
         row = self.width * itemsize
         split = itemsize == 4 and self.precision not in ("ieee", "tf32")
-        resident = row * (1 if phase == "forward" else 2) * (1 + split)
+        parts = 2 if not split else 3 if self.precision == "bf16x6" else 4
+        resident = row * (1 if phase == "forward" else 2) * parts // 2
         copies = (int(split), 2 if itemsize == 4 and not split else 1)
         return fitting(config, phase == "key gradient", resident, 2 * row, copies, entry_bytes, SHARED_MEMORY_LIMIT)
 

@@ -94,7 +94,8 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("query gradient", "tf32", 128, "128x32 w8 s1 one", f"{_M} 0.880"),
     _row("query gradient", "tf32", 256, "16x32 w8 s1 one", f"fits shared memory; {_UNTIMED}", 352),
     _row("query gradient", "split", 64, "64x64 w4 s1", f"{_M} 0.758, tf32x3 0.962", 256),
-    _row("query gradient", "split", 128, "64x32 w4 s1 one", f"8 warps repeat the work (3.89); {_UNTIMED}", 192),
+    _row("query gradient", "split", 128, "64x32 w4 s1 one", f"{_M} 0.179 at 1,024 against 0.228", 192, longest=2048),
+    _row("query gradient", "split", 128, "128x32 w8 s1 one", f"{_M} 1.69, 64x32 w8 3.89", 192),
     _row("query gradient", "split", 256, "16x32 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
     _row("key gradient", "half", 64, "64x64 w4 s2 tma", f"{_M} 338 / 436 / 460", causal=True),
     _row("key gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 403 / 446 / 451"),
@@ -105,7 +106,8 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("key gradient", "tf32", 128, "32x128 w8 s1 one", f"{_M} 1.38", 96),
     _row("key gradient", "tf32", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 512),
     _row("key gradient", "split", 64, "32x64 w4 s1", f"{_M} 1.22, tf32x3 1.66", 256),
-    _row("key gradient", "split", 128, "32x64 w4 s1 one", f"8 warps repeat the work (5.62); {_UNTIMED}", 1536),
+    _row("key gradient", "split", 128, "32x64 w4 s1 one", f"{_M} 0.290 at 1,024 against 0.374", 1536, longest=2048),
+    _row("key gradient", "split", 128, "32x128 w8 s1 one", f"{_M} 2.88, 32x64 w8 5.62", 1536),
     _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
 )
 
