@@ -47,7 +47,7 @@ def test_gpt(load) -> None:
 
 
 def test_resnet18(load) -> None:
-    load("03").main(batch=2, size=32, width=4)
+    load("03").main(batch=4, size=64, width=4)
 
 
 def test_transformer_encoder(load) -> None:
