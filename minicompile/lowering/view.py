@@ -228,10 +228,12 @@ def lower_as_strided(
     own = builder.node.args[0].meta["val"].storage_offset()
     start = value.offset + (ZERO if offset is None else size_index(offset) - size_index(own))
     new_sizes, steps = size_indices(sizes), size_indices(strides)
+    if is_empty(new_sizes):
+        return value.with_flat(new_sizes, ZERO)
     flat = start
     for index, step in zip(loop_axes(new_sizes, "v"), steps, strict=True):
         flat = flat + index * step
-    last = start if is_empty(new_sizes) else upper_bound(flat)
+    last = upper_bound(flat)
     extent = ONE
     for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
         extent = extent + (size - 1) * stride

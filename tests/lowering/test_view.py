@@ -68,3 +68,7 @@ def test_complex_views():
     check(lambda a: (torch.view_as_real(a), a.conj() * 2, a.t()[1:], a.real, a.reshape(-1).abs()), z)
     check(lambda a: torch.view_as_complex(a) * 1j, torch.randn(3, 2))
     check(lambda a: (a.flip(0), a.transpose(0, 1).reshape(-1)), z)
+
+
+def test_a_strided_window_of_nothing():
+    check(lambda x: x.as_strided((0, 2), (2, 1)) + 1, torch.empty(0, 4))
