@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import call, check_safe, run_native
+from minicompile.capture.calls import call, check_safe, has_python_comparison, run_native
 from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
@@ -227,7 +227,8 @@ def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
             if truth(tracer, compare(tracer, "==", element, item)):
                 return True
         return False
-    check_safe(tracer, item)
+    if isinstance(item, NATIVE_CONTAINERS) or has_python_comparison(item):  # nothing else of it is called
+        check_safe(tracer, item)
     return bool(run_native(tracer, operator.contains, (container, item), {}))
 
 

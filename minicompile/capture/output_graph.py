@@ -212,7 +212,8 @@ IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "
 def refuse_overlapping_writes(target: Any) -> None:
     """Leave a write to an expanded tensor to eager, which refuses it."""
     if isinstance(target, FakeTensor) and target.layout is torch.strided:
-        if any(type(stride) is int and stride == 0 and size != 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
+        layout = zip(target.shape, target.stride(), strict=True)
+        if any(type(stride) is int and stride == 0 and size != 1 for size, stride in layout):
             raise Break("operation failed", "elements of the tensor that is written share memory")
 
 
