@@ -29,7 +29,7 @@ operators give eager's numbers under `fallback_random=True`; their own numbers a
 
 
 BESIDE = """
-The same samples through `torch.compile(backend="aot_eager", dynamic=False)`, which stands for its capture and its graphs
+The same operators, one or two samples each, through `torch.compile(backend="aot_eager", dynamic=False)`, which stands for its capture and its graphs
 (its kernels there are eager's own, so that **right** says nothing of fusion; Inductor's kernels were not run):
 """
 
