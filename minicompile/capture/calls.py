@@ -241,7 +241,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
     """Call a method of a tensor."""
     if name in torch_interface.TENSOR_QUERY_METHODS:
         return run_native(tracer, getattr(tensor, name), args, kwargs)
-    if name == "requires_grad_" and tensor.requires_grad == (args[0] if args else kwargs.get("requires_grad", True)):
+    if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)):
         return tensor
     if name in ("__len__", "__iter__", "__dir__"):
         if name == "__len__":
