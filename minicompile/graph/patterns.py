@@ -25,7 +25,7 @@ PRODUCTS = ("matmul", "bmm", "einsum", "imatmul")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
-LARGEST_CONSTANT = 2**24
+LARGEST_CONSTANT = 2**27
 SAFE_FILL = -1e8
 
 

@@ -84,8 +84,9 @@ def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache |
     """Compile every kernel in threads (ptxas and LLVM run outside the interpreter lock) and rebind the launchers."""
     with torch.cuda.device(program.device):
         target = triton.runtime.driver.active.get_current_target()
-    if len(program.kernels) == 1:
-        _bind_kernel(program.kernels[0], module, target, program.device, cache)
+    if len(program.kernels) <= 1:
+        for kernel in program.kernels:
+            _bind_kernel(kernel, module, target, program.device, cache)
         return
     workers = min(len(program.kernels), os.cpu_count() or 1, 16)
     with concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="minicompile-kernels") as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -139,3 +140,12 @@ def test_an_overwritten_input_at_an_odd_address_is_changed_in_place() -> None:
     assert storage.sum() == 30 and storage[0] == 0 and storage[31] == 0
     expanded = storage[3:4].expand(4, 1)
     assert align_inputs(lambda inputs: (inputs[0] * 2,), (0,))([expanded])[0].tolist() == [[2.0]] * 4
+
+
+@pytest.mark.gpu
+def test_a_program_without_kernels_of_its_own_runs_on_the_gpu() -> None:
+    text = "CONSTANTS = {}\n\n\ndef call(inputs):\n    return (inputs[0] @ inputs[0],)\n"
+    only_extern = dataclasses.replace(program("cuda"), text=text, kernels=(), launches=(), constants=(), key="f" * 64)
+    call, _ = load_program(only_extern, None)
+    x = torch.randn(8, 8, device="cuda")
+    torch.testing.assert_close(call([x])[0], x @ x)
