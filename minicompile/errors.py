@@ -11,12 +11,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """A line of the user's code."""
+    """A line of the user's code; `module` is the path of the innermost module that it runs for, as the user writes it."""
 
     file: str
     line: int
     function: str = ""
     text: str = ""
+    module: str = dataclasses.field(default="", compare=False)
 
     def __str__(self) -> str:
         inside = f" in {self.function}" if self.function else ""

@@ -8,6 +8,7 @@ from outside are never changed while tracing; objects made while tracing are rea
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import linecache
 import types
 from collections.abc import Iterator
@@ -239,6 +240,15 @@ class Tracer:
                 return self.location_of(frame)
         return self.location_of(self.frames[-1]) if self.frames else None
 
+    def module_path(self) -> str:
+        """The innermost module whose method is running, as the user knows it; empty outside of modules."""
+        for frame in reversed(self.frames):
+            owner = next(iter(frame.variables.values()), None)
+            real = owner.real if type(owner) is Lazy else self.reals.get(id(owner))
+            if isinstance(real, torch.nn.Module):
+                return (owner.source if type(owner) is Lazy else self.sources[id(owner)]).words()
+        return ""
+
     def user_stack(self) -> tuple[Location, ...]:
         """The lines of all active frames, outermost first."""
         return tuple(self.location_of(frame) for frame in self.frames)
@@ -247,7 +257,10 @@ class Tracer:
 
     def operation(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Record a torch operation."""
-        return self.graph.call(op, target, args, kwargs or {}, self.location())
+        place, module = self.location(), self.module_path()
+        if place is not None and module:
+            place = dataclasses.replace(place, module=module)
+        return self.graph.call(op, target, args, kwargs or {}, place)
 
     def run(self, frame: Frame, raised: BaseException | None = None) -> Outcome:
         """Execute a frame until it returns, yields or raises."""

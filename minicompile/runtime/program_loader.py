@@ -134,6 +134,7 @@ def align_inputs(call: Call, aligned_inputs: Sequence[int], overwritten: frozens
         return call
     positions = tuple(aligned_inputs)
 
+    @functools.wraps(call)
     def aligned_call(inputs: list[Any]) -> tuple[Any, ...]:
         for position in positions:
             if inputs[position].data_ptr() & 15:
