@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from minicompile import config as configuration
+import minicompile.config as configuration
 from minicompile.capture.entry import CompiledCallable
 from minicompile.compiled_module import CompiledModule, compile_module
 from minicompile.compiler import Compiler

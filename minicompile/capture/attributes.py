@@ -1,31 +1,28 @@
 """Attribute access on the symbolic stack: Python's lookup rules, with guards on what comes from outside.
 
 Stores to objects from outside go to stand-ins and are replayed later. Must not call anything by itself: what has to run
-(properties, `__getattr__`, descriptors) is called through `tracer.specials["call"]`.
+(properties, `__getattr__`, descriptors) is called through `tracer.call`.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import MISSING, put
-from minicompile.capture.source import Attribute, Baked, Item, Source
+from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
+from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     guard_absent,
     is_outside,
-    is_trusted_module,
     slot,
 )
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex)
 PYTHON_CALLABLE = (types.FunctionType, functools.partial)
@@ -50,7 +47,7 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return class_attribute(tracer, owner, name)
     if kind is types.ModuleType or isinstance(owner, types.ModuleType):
         return module_attribute(tracer, owner, name)
-    if kind in CONSTANT_TYPES or kind in torch_interface_native():
+    if kind in CONSTANT_TYPES or kind in NATIVE_TYPES:
         return native_attribute(owner, name)
     if kind is super:
         return super_attribute(tracer, owner, name)
@@ -59,11 +56,6 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     if kind is types.MethodType and not name.startswith("__"):
         return get_attribute(tracer, owner.__func__, name)
     return object_attribute(tracer, owner, name)
-
-
-def torch_interface_native() -> frozenset[type]:
-    """Types whose attributes are read directly, since they are made while tracing or cannot change."""
-    return NATIVE_TYPES
 
 
 NATIVE_TYPES = frozenset({
@@ -142,7 +134,7 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type, source: So
             return raw
         if raw.fget is None:
             raise RaisedInUserCode(AttributeError("unreadable attribute"))
-        return tracer.specials["call"](tracer, child(tracer, raw, "fget"), (owner,), {})
+        return tracer.call(child(tracer, raw, "fget"), (owner,))
     if isinstance(raw, functools.cached_property):
         return cached_property(tracer, raw, owner) if instance else raw
     if isinstance(raw, (types.MemberDescriptorType, types.GetSetDescriptorType)):
@@ -154,7 +146,7 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type, source: So
     getter, _ = class_lookup(tracer, type(raw), "__get__")
     if isinstance(getter, types.FunctionType):
         function = class_value(tracer, class_lookup(tracer, type(raw), "__get__")[1] or type(raw), "__get__", getter)
-        return tracer.specials["call"](tracer, function, (raw, owner if instance else None, kind), {})
+        return tracer.call(function, (raw, owner if instance else None, kind))
     if getter is not MISSING:
         if isinstance(raw, (functools._lru_cache_wrapper, functools.partial)):
             return types.MethodType(raw, owner) if instance else raw
@@ -180,7 +172,7 @@ def child(tracer: Tracer, holder: Any, name: str) -> Any:
 
 def cached_property(tracer: Tracer, raw: Any, owner: Any) -> Any:
     """Compute a `cached_property` and keep it in the instance."""
-    value = tracer.specials["call"](tracer, child(tracer, raw, "func"), (owner,), {})
+    value = tracer.call(child(tracer, raw, "func"), (owner,))
     store = instance_dict(tracer, owner)
     if store is not None and raw.attrname:
         dict.__setitem__(store, raw.attrname, value)
@@ -250,7 +242,7 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     getter, base = class_lookup(tracer, kind, "__getattribute__")
     if isinstance(getter, types.FunctionType):
         function = class_value(tracer, base or kind, "__getattribute__", getter)
-        return tracer.specials["call"](tracer, function, (owner, name), {})
+        return tracer.call(function, (owner, name))
     if getter is not object.__getattribute__ and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
         if id(owner) in tracer.sources and not isinstance(owner, functools.partial):
             raise Break("unsupported value", f"attribute `{name}` of an object of type {kind.__name__}")
@@ -294,7 +286,7 @@ def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error:
         raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
     if isinstance(getter, types.FunctionType):
         function = class_value(tracer, base or kind, "__getattr__", getter)
-        return tracer.specials["call"](tracer, function, (owner, name), {})
+        return tracer.call(function, (owner, name))
     raise Break("unsupported value", f"`__getattr__` of {kind.__name__}")
 
 
@@ -309,18 +301,13 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
     raw, base = class_lookup(tracer, owner, name)
     if raw is MISSING or (meta_raw is not MISSING and is_data_descriptor(meta_raw) and meta is not type):
         if meta_raw is MISSING:
-            return enum_or_error(tracer, owner, name)
+            return native_attribute(owner, name)  # an enum member that only its metaclass reaches, or the error
         if meta_base is type or is_trusted_module((meta_base or meta).__module__):
             return native_attribute(owner, name)
         return bind_descriptor(tracer, class_value(tracer, meta_base or meta, name, meta_raw), owner, meta, None)
     if is_trusted_module(owner.__module__) and not isinstance(raw, (types.FunctionType, classmethod, staticmethod)):
         return native_attribute(owner, name)
     return bind_descriptor(tracer, class_value(tracer, base or owner, name, raw), MISSING, owner, None)
-
-
-def enum_or_error(tracer: Tracer, owner: type, name: str) -> Any:
-    """An enum member that is only reachable through its metaclass, or the error that Python gives."""
-    return native_attribute(owner, name)
 
 
 def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
@@ -423,7 +410,7 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if isinstance(setter, types.FunctionType):
         if not (isinstance(owner, Module) and setter is Module.__setattr__ and set_on_module(tracer, owner, name, value)):
             args = (owner, name) if value is MISSING else (owner, name, value)
-            tracer.specials["call"](tracer, class_value(tracer, base or kind, special, setter), args, {})
+            tracer.call(class_value(tracer, base or kind, special, setter), args)
         return
     generic_set(tracer, owner, name, value)
 
@@ -500,7 +487,7 @@ def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, ra
             raise RaisedInUserCode(AttributeError(
                 f"property '{name}' of '{type(owner).__name__}' object has no {word}"))
         args = (owner,) if value is MISSING else (owner, value)
-        tracer.specials["call"](tracer, child(tracer, raw, "fset" if args[1:] else "fdel"), args, {})
+        tracer.call(child(tracer, raw, "fset" if args[1:] else "fdel"), args)
     elif isinstance(raw, types.MemberDescriptorType):
         if is_outside(tracer, owner):
             tracer.effects.attributes[(id(owner), name)] = (owner, value)
@@ -517,4 +504,4 @@ def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, ra
             setattr(owner, name, value)
             return
         args = (raw, owner) if value is MISSING else (raw, owner, value)
-        tracer.specials["call"](tracer, class_value(tracer, base or type(raw), special, setter), args, {})
+        tracer.call(class_value(tracer, base or type(raw), special, setter), args)

@@ -9,7 +9,7 @@ import functools
 import inspect
 import operator
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from minicompile.capture.attributes import (
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import (
     METHOD_RULES,
+    SPECIAL,
     Callback,
     call,
     call_pure,
@@ -35,20 +36,24 @@ from minicompile.capture.calls import (
 )
 from minicompile.capture.iteration import advance, get_iterator, native_iterable
 from minicompile.capture.operators import (
+    BINARY,
+    binary,
     compare,
     contains,
     delete_item,
     get_item,
+    native_contains,
+    native_item,
     set_item,
     truth,
+    unary,
 )
 from minicompile.capture.side_effects import MISSING, entries, put
+from minicompile.capture.source import Attribute
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_structure, slot
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
 
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -456,8 +461,6 @@ def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def register_operators() -> None:
     """`operator.f(a, b)` follows the same rules as the operator."""
-    from minicompile.capture.operators import BINARY, binary, unary  # kept here: only this table needs them
-
     for symbol, (function, in_place, _) in BINARY.items():
         special(function)(lambda tracer, args, kwargs, symbol=symbol: binary(tracer, symbol, *args))
         if in_place is not None:
@@ -520,16 +523,12 @@ def rule_dict_get(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> A
 @method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")
 def rule_getitem(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`owner[key]` by the builtin rule."""
-    from minicompile.capture.operators import native_item  # shares the one rule for builtin containers
-
     return native_item(tracer, owner, args[0])
 
 
 @method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque), "__contains__")
 def rule_contains(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`key in owner`."""
-    from minicompile.capture.operators import native_contains  # shares the one rule for builtin containers
-
     return native_contains(tracer, args[0], owner)
 
 
@@ -576,8 +575,6 @@ def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) ->
 
 def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     """Make an instance of a class."""
-    from minicompile.capture.calls import SPECIAL  # the table that this module fills
-
     rule = SPECIAL.get(kind)
     if rule is not None:
         return rule(tracer, args, kwargs)
@@ -629,8 +626,6 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
             if isinstance(maker, staticmethod):
                 class_value(tracer, base or kind, "__new__", maker)
                 if id(raw) not in tracer.sources and id(raw) not in tracer.fresh:
-                    from minicompile.capture.source import Attribute  # only named for this one lookup
-
                     tracer.register(raw, raw, Attribute(tracer.sources[id(maker)], "__func__"))
             return call(tracer, raw, (kind, *args), kwargs)
     if issubclass(kind, BaseException):
@@ -661,6 +656,3 @@ def call_itertools(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> 
         return tracer.made(run_native(tracer, kind, tuple(wrapped), keywords))
     values = tuple(native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
     return tracer.made(run_native(tracer, kind, values, kwargs))
-
-
-SPECIALS = {"call": call, "call_class": call_class, "iterate": get_iterator, "advance": advance}

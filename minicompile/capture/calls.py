@@ -12,7 +12,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -31,10 +31,8 @@ from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside, slot
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Tracer
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, guard_structure, is_outside, slot
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 CONTAINERS = (list, dict, set, frozenset, tuple)
@@ -100,7 +98,7 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if kind is TensorMethod:
         return call_tensor_method(tracer, function.tensor, function.name, args, kwargs)
     if isinstance(function, type):
-        return tracer.specials["call_class"](tracer, function, args, kwargs)
+        return tracer.rules.make(tracer, function, args, kwargs)
     if kind is Callback:
         return call(tracer, function.function, args, kwargs)
     if isinstance(function, functools.partial):
@@ -469,7 +467,7 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
             if id(store) not in tracer.hookless:
                 tracer.hookless.add(id(store))
                 tracer.guards.test(shadow.source, NO_HOOKS, (), "`{0}` has no hooks", "structure", tracer.location())
-            return bool(tracer.specials["global_hooks"](tracer))
+            return global_hooks(tracer)
     for table in HOOK_TABLES:
         if table not in store:
             return True
@@ -477,7 +475,19 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
         if hooks:
             return True
         force(tracer, hooks, False)
-    return bool(tracer.specials["global_hooks"](tracer))
+    return global_hooks(tracer)
+
+
+def global_hooks(tracer: Tracer) -> bool:
+    """Whether hooks on all modules are registered; guards that there are none."""
+    namespace = vars(torch.nn.modules.module)
+    found = False
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+                 "_global_backward_pre_hooks"):
+        table = tracer.load_global(namespace, name)
+        guard_structure(tracer, table)
+        found = found or len(table) > 0
+    return found
 
 
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -505,7 +515,7 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         return call_torch(tracer, function, role, args, kwargs)
     inner = getattr(kind, COMPILED_MARK, None)
     if inner is not None:
-        return call(tracer, tracer.specials["compiled_target"](tracer, function, inner), args, kwargs)
+        return call(tracer, get_attribute(tracer, function, inner), args, kwargs)
     caller, base = class_lookup(tracer, kind, "__call__")
     if caller is MISSING:
         raise RaisedInUserCode(TypeError(f"'{kind.__name__}' object is not callable"))

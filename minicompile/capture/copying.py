@@ -6,16 +6,14 @@ import collections
 import copy
 import enum
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minicompile.capture.attributes import class_lookup, instance_dict
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
 from minicompile.capture.side_effects import MISSING, entries, put
+from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
 
 PLAIN_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 ATOMS = (*IDENTITY_TYPES, enum.Enum, types.FunctionType)

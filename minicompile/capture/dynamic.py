@@ -7,7 +7,7 @@ recompile; it is told what changed.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 import torch
@@ -19,9 +19,7 @@ from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard, TensorGuard
 from minicompile.capture.source import Source
 from minicompile.capture.torch_interface import DimDynamic, StatelessSymbolicContext
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Tracer
 
 
 class SizeOf(Source):

@@ -8,20 +8,18 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
 from minicompile.capture.liveness import live_locals
-from minicompile.capture.opcodes import NULL, after_end_for
+from minicompile.capture.opcodes import after_end_for
 from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.operators import BINARY
 from minicompile.capture.reconstruct import Emitter
 from minicompile.capture.resume import ResumeShape
+from minicompile.capture.tracer import NULL, Frame, Tracer
 from minicompile.capture.user_line import UserLine, call_at
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Frame, Tracer
 
 Lines = list[str]
 # Functions that look at the frame that calls them, when they get at most so many arguments.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,10 +13,8 @@ from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
 from minicompile.capture.calls import RecordTorch, call
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import force, is_outside
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
 
 DIRECT = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
 

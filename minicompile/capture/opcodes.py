@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minicompile.capture.attributes import get_attribute, set_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.builtin_rules import cell_value, rule_super, update_dict
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
-from minicompile.capture.iteration import advance, get_iterator, native_iterable
+from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import (
     binary,
     compare,
@@ -29,32 +29,9 @@ from minicompile.capture.operators import (
 )
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer
 from minicompile.capture.values import force
 
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Frame, Tracer
-
-
-class Null:
-    """The empty slot that CPython pushes beside a callable."""
-
-    def __repr__(self) -> str:
-        return "NULL"
-
-
-NULL = Null()
-
-
-class Outcome:
-    """How a frame stopped: with a value that it returned or yielded."""
-
-    __slots__ = ("value", "yielded")
-
-    def __init__(self, value: Any, yielded: bool = False) -> None:
-        self.value, self.yielded = value, yielded
-
-
-Handler = Callable[["Tracer", "Frame", Instruction], Outcome | None]
 HANDLERS: dict[str, Handler] = {}
 
 
@@ -518,7 +495,7 @@ def stopiteration_error(tracer: Tracer, frame: Frame, instruction: Instruction) 
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, b = value`."""
-    values = list(tracer.iterate(tracer.resolve(frame.stack.pop())))
+    values = list(drain(tracer, tracer.resolve(frame.stack.pop())))
     count = instruction.arg
     if len(values) < count:
         raise RaisedInUserCode(ValueError(f"not enough values to unpack (expected {count}, got {len(values)})"))
@@ -531,7 +508,7 @@ def unpack_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
 def unpack_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, *b, c = value`."""
     before, after = instruction.arg & 0xFF, instruction.arg >> 8
-    values = list(tracer.iterate(tracer.resolve(frame.stack.pop())))
+    values = list(drain(tracer, tracer.resolve(frame.stack.pop())))
     if len(values) < before + after:
         raise RaisedInUserCode(ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(values)})"))

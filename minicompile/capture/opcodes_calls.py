@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, get_iterator, native_iterable
-from minicompile.capture.opcodes import NULL, opcode, top
+from minicompile.capture.opcodes import opcode, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Frame, Tracer
+from minicompile.capture.tracer import NULL, Frame, Tracer
 
 
 @opcode("KW_NAMES")

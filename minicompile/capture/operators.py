@@ -6,14 +6,16 @@ import collections
 import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_safe, has_python_comparison, run_native
+from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     force,
@@ -23,9 +25,6 @@ from minicompile.capture.values import (
     is_outside,
     slot,
 )
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
 
 BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None, str]] = {
     "+": (operator.add, operator.iadd, "add"), "-": (operator.sub, operator.isub, "sub"),
@@ -200,7 +199,7 @@ def contains(tracer: Tracer, item: Any, container: Any) -> Any:
         return native_contains(tracer, item, container)
     if isinstance(container, type) or type(container).__module__ in ("builtins", "itertools"):
         return run_native(tracer, operator.contains, (container, item), {})
-    for element in tracer.iterate(container):
+    for element in drain(tracer, container):
         if element is item or truth(tracer, compare(tracer, "==", element, item)):
             return True
     return False

@@ -11,22 +11,19 @@ import enum
 import functools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from minicompile.capture.attributes import TensorMethod
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.guards import Writer
-from minicompile.capture.opcodes import NULL
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
 from minicompile.capture.source import literal
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
 
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, type(iter("")),
              type(reversed(range(0))), type(iter({})), type(iter({}.values())), type(iter({}.items())), type(iter(set())))
@@ -357,8 +354,3 @@ def write_dict(emitter: Emitter, shadow: Shadow, now: dict[Any, Any], name: str)
         if key not in before or not same(item, before[key]):
             lines.append(f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})")
     return lines
-
-
-def is_null(value: Any) -> bool:
-    """Whether a stack element is the empty slot of a call."""
-    return value is NULL

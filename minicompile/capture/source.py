@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import keyword
 import re
+import sys
+import types
 from typing import Any
 
 
@@ -211,6 +213,28 @@ class CellContents(Attribute):
 
     def words(self) -> str:
         return self.parent.words() if self.parent else ""
+
+
+def is_trusted_module(name: str | None) -> bool:
+    """Whether functions and classes of a module are taken not to be replaced: the standard library and torch."""
+    if name is None:
+        return False
+    return name.partition(".")[0] in TRUSTED_PACKAGES
+
+
+TRUSTED_PACKAGES = frozenset(sys.stdlib_module_names | {"torch"}) - {"__main__"}
+
+
+def is_trusted(source: Source) -> bool:
+    """Whether a source leads into a module whose functions and classes are taken not to be replaced."""
+    parent = source.parent
+    if isinstance(parent, Baked) and isinstance(parent.value, dict):
+        return is_trusted_module(parent.value.get("__name__"))
+    if isinstance(parent, Attribute) and isinstance(parent.parent, Baked) and parent.name == "__dict__":
+        return is_trusted_module(getattr(parent.parent.value, "__module__", None))
+    if isinstance(parent, Baked) and isinstance(parent.value, types.ModuleType):
+        return is_trusted_module(parent.value.__name__)
+    return False
 
 
 LITERALS = (str, bytes, int, bool, type(None))

@@ -11,7 +11,7 @@ import builtins
 import dataclasses
 import linecache
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +19,10 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode
 from minicompile.capture.guards import GuardSet
-from minicompile.capture.instruction import Program, decode
-from minicompile.capture.opcodes import HANDLERS, Outcome
+from minicompile.capture.instruction import Instruction, Program, decode
 from minicompile.capture.output_graph import OutputGraph
 from minicompile.capture.side_effects import MISSING, Lazy, SideEffects
-from minicompile.capture.source import Attribute, Baked, Item, Source
-from minicompile.capture.values import is_trusted_module, wrap
+from minicompile.capture.source import Attribute, Baked, FreeVariable, Item, Source, is_trusted_module
 from minicompile.config import Config
 from minicompile.errors import Location
 
@@ -59,6 +57,43 @@ class Frame:
         """The source line of the instruction that is being executed."""
         position = min(max(self.index - 1, 0), len(self.program.instructions) - 1)
         return self.program.instructions[position].line
+
+
+class Null:
+    """The empty slot that CPython pushes beside a callable."""
+
+    def __repr__(self) -> str:
+        return "NULL"
+
+
+NULL = Null()
+
+
+class Outcome:
+    """How a frame stopped: with a value that it returned or yielded."""
+
+    __slots__ = ("value", "yielded")
+
+    def __init__(self, value: Any, yielded: bool = False) -> None:
+        self.value, self.yielded = value, yielded
+
+
+Handler = Callable[["Tracer", Frame, Instruction], Outcome | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What the tracer asks of the modules above it, all of which import it.
+
+    Attributes:
+        handlers: what each opcode does, by name.
+        wrap: the stand-in for a value from outside; call: the value of a call; make: an instance of a class.
+    """
+
+    handlers: dict[str, Handler]
+    wrap: Callable[[Tracer, Any, Source], Any]
+    call: Callable[[Tracer, Any, tuple[Any, ...], dict[str, Any]], Any]
+    make: Callable[[Tracer, type, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Generator:
@@ -123,8 +158,8 @@ class Tracer:
         known: id of a user's object to (stand-in, source).
     """
 
-    def __init__(self, config: Config, dynamic: Any = None) -> None:
-        self.config, self.dynamic = config, dynamic
+    def __init__(self, config: Config, rules: Rules, dynamic: Any = None) -> None:
+        self.config, self.rules, self.dynamic = config, rules, dynamic
         self.guards = GuardSet()
         self.graph = OutputGraph()
         self.effects = SideEffects()
@@ -144,7 +179,6 @@ class Tracer:
         self.hookless: set[int] = set()
         self.keep: list[Any] = []
         self.state = torch_interface.torch_state()
-        self.specials: dict[str, Any] = {}
         self.symbols: dict[Any, tuple[Source, Any]] = {}
         self.symbol_nodes: dict[Any, tuple[Any, Any]] = {}
         self.stride_relations: list[tuple[Source, Any]] = []
@@ -153,13 +187,13 @@ class Tracer:
 
     def wrap(self, real: Any, source: Source) -> Any:
         """The stand-in for a value from outside; records what has to be guarded."""
-        return wrap(self, real, source)
+        return self.rules.wrap(self, real, source)
 
     def resolve(self, value: Any) -> Any:
         """The stand-in behind a lazy value; anything else as it is."""
         if type(value) is Lazy:
             if value.resolved is MISSING:
-                value.resolved = wrap(self, value.real, value.source)
+                value.resolved = self.rules.wrap(self, value.real, value.source)
             return value.resolved
         return value
 
@@ -267,7 +301,7 @@ class Tracer:
         if len(self.frames) > MAXIMUM_DEPTH:
             raise Break("recursion", f"more than {MAXIMUM_DEPTH} calls are nested")
         self.frames.append(frame)
-        instructions = frame.program.instructions
+        instructions, handlers = frame.program.instructions, self.rules.handlers
         try:
             if raised is not None:
                 self.unwind(frame, RaisedInUserCode(raised))
@@ -277,7 +311,7 @@ class Tracer:
                 frame.step += 1
                 instruction = instructions[frame.index]
                 frame.index += 1
-                handler = HANDLERS.get(instruction.name)
+                handler = handlers.get(instruction.name)
                 if handler is None:
                     raise Break("unsupported instruction", f"the instruction {instruction.name}")
                 try:
@@ -312,6 +346,10 @@ class Tracer:
             self.made(error.value)
         frame.index = entry.target
 
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """The value of `function(*args, **kwargs)`."""
+        return self.rules.call(self, function, args, kwargs or {})
+
     def inline(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Interpret a call of a Python function."""
         frame = self.enter(function, args, kwargs)
@@ -341,7 +379,7 @@ class Tracer:
     def outside_cell(self, source: Source | None, function: Any, position: int, name: str, cell: Any) -> Any:
         """The stand-in for the closure cell of a function that was not made while tracing."""
         from_function = source or Baked(function, function.__qualname__)
-        return self.cell(cell, free_variable(from_function, position, name))
+        return self.cell(cell, FreeVariable(from_function, position, name))
 
     def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Match arguments to parameters as a call does."""
@@ -354,18 +392,18 @@ class Tracer:
         for key, value in kwargs.items():
             if key in accepts:
                 if key in bound:
-                    raise_in_user(TypeError(f"{function.__qualname__}() got multiple values for argument '{key}'"))
+                    raise RaisedInUserCode(TypeError(f"{function.__qualname__}() got multiple values for argument '{key}'"))
                 bound[key] = value
             elif code.co_flags & 0x08:
                 extra[key] = value
             else:
-                raise_in_user(TypeError(f"{function.__qualname__}() got an unexpected keyword argument '{key}'"))
+                raise RaisedInUserCode(TypeError(f"{function.__qualname__}() got an unexpected keyword argument '{key}'"))
         position = count + keyword_only
         if code.co_flags & 0x04:
             bound[names[position]] = tuple(self.resolve(item) for item in args[count:])
             position += 1
         elif len(args) > count:
-            raise_in_user(TypeError(f"{function.__qualname__}() takes {count} positional arguments but {len(args)} "
+            raise RaisedInUserCode(TypeError(f"{function.__qualname__}() takes {count} positional arguments but {len(args)} "
                                     f"were given"))
         if code.co_flags & 0x08:
             bound[names[position]] = self.made(extra)
@@ -380,40 +418,13 @@ class Tracer:
         if position < count:
             place = position - (count - len(defaults))
             if place < 0:
-                raise_in_user(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
+                raise RaisedInUserCode(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
             value, attribute, key = defaults[place], "__defaults__", place
         else:
             if name not in keyword_defaults:
-                raise_in_user(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
+                raise RaisedInUserCode(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
             value, attribute, key = keyword_defaults[name], "__kwdefaults__", name  # type: ignore[assignment]
         if id(function) in self.fresh:
             return value
         source = self.sources.get(id(function)) or Baked(function, function.__qualname__)
         return Lazy(Item(Attribute(source, attribute), key), value)
-
-    def iterate(self, value: Any) -> Iterator[Any]:
-        """The elements that iterating over a traced value gives."""
-        iterator = self.specials["iterate"](self, value)
-        while True:
-            try:
-                item = self.specials["advance"](self, iterator)
-            except StopIteration:
-                return
-            yield item
-
-
-def raise_in_user(error: BaseException) -> None:
-    """Raise an exception of the traced program."""
-    raise RaisedInUserCode(error)
-
-
-def free_variable(source: Source, position: int, name: str) -> Source:
-    """The source of a closure cell."""
-    from minicompile.capture.source import FreeVariable  # keeps the name out of the tracer's public surface
-
-    return FreeVariable(source, position, name)
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether a value on the symbolic stack is a tensor."""
-    return isinstance(value, torch.Tensor)

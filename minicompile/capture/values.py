@@ -9,20 +9,28 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from minicompile.capture.break_kinds import Break
+from minicompile.capture.guards import TensorGuard
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
-from minicompile.capture.source import Attribute, Baked, CellContents, DictEntry, Item, Source, item_of, literal
+from minicompile.capture.source import (
+    Attribute,
+    Baked,
+    CellContents,
+    DictEntry,
+    Item,
+    Source,
+    is_trusted,
+    item_of,
+    literal,
+)
 from minicompile.capture.torch_interface import is_traceable
-
-if TYPE_CHECKING:
-    from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Tracer
 
 CONSTANT_TYPES = frozenset({
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
@@ -32,28 +40,6 @@ IDENTITY_TYPES = (type, types.BuiltinFunctionType, types.ModuleType, types.Metho
                   types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
                   types.MemberDescriptorType, types.GenericAlias, types.UnionType, types.CodeType)
 TYPING_MODULES = frozenset({"typing", "types"})
-
-
-def is_trusted_module(name: str | None) -> bool:
-    """Whether functions and classes of a module are taken not to be replaced: the standard library and torch."""
-    if name is None:
-        return False
-    return name.partition(".")[0] in TRUSTED_PACKAGES
-
-
-TRUSTED_PACKAGES = frozenset(sys.stdlib_module_names | {"torch"}) - {"__main__"}
-
-
-def is_trusted(source: Source) -> bool:
-    """Whether a source leads into a module whose functions and classes are taken not to be replaced."""
-    parent = source.parent
-    if isinstance(parent, Baked) and isinstance(parent.value, dict):
-        return is_trusted_module(parent.value.get("__name__"))
-    if isinstance(parent, Attribute) and isinstance(parent.parent, Baked) and parent.name == "__dict__":
-        return is_trusted_module(getattr(parent.parent.value, "__module__", None))
-    if isinstance(parent, Baked) and isinstance(parent.value, types.ModuleType):
-        return is_trusted_module(parent.value.__name__)
-    return False
 
 
 def wrap(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -137,18 +123,11 @@ def wrap_tensor(tracer: Tracer, real: torch.Tensor, source: Source) -> Any:
         kind = "sparse tensor" if "sparse" in reason else "tensor subclass" if "subclass" in reason else "unsupported tensor"
         raise Break(kind, f"`{source.words()}` is {reason}")
     fake, sizes, strides = tracer.dynamic.fake_tensor(tracer, real, source)
-    tracer.guards.items.append(tensor_guard(tracer, source, real, sizes, strides))
+    tracer.guards.items.append(TensorGuard(source, real, sizes, strides, location=tracer.location()))
     kind = "parameter" if isinstance(real, torch.nn.Parameter) else "buffer" if in_buffers(source) else "tensor"
     tracer.graph.add_input(fake, source, kind, real)
     tracer.register(fake, real, source)
     return fake
-
-
-def tensor_guard(tracer: Tracer, source: Source, real: torch.Tensor, sizes: Any, strides: Any) -> Any:
-    """The guard on a tensor's metadata."""
-    from minicompile.capture.guards import TensorGuard  # the only use; keeps this module's imports to what wraps
-
-    return TensorGuard(source, real, sizes, strides, location=tracer.location())
 
 
 def in_buffers(source: Source) -> bool:
@@ -383,7 +362,7 @@ def wrap_numpy(tracer: Tracer, real: Any, source: Source) -> Any:
     return real
 
 
-Rule = Callable[["Tracer", Any, Source], Any]
+Rule = Callable[[Tracer, Any, Source], Any]
 RULES: dict[type, Rule] = {
     torch.Tensor: wrap_tensor, torch.nn.Parameter: wrap_tensor, types.FunctionType: wrap_function,
     types.MethodType: wrap_method, types.BuiltinFunctionType: wrap_builtin, tuple: wrap_tuple, list: wrap_list,

@@ -19,22 +19,24 @@ import torch
 from minicompile.capture import copying, opcodes_calls, torch_interface
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
-from minicompile.capture.builtin_rules import SPECIALS
-from minicompile.capture.calls import DISABLED_MARK, module_has_hooks
+from minicompile.capture.builtin_rules import call_class
+from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, symbol_node
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import Guard, TensorGuard, Writer, same_float
+from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
-from minicompile.capture.source import Argument, Attribute, Baked, Root, Source, identifier
-from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Tracer
-from minicompile.capture.values import guard_structure, is_trusted_module
+from minicompile.capture.source import Argument, Attribute, Baked, Root, Source, identifier, is_trusted_module
+from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, Tracer
+from minicompile.capture.values import wrap
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported
 from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 4
+RULES = Rules(HANDLERS, wrap, call, call_class)
 assert copying and opcodes_calls  # imported for the rules that they register
 
 
@@ -69,8 +71,7 @@ class Attempt:
 
     def __init__(self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.context = context
-        self.tracer = Tracer(context.config, context.plan)
-        self.tracer.specials = {**SPECIALS, "global_hooks": global_hooks, "compiled_target": compiled_target}
+        self.tracer = Tracer(context.config, RULES, context.plan)
         self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None
@@ -144,23 +145,6 @@ def parameter_names(function: Any) -> list[str]:
         target, skip = target.__func__, 1
     code = getattr(target, "__code__", None)
     return list(code.co_varnames[skip : code.co_argcount]) if code is not None else []
-
-
-def global_hooks(tracer: Tracer) -> bool:
-    """Whether hooks on all modules are registered; guards that there are none."""
-    namespace = vars(torch.nn.modules.module)
-    found = False
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
-                 "_global_backward_pre_hooks"):
-        table = tracer.load_global(namespace, name)
-        guard_structure(tracer, table)
-        found = found or len(table) > 0
-    return found
-
-
-def compiled_target(tracer: Tracer, function: Any, inner: str) -> Any:
-    """The original inside a compiled callable."""
-    return get_attribute(tracer, function, inner)
 
 
 def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
