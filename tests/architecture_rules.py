@@ -70,11 +70,11 @@ class Module:
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """A module of ours that another one imports."""
+    """A module of ours that another one imports; a `passage` is a package that is named only to reach a module in it."""
 
     target: str
     node: ast.AST
-    type_checking: bool
+    passage: bool = False
 
 
 def read_tree(folder: pathlib.Path) -> dict[str, Module]:
@@ -91,13 +91,7 @@ def read_tree(folder: pathlib.Path) -> dict[str, Module]:
 
 
 def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[Import]:
-    """The modules of ours that `module` names in import statements, wherever they stand."""
-    guarded = {
-        inner
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
+    """The modules of ours that `module` names in import statements: at its top, in functions, for annotations only."""
     for node in ast.walk(module.tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -110,9 +104,11 @@ def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[Import]:
                 package = package[: len(package) - node.level + (1 if is_package else 0)]
                 base = ".".join([*package, base]) if base else ".".join(package)
             names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules else base for alias in node.names]
+            if base in modules and base not in names and base != module.name:
+                yield Import(base, node, passage=True)
         for name in dict.fromkeys(names):
-            if name == ROOT or name.startswith(ROOT + "."):
-                yield Import(name, node, node in guarded)
+            if (name == ROOT or name.startswith(ROOT + ".")) and name != module.name:
+                yield Import(name, node)
 
 
 def forbidden_edges(modules: dict[str, Module]) -> Iterator[str]:
@@ -124,16 +120,13 @@ def forbidden_edges(modules: dict[str, Module]) -> Iterator[str]:
         for found in imports_of(module, modules):
             parts = found.target.split(".")
             target = parts[1] if len(parts) > 1 else ROOT
-            if target != module.package and target not in ALLOWED[module.package]:
+            if not found.passage and target != module.package and target not in ALLOWED[module.package]:
                 yield f"{module.at(found.node)}: {module.package} must not import {target}"
 
 
 def import_cycles(modules: dict[str, Module]) -> Iterator[str]:
-    """Groups of modules that import each other; imports for type checking only do not count."""
-    edges = {
-        name: {i.target for i in imports_of(module, modules) if not i.type_checking and i.target in modules} - {name}
-        for name, module in modules.items()
-    }
+    """Groups of modules that import each other, whatever for: an annotation or a call is enough to need the other to read."""
+    edges = {name: {i.target for i in imports_of(module, modules)} & set(modules) for name, module in modules.items()}
     state: dict[str, str] = {}
     path: list[str] = []
 

@@ -62,6 +62,17 @@ PLANTED = {
         rules.import_cycles,
         {"ir/a.py": "import minicompile.ir.b", "ir/b.py": "def f():\n    import minicompile.ir.a  # late"},
     ),
+    "a cycle through an annotation": (
+        rules.import_cycles,
+        {
+            "ir/a.py": "import minicompile.ir.b",
+            "ir/b.py": "if TYPE_CHECKING:\n    from minicompile.ir.a import f",
+        },
+    ),
+    "a cycle through a package": (
+        rules.import_cycles,
+        {"ir/__init__.py": "import minicompile.ir.a", "ir/a.py": "from minicompile.ir import b", "ir/b.py": ""},
+    ),
     "an unexplained import": (rules.unexplained_deferred_imports, {"ir/a.py": "def f():\n    x = 1\n    import os"}),
     "a global": (rules.global_statements, {"ir/a.py": "x = 1\ndef f():\n    global x\n    x = 2"}),
     "a long file": (rules.long_files, {"ir/a.py": "x = 1\n" * 801}),
@@ -109,7 +120,7 @@ def test_the_checker_accepts_what_is_allowed(tmp_path: pathlib.Path) -> None:
             "ir/base.py": '"""Doc."""\nclass Base:\n    """Doc."""\n    def method(self):\n        """Doc."""',
             "graph/b.py": (
                 '"""Doc."""\nfrom typing import TYPE_CHECKING\nfrom minicompile.ir import a, base\n'
-                "if TYPE_CHECKING:\n    from minicompile.graph import c\n"
+                "if TYPE_CHECKING:\n    from minicompile.ir.base import Base\n"
                 "class Derived(base.Base):\n    '''Doc.'''\n    def method(self): pass\n    def POP_TOP(self): pass\n"
             ),
             "graph/c.py": '"""Doc."""\ndef _f():\n    # slow to import\n    import minicompile.graph.b\n',
