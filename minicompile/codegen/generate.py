@@ -74,6 +74,7 @@ def generate_program(
         constants=constants,
         device=target,
         key=_content_key(text, constants),
+        steps=host.steps,
     )
 
 

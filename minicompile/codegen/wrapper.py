@@ -48,12 +48,14 @@ class HostText:
         operators: module-level name of each extern operator to the text that finds it.
         imports: hand-written kernels to import from `minicompile.kernels`.
         helpers: names of the file's own helper functions that are called.
+        steps: as in `Program`.
     """
 
     lines: tuple[str, ...]
     operators: tuple[tuple[str, str], ...]
     imports: tuple[str, ...]
     helpers: frozenset[str]
+    steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def uses_own_operators(self) -> bool:
@@ -80,16 +82,20 @@ class HostWriter:
         """The whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
         self._unpack()
         steps = self._schedule.steps
+        called: list[tuple[str, tuple[str, ...]]] = []
         for number, step in enumerate(steps):
             if isinstance(step, KernelGroup):
-                self._kernel(step, launches[number])
+                launch = launches[number]
+                self._kernel(step, launch)
+                called.append(("", ()) if launch is None else (f"run_{launch.kernel}", launch.pointers))
             else:
                 self._extern(step)
+                called.append((self._function(step), ()))
             if number + 1 < len(steps):
                 self._free(number)
         self._return()
         return HostText(tuple(self._lines), tuple(self._operators.items()), tuple(sorted(self._imports)),
-                        frozenset(self._helpers))  # fmt: skip
+                        frozenset(self._helpers), tuple(called))  # fmt: skip
 
     # Inputs
 

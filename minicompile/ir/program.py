@@ -66,6 +66,8 @@ class Program:
         constants: tensors the file expects as `CONSTANTS[name]`.
         device: where it runs.
         key: content hash over text and constants.
+        steps: for every step of the schedule the module-level function of the file that runs it (empty: nothing to do),
+            and, for a kernel, the buffers behind its tensor arguments.
     """
 
     name: str
@@ -77,3 +79,4 @@ class Program:
     constants: tuple[tuple[str, torch.Tensor], ...]
     device: torch.device
     key: str = ""
+    steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
