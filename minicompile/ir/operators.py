@@ -151,9 +151,8 @@ def attention_weights(
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
     if logsumexp is None:
         logsumexp = torch.logsumexp(scores, -1)
-    dead = logsumexp == -math.inf
-    weights = torch.exp(scores - logsumexp.masked_fill(dead, 0.0).unsqueeze(-1))
-    return weights, logsumexp
+    # Not exp(scores - logsumexp): the rounding of a log-sum-exp near 100 would be that of every weight of its row.
+    return torch.softmax(scores, -1).masked_fill((logsumexp == -math.inf).unsqueeze(-1), 0.0), logsumexp
 
 
 def visible_keys(

@@ -35,6 +35,7 @@ class AttentionProblem:
     dropout: float
     nan_rows: bool
     precision: str
+    renormalise: bool = False
 
     @property
     def group(self) -> int:
@@ -115,7 +116,7 @@ def describe(
     return AttentionProblem(
         q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], lower, upper, kind,
         1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale), dropout, nan_rows,
-        precision or dot_precision(q),
+        precision or dot_precision(q), q.dtype == torch.float32 and (precision or dot_precision(q)) != "tf32",
     )  # fmt: skip
 
 

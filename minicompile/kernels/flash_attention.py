@@ -151,7 +151,8 @@ def attention_backward(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), dmask
     delta = _delta(problem, out, dout, dlse)
     entries, mask_strides = expand_mask(mask, problem)
-    shared = (_or(entries, q), _or(seed, q), mask_strides)
+    inverse = torch.empty_like(delta)
+    shared = (_or(entries, q), _or(seed, q), mask_strides, inverse)
     dq, dmask = _query_gradient(problem, q, k, v, dout, lse, delta, shared, mask if mask_gradient else None, configs[0])
     dk, dv = _key_gradient(problem, q, k, v, dout, lse, delta, shared, configs[1])
     return dq, dk, dv, dmask
@@ -173,7 +174,7 @@ def _query_gradient(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
     delta: torch.Tensor, shared: tuple[Any, ...], bias: torch.Tensor | None, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    entries, seed, mask_strides = shared
+    entries, seed, mask_strides, inverse = shared
     config = _usable(config or _choose("query gradient", problem, q, shared[0]), k, v)
     dq = torch.empty_like(q)
     dbias = None
@@ -185,13 +186,13 @@ def _query_gradient(
         launch(
             flash_attention_query_gradient_kernel,
             (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-            q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, dq, _or(dbias, q), entries, seed,
+            q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, inverse, dq, _or(dbias, q), entries, seed,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides,
             problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
             problem.scale, problem.keep_scale,
             problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0,
             config),
-            HAS_DBIAS=bias is not None,
+            HAS_DBIAS=bias is not None, RENORMALISE=problem.renormalise,
         )  # fmt: skip
     except REFUSALS:
         if (instead := easier(config)) is None:
@@ -199,6 +200,8 @@ def _query_gradient(
         return _query_gradient(problem, q, k, v, dout, lse, delta, shared, bias, instead)
     if bias is None or dbias is None:
         return dq, None
+    if problem.renormalise:
+        dbias.mul_(inverse.unsqueeze(-1))
     return dq, dbias.sum_to_size(bias.shape).to(bias.dtype)
 
 
@@ -206,7 +209,7 @@ def _key_gradient(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
     delta: torch.Tensor, shared: tuple[Any, ...], config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    entries, seed, mask_strides = shared
+    entries, seed, mask_strides, inverse = shared
     config = _usable(config or _choose("key gradient", problem, q, shared[0]), q, dout)
     blocks = triton.cdiv(problem.keys, config.block_n)
     heads_each = problem.group if problem.group == 1 or _fills_gpu(blocks * problem.batch * problem.kv_heads, q) else 1
@@ -219,12 +222,13 @@ def _key_gradient(
     try:
         launch(
             flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
-            walked[0], k, v, walked[1], lse, delta, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
+            walked[0], k, v, walked[1], lse, delta, inverse, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
             *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads,
             problem.queries,
             problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale,
             problem.keep_scale,
             problem.threshold, **problem.constants(config), **_loops(problem, False, config), HEADS_EACH=heads_each,
+            RENORMALISE=problem.renormalise,
             CHECK_ROWS=problem.queries % config.block_m != 0,
         )  # fmt: skip
     except REFUSALS:

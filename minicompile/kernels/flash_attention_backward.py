@@ -12,6 +12,9 @@ additions. With grouped heads, one program adds up the query heads of its key he
 each query head writes its own part and the parts are added afterwards. The gradient of an additive bias is dS itself,
 written in full and then summed over the broadcast dimensions.
 
+A log-sum-exp near 100 is rounded by 4e-6, and so would be every weight of its row. With RENORMALISE (fp32) the first walk
+therefore adds up each row's weights, which should give 1, and both walks divide by what it gave.
+
 Band, mask, dropout and empty rows are as in `flash_attention_forward.py`, whose helpers are used here. This module must
 not choose tiles (`configs.py`) nor know about autograd.
 """
@@ -72,14 +75,15 @@ def base_two(lse):
 
 @triton.jit
 def query_gradient_blocks(
-    dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
+    dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
     queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower,
     upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """dQ (without the scale) after the keys from `start` to `stop`."""
+    """dQ (without the scale), and the rows' sums of weights, after the keys from `start` to `stop`."""
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
         k = load_rows(
@@ -96,6 +100,8 @@ def query_gradient_blocks(
             weights = tl.where(visible, tl.exp2(scores - lse[:, None]), 0.0)
         else:
             weights = tl.exp2(scores - lse[:, None])
+        if RENORMALISE:
+            sums += tl.sum(weights, 1)
         dweights = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
             keeps = dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold)
@@ -108,19 +114,20 @@ def query_gradient_blocks(
             in_range = (rows[:, None] < queries) & (cols[None, :] < keys)
             tl.store(dbias_base + offsets, dscores.to(dbias_base.dtype.element_ty), mask=in_range)
         dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq
+    return dq, sums
 
 
 @triton.jit
 def flash_attention_query_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, dbias_ptr, mask_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dq_ptr, dbias_ptr, mask_ptr, seed_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gm, stride_db, stride_dh, stride_dm, stride_mb, stride_mh, stride_mm, stride_mn,
     heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
     HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, DROPOUT: tl.constexpr,
-    HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_M queries of one head."""
     blocks = tl.cdiv(queries, BLOCK_M)
@@ -149,22 +156,27 @@ def flash_attention_query_gradient_kernel(
     if HAS_LOWER:
         start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    sums = tl.zeros([BLOCK_M], tl.float32)
     if FULL_LOOP:
-        dq = query_gradient_blocks(
-            dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
+        dq, sums = query_gradient_blocks(
+            dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
             full_stop,
             queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
             lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER,
             HAS_UPPER, False,
-            DROPOUT, HAS_DBIAS, NAN_ROWS, PRECISION, TMA)  # fmt: skip
+            DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
-        dq = query_gradient_blocks(
-            dq, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
+        dq, sums = query_gradient_blocks(
+            dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
             queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
             lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER,
             HAS_UPPER, True,
-            DROPOUT, HAS_DBIAS, NAN_ROWS, PRECISION, TMA)  # fmt: skip
+            DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
+    if RENORMALISE:
+        inverse = tl.where(sums > 0.0, 1.0 / sums, 1.0)
+        tl.store(inverse_ptr + statistics + rows, inverse, mask=rows < queries)
+        dq = dq * inverse[:, None]
     pointers = dq_ptr + b * stride_db + h * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :]
     in_range = (rows[:, None] < queries) & (columns[None, :] < D)
     tl.store(pointers, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)
@@ -172,12 +184,13 @@ def flash_attention_query_gradient_kernel(
 
 @triton.jit
 def key_gradient_blocks(
-    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, mask_base, seed_ptr, head, b, h, cols, start, stop,
+    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, start, stop,
     queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm, stride_mn, lower,
     upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, CHECK_ROWS: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dK (without the scale) and dV after the queries from `start` to `stop`; blocks are keys x queries."""
     for m in tl.range(start, stop, BLOCK_M):
@@ -197,6 +210,8 @@ def key_gradient_blocks(
             weights = tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)
         else:
             weights = tl.exp2(scores - lse[None, :])
+        if RENORMALISE:
+            weights *= load_per_row(inverse_base, m, queries, BLOCK_M, CHECK_ROWS)[None, :]
         dropped = weights
         if NAN_ROWS:
             dropped = tl.where((lse != lse)[None, :], float("nan"), dropped)
@@ -217,7 +232,7 @@ def key_gradient_blocks(
 
 @triton.jit
 def flash_attention_key_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, mask_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dk_ptr, dv_ptr, mask_ptr, seed_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     stride_mb, stride_mh, stride_mm, stride_mn,
@@ -225,7 +240,8 @@ def flash_attention_key_gradient_kernel(
     GROUP: tl.constexpr, HEADS_EACH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
-    CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of BLOCK_N keys, added over HEADS_EACH query heads."""
     blocks = tl.cdiv(keys, BLOCK_N)
@@ -250,22 +266,22 @@ def flash_attention_key_gradient_kernel(
         h = out_head * HEADS_EACH + member
         head = (b * heads + h).to(tl.int32)
         statistics = head.to(tl.int64) * queries
-        lse_base, delta_base = lse_ptr + statistics, delta_ptr + statistics
+        lse_base, delta_base, inverse_base = lse_ptr + statistics, delta_ptr + statistics, inverse_ptr + statistics
         mask_base = mask_ptr + b * stride_mb + h * stride_mh
         masked_stop = stop
         if FULL_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, mask_base, seed_ptr, head, b, h, cols, full_start,
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, full_start,
                 queries, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
                 stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
-                HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
+                HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
             masked_stop = tl.minimum(full_start, queries)
         if MASKED_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, mask_base, seed_ptr, head, b, h, cols, start,
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, start,
                 masked_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
                 stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
-                HAS_LOWER, HAS_UPPER, True, DROPOUT, NAN_ROWS, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
+                HAS_LOWER, HAS_UPPER, True, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
     rows64 = cols.to(tl.int64)[:, None]
     dk_pointers = dk_ptr + b * stride_dkb + out_head * stride_dkh + rows64 * stride_dkn + columns[None, :]
     dv_pointers = dv_ptr + b * stride_dvb + out_head * stride_dvh + rows64 * stride_dvn + value_columns[None, :]

@@ -209,3 +209,23 @@ def failures(case: Case, found: dict[str, float]) -> list[str]:
         if not name.startswith("eager") and not error <= max(allowed.get(name, gradient), TF32_OVER_EAGER * eager):
             wrong.append(f"{name} {error:.1e}" + f" (eager {eager:.1e})" * (eager > 0.0))
     return wrong
+
+
+def large_score_failures(device: str, d: int, magnitude: float, configs: tuple[Any, Any, Any], **how: Any) -> list[str]:
+    """Results in fp32 for scores of about `magnitude` whose error is more than twice eager's and a few ulp."""
+    generator = torch.Generator(device).manual_seed(7)
+    q, k, v, dout = (torch.randn(2, 2, 96, d, generator=generator, device=device) for _ in range(4))
+    scale = magnitude / (4.0 * math.sqrt(d))
+    out, lse = attention_forward(q, k, v, scale=scale, config=configs[0], **how)
+    ours = (out, *attention_backward(dout, q, k, v, out, lse, scale=scale, configs=configs[1:], **how)[:3])
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        written = torch.softmax(leaves[0] @ leaves[1].transpose(-1, -2) * scale, -1) @ leaves[2]
+        results.append((written.detach(), *torch.autograd.grad(written, leaves, dout.to(dtype))))
+    wrong = []
+    for name, got, eager, want in zip(("out", "dq", "dk", "dv"), ours, *results):
+        error, rival = ((x.double() - want).abs().max().item() for x in (got, eager))
+        if not error <= 2.0 * rival + 4 * 2.0**-23 * want.abs().max().item():
+            wrong.append(f"{name} {error:.1e} (eager {rival:.1e})")
+    return wrong

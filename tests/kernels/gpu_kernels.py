@@ -44,7 +44,7 @@ from minicompile.kernels.flash_attention import (
 from minicompile.kernels.flash_decode import choose_splits, flash_decode
 from minicompile.kernels.matmul import matmul, padded_matmul
 from minicompile.kernels.matmul_model import MatmulProblem, choose, rank_configs
-from tests.kernels.attention_cases import errors, failures, operands, random_cases
+from tests.kernels.attention_cases import errors, failures, large_score_failures, operands, random_cases
 
 WORKERS = min(14, os.cpu_count() or 1)
 BUDGET_SECONDS = 215.0
@@ -155,6 +155,9 @@ def correctness() -> None:
             worst[kind, name] = max(worst.get((kind, name), 0.0), error)
         if wrong:
             report(case=str(case), wrong="; ".join(wrong))
+    for d in (16, 64, 128, 256):
+        for magnitude in (30, 100, 400):
+            report(large_scores=magnitude, d=d, wrong=large_score_failures("cuda", d, magnitude, (None, None, None)))
     for (kind, name), error in sorted(worst.items()):
         report(dtype=kind, result=name, worst=error)
     report(cases=len(results), wrong=sum(bool(wrong) for _, wrong, _ in results))
@@ -258,7 +261,7 @@ def pass_call(
     if phase == "forward":
         return lambda: attention_forward(q, k, v, upper=upper, precision=precision, config=config)
     problem = describe(q, k, v, None, None, upper, None, 0.0, False, precision)
-    shared = (q, q, expand_mask(None, problem)[1])
+    shared = (q, q, expand_mask(None, problem)[1], torch.ones(q.shape[:3], device=q.device))
     statistics = torch.zeros(q.shape[:3], device=q.device)
     if phase == "query gradient":
         return lambda: _query_gradient(problem, q, k, v, dout, statistics, statistics, shared, None, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import sys
@@ -18,7 +19,7 @@ from minicompile.kernels import flash_attention
 from minicompile.kernels.configs import attention_tile
 from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference, dropout_mask
 from minicompile.kernels.interpret import interpreting
-from tests.kernels.attention_cases import Case, errors, failures, random_cases
+from tests.kernels.attention_cases import Case, errors, failures, large_score_failures, random_cases
 
 SMALL = attention_tile("64x32 w1 s1")
 IMPLEMENTATION = sys.modules["minicompile.kernels.flash_attention"]
@@ -57,6 +58,18 @@ def test_descriptor_loads_give_the_same(tma: bool) -> None:
     tile = attention_tile("32x32 w1 s1" + " tma" * tma)
     case = Case(torch.bfloat16, 2, 4, 2, 70, 90, 64, 64, upper=3)
     assert not failures(case, errors(case, "cpu", (tile, tile, tile)))
+
+
+@pytest.mark.parametrize("magnitude", [100, 400])
+@pytest.mark.parametrize("d", [16, 64])
+def test_large_scores_are_as_near_to_fp64_as_eager(d: int, magnitude: int) -> None:
+    assert not large_score_failures("cpu", d, magnitude, (SMALL, SMALL, SMALL))
+
+
+def test_large_scores_need_renormalised_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = IMPLEMENTATION.describe
+    monkeypatch.setattr(IMPLEMENTATION, "describe", lambda *a: dataclasses.replace(plain(*a), renormalise=False))
+    assert large_score_failures("cpu", 16, 400, (SMALL, SMALL, SMALL))
 
 
 # Each twin changes one line of the kernels, in every place where it stands; the check must notice.

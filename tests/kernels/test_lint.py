@@ -46,7 +46,7 @@ def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
     problem = describe(q, q, q, mask, None, options.get("upper"), None, 0.0, False, shared["precision"])
     entries, strides = expand_mask(mask, problem)
     rows = torch.empty(2, 16, 4096)
-    given = (problem, q, q, q, q, rows, rows, (q if entries is None else entries, q, strides))
+    given = (problem, q, q, q, q, rows, rows, (q if entries is None else entries, q, strides, rows))
     if row.phase.endswith("query gradient"):
         return recorded_launches(ATTENTION, lambda: ATTENTION._query_gradient(*given, None, row.config))[0]
     return recorded_launches(ATTENTION, lambda: ATTENTION._key_gradient(*given, row.config))[0]
