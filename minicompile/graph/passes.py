@@ -34,6 +34,11 @@ def remove_aliases(module: GraphModule) -> GraphModule:
     for node in list(module.graph.nodes):
         if name_of(node) in ("detach", "alias", "lift_fresh", "lift_fresh_copy", "lift"):
             replace(node, node.args[0])
+        elif name_of(node) == "_conj" and isinstance(node.args[0], complex):
+            number = node.args[0].conjugate()
+            for user in list(node.users):
+                user.args = tuple(number if argument is node else argument for argument in user.args)
+            module.graph.erase_node(node)
     return module
 
 

@@ -136,7 +136,8 @@ def follow_weights(found: Found) -> Node:
     """From the softmax down to the product with the values."""
     softmax = found.softmax
     dim = argument(softmax, 1, "dim", None)
-    if not isinstance(dim, int) or dim % value_of(softmax).dim() != value_of(softmax).dim() - 1:
+    rank = value_of(softmax).dim()
+    if not isinstance(dim, int) or dim not in (-1, rank - 1):
         raise Refused("")
     current = softmax
     while True:

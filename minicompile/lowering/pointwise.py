@@ -64,7 +64,7 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     "mul.Tensor": operator.mul, "mul.Scalar": operator.mul,
     "div.Tensor": formulas.divide, "div.Scalar": formulas.divide, "div.Tensor_mode": formulas.divide,
     "div.Scalar_mode": formulas.divide, "true_divide.Tensor": formulas.divide,
-    "floor_divide": _call("floordiv"), "floor_divide.Scalar": _call("floordiv"),
+    "floor_divide": _either_side("floordiv"), "floor_divide.Scalar": _call("floordiv"),
     "remainder.Tensor": _call("remainder"), "remainder.Scalar": _call("remainder"),
     "remainder.Scalar_Tensor": _either_side("remainder"),
     "fmod.Tensor": _call("fmod"), "fmod.Scalar": _call("fmod"),

@@ -1,0 +1,240 @@
+"""Combinations of operators where compilers go wrong: ties, zeros, NaN, infinities, dtypes, promotion, odd layouts.
+
+Each program is compared with eager: values and gradients against an fp64 run, integers exactly, NaN and infinity in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.differential import check
+
+NAN, INF = math.nan, math.inf
+
+
+def leaf(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(size, dtype=dtype, requires_grad=True)
+
+
+def values(*given: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A differentiable vector of chosen values."""
+    return torch.tensor(given, dtype=dtype, requires_grad=dtype.is_floating_point or dtype.is_complex)
+
+
+def integers(*size: int, low: int = -5, high: int = 6, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.randint(low, high, size).to(dtype)
+
+
+def classes(count: int, *size: int) -> Tensor:
+    return torch.randint(0, count, size)
+
+
+EDGES = (NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e-30, 3e38)
+TIES = (1.0, 3.0, 3.0, -2.0, 3.0, -2.0, -2.0, 0.0)
+
+# name: (function, () -> arguments)
+LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "cross entropy of images": (lambda x, t: F.cross_entropy(x, t, ignore_index=2, label_smoothing=0.1),
+                                lambda: (leaf(2, 5, 3, 4), classes(5, 2, 3, 4))),
+    "cross entropy of probabilities": (lambda x, t: F.cross_entropy(x, t.softmax(-1), reduction="sum"),
+                                       lambda: (leaf(4, 6), leaf(4, 6))),
+    "cross entropy where every target is ignored": (lambda x, t: F.cross_entropy(x, torch.full_like(t, -100)),
+                                                    lambda: (leaf(4, 6), classes(6, 4))),
+    "nll with weights": (lambda x, t, w: F.nll_loss(x.log_softmax(1), t, w, reduction="mean"),
+                         lambda: (leaf(4, 6), classes(6, 4), torch.rand(6))),
+    "binary cross entropy": (lambda x, t, w: F.binary_cross_entropy(x.sigmoid(), t, w), lambda: (leaf(7), torch.rand(7), torch.rand(7))),
+    "binary cross entropy with logits": (lambda x, t, w: F.binary_cross_entropy_with_logits(x * 40, t, pos_weight=w),
+                                         lambda: (leaf(5, 3), torch.rand(5, 3), torch.rand(3))),
+    "kl divergence of logs": (lambda x, t: F.kl_div(x.log_softmax(-1), t.log_softmax(-1), reduction="batchmean", log_target=True),
+                              lambda: (leaf(3, 5), leaf(3, 5))),
+    "kl divergence with zeros": (lambda x, t: F.kl_div(x.log_softmax(-1), t.relu(), reduction="none"), lambda: (leaf(3, 5), leaf(3, 5))),
+    "huber, smooth l1, l1": (lambda x, t: F.huber_loss(x, t, delta=0.3) + F.smooth_l1_loss(x, t, beta=0.5) + F.l1_loss(x, t),
+                             lambda: (leaf(9), leaf(9))),
+    "l1 at equality": (lambda x: F.l1_loss(x, x.detach()) + F.smooth_l1_loss(x, x.detach()), lambda: (leaf(9),)),
+    "triplet and cosine": (lambda a, b, c: F.triplet_margin_loss(a, b, c) + F.cosine_embedding_loss(a, b, torch.ones(4)),
+                           lambda: (leaf(4, 6), leaf(4, 6), leaf(4, 6))),
+    "margin ranking and hinge": (lambda a, b, y: F.margin_ranking_loss(a, b, y, 0.2) + F.hinge_embedding_loss(a, y),
+                                 lambda: (leaf(8), leaf(8), torch.randn(8).sign())),
+    "multi margin": (lambda x, t: F.multi_margin_loss(x, t), lambda: (leaf(4, 6), classes(6, 4))),
+    "multilabel soft margin": (lambda x, t: F.multilabel_soft_margin_loss(x, t), lambda: (leaf(4, 6), classes(2, 4, 6).float())),
+    "poisson and gaussian": (lambda x, t, v: F.poisson_nll_loss(x, t, full=True) + F.gaussian_nll_loss(x, t, v.exp()),
+                             lambda: (leaf(7), torch.rand(7) * 4, leaf(7))),
+    "ctc": (lambda x, t: F.ctc_loss(x.log_softmax(2), t, torch.full((2,), 9), torch.full((2,), 3)),
+            lambda: (leaf(9, 2, 5), torch.randint(1, 5, (2, 3)))),
+    "contrastive logits": (lambda a, b: F.cross_entropy(F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T / 0.07, torch.arange(6)),
+                           lambda: (leaf(6, 8), leaf(6, 8))),
+    "z loss": (lambda x: (x.logsumexp(-1) ** 2).mean() + F.cross_entropy(x, x.argmax(-1)), lambda: (leaf(5, 7),)),
+}
+
+SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "pooling of every kind": (lambda x: F.max_pool2d(x, 3, 2, 1).sum() + F.avg_pool2d(x, 2, 2, count_include_pad=False).square().sum()
+                              + F.adaptive_avg_pool2d(x, (3, 2)).cos().sum() + F.lp_pool2d(x.abs() + 0.1, 2, 2).sum(), lambda: (leaf(2, 3, 9, 8),)),
+    "max pooling at ties": (lambda x: F.max_pool2d(x.round(), 2), lambda: (leaf(1, 2, 6, 6),)),
+    "max pooling and unpooling": (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), lambda: (leaf(1, 2, 6, 6),)),
+    "one-dimensional pooling": (lambda x: (F.max_pool1d(x, 3, 2), F.avg_pool1d(x, 3, 2, 1), F.adaptive_max_pool1d(x, 4)), lambda: (leaf(2, 3, 11),)),
+    "upsampling": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear") .sum() + F.interpolate(x, size=(3, 9), mode="nearest").cos().sum()
+                   + F.interpolate(x, scale_factor=2, mode="bicubic", align_corners=True).sin().sum(), lambda: (leaf(1, 2, 5, 4),)),
+    "trilinear and area": (lambda x: (F.interpolate(x, size=(3, 5, 4), mode="trilinear"), F.interpolate(x, size=(2, 2, 2), mode="area")),
+                           lambda: (leaf(1, 2, 4, 4, 4),)),
+    "padding modes": (lambda x: sum(F.pad(x, (2, 1, 1, 2), mode=m).sin().sum() for m in ("reflect", "replicate", "circular", "constant")),
+                      lambda: (leaf(2, 2, 4, 5),)),
+    "negative padding": (lambda x: F.pad(x, (-1, 2, 1, -2), value=3.0) * 2, lambda: (leaf(2, 4, 5),)),
+    "pixel shuffle and unfold": (lambda x: F.pixel_shuffle(x, 2).cos() .sum() + F.unfold(x, 2).sin().sum(), lambda: (leaf(1, 4, 5, 4),)),
+    "fold": (lambda x: F.fold(F.unfold(x, 3, padding=1), (5, 4), 3, padding=1), lambda: (leaf(2, 3, 5, 4),)),
+    "grid sample": (lambda x, g: F.grid_sample(x, g.tanh(), align_corners=False, padding_mode="reflection"), lambda: (leaf(1, 2, 5, 4), leaf(1, 3, 3, 2))),
+    "affine grid": (lambda t, x: F.grid_sample(x, F.affine_grid(t, [1, 2, 4, 4], align_corners=True), align_corners=True),
+                    lambda: (leaf(1, 2, 3), leaf(1, 2, 5, 5))),
+    "einsum": (lambda a, b, c: torch.einsum("bij,bjk->bik", a, b).sum() + torch.einsum("bij,bkj->ik", a, c).cos().sum()
+               + torch.einsum("bii->b", a[:, :, :3]).sum() + torch.einsum("bij,kj->", a, c[0]), lambda: (leaf(2, 3, 4), leaf(2, 4, 5), leaf(2, 6, 4))),
+    "einsum with broadcast": (lambda a, b: torch.einsum("...ij,...j->...i", a, b), lambda: (leaf(2, 1, 3, 4), leaf(5, 4))),
+    "tensordot, kron, outer, cross": (lambda a, b: torch.tensordot(a, b, 1).sum() + torch.kron(a[0], b[0]).cos() .sum()
+                                      + torch.outer(a[0, 0], b[0, 0]).sum() + torch.linalg.cross(a[0], a[1]).sum(), lambda: (leaf(2, 4, 3), leaf(3, 4, 3))),
+    "cdist and pairwise": (lambda a, b: (torch.cdist(a, b), F.pairwise_distance(a[:3], b), F.pdist(a)), lambda: (leaf(5, 4), leaf(3, 4))),
+    "rot90, roll, flip, diagonal": (lambda x: torch.rot90(x, 1, (0, 1)).roll(1, 0).flip(1).diagonal(1).cumsum(0), lambda: (leaf(4, 5),)),
+    "strided views": (lambda x: x[::2, 1::3].t().unflatten(0, (1, -1)).movedim(0, 2) * x[0, 0], lambda: (leaf(5, 7),)),
+    "as_strided that overlaps": (lambda x: x.as_strided((3, 3), (2, 1), 1).square(), lambda: (leaf(9),)),
+    "expanded and reduced": (lambda x: (x.expand(4, 3, 5) * torch.arange(4.0).view(4, 1, 1)).sum((0, 2)), lambda: (leaf(3, 1),)),
+    "unfold windows": (lambda x: x.unfold(1, 3, 2).var(-1), lambda: (leaf(2, 9),)),
+    "block diagonal and cartesian": (lambda a, b: (torch.block_diag(a, b), torch.cartesian_prod(a[0], b[0]), torch.combinations(a[0])),
+                                     lambda: (leaf(2, 3), leaf(3, 2))),
+    "tensor_split and hsplit": (lambda x: sum((i + 1) * p.sin().sum() for i, p in enumerate(torch.tensor_split(x, 3, 1))), lambda: (leaf(2, 7),)),
+    "empty rows": (lambda x: (x.sum(0), x.prod(1), torch.cat([x, x]), x.mean(1), x.softmax(-1), x.logsumexp(0), x.any(1)), lambda: (leaf(0, 4),)),
+    "zero-dimensional": (lambda x: (x.softmax(0), x.cumsum(0), x.sort(0)[0], x.max(), x.expand(3), x.sum(0), x[None].flip(0), x.logsumexp(0)), lambda: (leaf(),)),
+}
+
+INDEXING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "scatter of every kind": (lambda x, i, s: x.scatter(1, i, s).sum() + x.scatter_add(1, i, s).cos().sum()
+                              + x.scatter_reduce(1, i, s, "amax", include_self=False).sin().sum() + x.scatter(1, i, 2.0).sum(),
+                              lambda: (leaf(3, 5), torch.stack([torch.randperm(5)[:4] for _ in range(3)]), leaf(3, 4))),
+    "scatter_reduce with repeats": (lambda x, i, s: tuple(x.scatter_reduce(0, i, s, r) for r in ("sum", "mean", "amin")),
+                                    lambda: (leaf(4, 3), classes(4, 6, 3), leaf(6, 3))),
+    "scatter_reduce prod": (lambda x, i, s: x.scatter_reduce(0, i, s, "prod"), lambda: (leaf(4, 3), classes(4, 6, 3), leaf(6, 3))),
+    "index_add, index_copy, index_fill": (lambda x, i, s: x.index_add(0, i, s, alpha=2).sum() + x.index_copy(0, i, s).cos().sum()
+                                          + x.index_fill(0, i, 3.0).sin().sum(), lambda: (leaf(5, 3), torch.tensor([4, 0, 2]), leaf(3, 3))),
+    "index_fill with a tensor": (lambda x, i, v: x.index_fill(1, i, v), lambda: (leaf(3, 5), torch.tensor([1, 3]), torch.tensor(2.0, requires_grad=True))),
+    "index_reduce": (lambda x, i, s: x.index_reduce(0, i, s, "mean"), lambda: (leaf(5, 3), torch.tensor([4, 0, 0]), leaf(3, 3))),
+    "gather with repeats": (lambda x, i: x.gather(1, i).cos(), lambda: (leaf(3, 5), classes(5, 3, 9))),
+    "take and put": (lambda x, i, s: x.take(i).sum() + x.put(i, s, accumulate=True).cos().sum(), lambda: (leaf(3, 4), torch.tensor([0, 5, 5]), leaf(3))),
+    "advanced indices, negative": (lambda x, i, j: x[i, :, j].sin() + x[-1, 0, -2], lambda: (leaf(3, 4, 5), torch.tensor([0, -1]), torch.tensor([-2, 2]))),
+    "index_put accumulates": (lambda x, i, v: x.index_put((i,), v, accumulate=True), lambda: (leaf(5, 2), torch.tensor([1, 1, 4]), leaf(3, 2))),
+    "masked assignment of a value": (lambda x, m: assign(x, m, -1.0), lambda: (leaf(4, 3), torch.rand(4, 3) > 0.5)),
+    "masked assignment of rows": (lambda x, m: assign(x, m, 0.5), lambda: (leaf(4, 3), torch.rand(4) > 0.5)),
+    "masked_scatter": (lambda x, m, s: x.masked_scatter(m, s), lambda: (leaf(4, 3), torch.rand(4, 3) > 0.5, leaf(12))),
+    "masked softmax": (lambda x, m: x.masked_fill(m, -INF).softmax(-1), lambda: (leaf(4, 6), torch.rand(4, 6) > 0.6)),
+    "a row masked entirely": (lambda x: x.masked_fill(torch.arange(4)[:, None] == 1, -INF).softmax(-1).nan_to_num(0.0), lambda: (leaf(4, 6),)),
+    "select and slice scatter": (lambda x, s: x.select_scatter(s[0], 0, 2).sum() + x.slice_scatter(s, 0, 1, 5, 2).cos().sum()
+                                 + x.diagonal_scatter(s[:, 0], 1).sin().sum(), lambda: (leaf(6, 3), leaf(2, 3))),
+    "one hot": (lambda i, w: F.one_hot(i, 7).float() @ w, lambda: (classes(7, 2, 4), leaf(7, 3))),
+    "embedding with padding": (lambda i, w: F.embedding(i, w, padding_idx=2).cos(), lambda: (classes(5, 3, 6), leaf(5, 4))),
+    "embedding bag": (lambda i, w: F.embedding_bag(i, w, mode="mean"), lambda: (classes(5, 3, 6), leaf(5, 4))),
+    "sort, then use both": (lambda x: (lambda s: s.values.cumsum(1) * s.indices)(x.sort(1, descending=True, stable=True)), lambda: (leaf(3, 7),)),
+    "topk and its consumers": (lambda x: (lambda t: torch.zeros_like(x).scatter(1, t.indices, t.values.softmax(1)))(x.topk(3)), lambda: (leaf(4, 8),)),
+    "argsort, searchsorted, bucketize": (lambda x: (x.argsort(1), torch.searchsorted(x.sort(1)[0].detach(), x.detach()),
+                                                    torch.bucketize(x.detach(), torch.tensor([-1.0, 0.0, 1.0]))), lambda: (leaf(3, 6),)),
+    "kthvalue, median, mode": (lambda x: (x.kthvalue(2, 1), x.median(1), x.nanmedian(1), x.quantile(0.3, 1)), lambda: (leaf(3, 7),)),
+    "unique-free histogram": (lambda i: torch.zeros(6, dtype=torch.int64).scatter_add(0, i, torch.ones_like(i)), lambda: (classes(6, 20),)),
+    "repeat_interleave and tile": (lambda x: x.repeat_interleave(2, 0).tile(1, 3).cos(), lambda: (leaf(3, 2),)),
+    "diag_embed and tril indices": (lambda x: torch.diag_embed(x, 1).sum(-1) + x[..., torch.tril_indices(4, 4)[1][:4]].sum(), lambda: (leaf(2, 4),)),
+}
+
+
+def assign(x: Tensor, mask: Tensor, value: float) -> Tensor:
+    """Assignment by mask to a computed tensor."""
+    y = x * 2
+    y[mask] = value
+    return y * x
+
+
+EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "max and min at ties": (lambda x: x.amax() + x.amin() * 2 + x.max() * 3 + x.min() * 5, lambda: (values(*TIES),)),
+    "max with an index at ties": (lambda x: (x.max(0), x.min(0), x.argmax(), x.argmin(), x.cummax(0), x.cummin(0)), lambda: (values(*TIES),)),
+    "maximum and minimum at ties": (lambda x, y: torch.maximum(x, y) * 2 + torch.minimum(x, y) + torch.fmax(x, y), lambda: (values(*TIES), values(*reversed(TIES)))),
+    "clamp at its bounds": (lambda x: x.clamp(-2.0, 3.0) + x.clamp(min=0.0) + x.clamp_max(1.0) + F.relu6(x) + F.hardtanh(x), lambda: (values(*TIES),)),
+    "clamp by tensors": (lambda x, a, b: x.clamp(a, b), lambda: (values(*TIES), values(0.0, 3.0, 4.0, -2.0, 1.0, -3.0, -2.0, 0.0), values(1.0, 3.0, 2.0, 0.0, 3.0, -2.5, -2.0, 0.0))),
+    "clamp of NaN": (lambda x: (x.clamp(-1, 1), x.clamp(min=NAN), torch.nan_to_num(x, 1.0, 2.0, 3.0)), lambda: (values(*EDGES),)),
+    "abs, sign, relu at zero": (lambda x: x.abs() + x.sign() * 2 + x.relu() + F.leaky_relu(x, 0.1) + F.elu(x) + F.threshold(x, 0.0, 5.0), lambda: (values(0.0, -0.0, 1.0, -1.0),)),
+    "square root and norm at zero": (lambda x: (x.abs().sqrt(), x[:2].norm(), x[:2].norm(p=1), x.norm(p=3), torch.linalg.vector_norm(x[:2], INF)), lambda: (values(0.0, 0.0, 4.0, -1.0),)),
+    "rsqrt, reciprocal at zero": (lambda x: (x.rsqrt(), x.reciprocal(), 1 / x, x / 0.0), lambda: (values(0.0, 4.0, 1.0),)),
+    "product with zeros": (lambda x: (x.prod(), x[:3].prod(), x.view(2, 3).prod(1), x.cumprod(0)), lambda: (values(2.0, 0.0, 3.0, 0.0, 4.0, -1.0),)),
+    "powers": (lambda x: (x.pow(0), x.pow(1), x.pow(2), x.pow(3), x.pow(-1), x.pow(0.5), x.pow(-0.5), 2.0 ** x, 0.0 ** x.abs()), lambda: (values(0.0, 1.0, 2.0, 0.5),)),
+    "powers of tensors": (lambda x, y: x.pow(y), lambda: (values(0.0, 0.0, 2.0, -2.0, -2.0), values(0.0, 2.0, -1.0, 3.0, 2.0))),
+    "xlogy and friends": (lambda x, y: torch.xlogy(x, y) + torch.special.xlog1py(x, y), lambda: (values(0.0, 0.0, 1.0, 2.0, 0.0), values(0.0, 2.0, 0.5, 3.0, NAN))),
+    "where hides a NaN gradient": (lambda x: torch.where(x > 0, x.sqrt(), torch.zeros_like(x)), lambda: (values(4.0, 0.0, -1.0),)),
+    "where with scalars": (lambda x: torch.where(x > 0, x, 0.0) + torch.where(x > 0, 1, x), lambda: (values(4.0, 0.0, -1.0),)),
+    "atan2 in every quadrant": (lambda y, x: torch.atan2(y, x) + torch.hypot(y, x), lambda: (values(1.0, -1.0, 1.0, -1.0, 0.5, -0.5), values(1.0, 1.0, -1.0, -1.0, 0.2, 3.0))),
+    "small arguments": (lambda x: (x.expm1(), x.log1p(), x.sin(), x.tanh(), x.sigmoid(), x.erf(), x.asinh(), x.atanh(), x.sinh()), lambda: (values(1e-8, -1e-6, 1e-20, 1e-4, -1e-3),)),
+    "large arguments": (lambda x: (x.tanh(), x.sigmoid(), F.softplus(x), F.logsigmoid(x), F.gelu(x), F.silu(x), F.mish(x), x.erf(), x.erfc(), F.softsign(x)),
+                        lambda: (values(100.0, -100.0, 20.0, -20.0, 88.0, -88.0),)),
+    "error functions": (lambda x: (torch.erfinv(x), torch.special.ndtri((x + 1) / 2), torch.special.erfcx(x), torch.lgamma(x + 2), torch.digamma(x + 2)), lambda: (values(0.0, 0.3, -0.7, 0.99, -0.999),)),
+    "special functions": (lambda x: (torch.i0(x), torch.special.i1(x), torch.sinc(x), torch.special.entr(x.abs()), torch.special.ndtr(x), torch.special.log_ndtr(x), torch.logit(x, 1e-3)), lambda: (values(0.1, 0.9, 0.5, 0.0),)),
+    "logsumexp of infinities": (lambda x: (x.logsumexp(0), x[:2].logsumexp(0), torch.logaddexp(x, x.flip(0)), x[2:].logcumsumexp(0)), lambda: (values(-INF, -INF, 1.0, 2.0, -3.0),)),
+    "extreme values through orders": (lambda x: (x.sort()[0], x.argmax(), x.amax(), x.argmin(), x.cummax(0)[0], torch.fmin(x, x.flip(0)), x.isnan(), x.isposinf()), lambda: (torch.tensor(EDGES),)),
+    "sums of infinities": (lambda x: (x.sum(), x.nansum(), x.nanmean(), x.mean(), x.var(), x.std()), lambda: (torch.tensor(EDGES),)),
+    "edges through activations": (lambda x: tuple(f(x) for f in (torch.relu, torch.sigmoid, torch.tanh, F.gelu, F.silu, F.softplus, F.elu, F.selu, F.hardswish, F.mish, torch.sign, torch.floor,
+                                                                 torch.exp, torch.log, torch.sqrt, torch.sin, torch.round, torch.frac, torch.trunc)), lambda: (torch.tensor(EDGES),)),
+    "edges compared": (lambda x: (x == x, x != x, x < 0, x >= 0, x.isinf(), x.signbit(), x.bool(), torch.isclose(x, x, equal_nan=True), x.copysign(-x), torch.nextafter(x, -x)), lambda: (torch.tensor(EDGES),)),
+    "fmod and remainder": (lambda x, y: (x % y, torch.fmod(x, y), x // y, torch.div(x, y, rounding_mode="trunc"), torch.div(x, y, rounding_mode="floor")),
+                           lambda: (torch.tensor([5.5, -5.5, 5.5, -5.5, 0.0, 1.0, INF, NAN, -1e-8]), torch.tensor([2.0, 2.0, -2.0, -2.0, 3.0, INF, 2.0, 1.0, 3.0]))),
+    "rounding": (lambda x: (x.round(), x.round(decimals=1), x.floor(), x.ceil(), x.trunc(), x.frac()), lambda: (torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 0.25, -0.75, 1e9]),)),
+    "variance of large values": (lambda x: ((x + 1e4).var(1), (x + 1e4).std(1, unbiased=False), F.layer_norm(x + 1e3, (64,)), F.batch_norm(x + 1e3, None, None, training=True)), lambda: (leaf(6, 64),)),
+    "normalisations": (lambda x: F.normalize(x, dim=1).sum() + F.rms_norm(x, (6,)).cos().sum() + F.group_norm(x[..., None], 3).sin().sum() + F.local_response_norm(x[..., None], 3).sum(), lambda: (leaf(4, 6),)),
+    "a row of zeros normalised": (lambda x: (F.normalize(x * 0, dim=1), F.layer_norm(x * 0 + 3, (6,)), F.cosine_similarity(x * 0, x, 1)), lambda: (leaf(4, 6),)),
+    "renorm and clip by norm": (lambda x: torch.renorm(x, 2, 0, 1.0) + x * (1.0 / (x.norm() + 1e-6)).clamp(max=1.0), lambda: (leaf(4, 6),)),
+    "scans": (lambda x: (x.cumsum(0), x.cumprod(1), x.logcumsumexp(1), x.flip(1).cumsum(1).flip(1), torch.cumulative_trapezoid(x, dim=1), x.diff(dim=1)), lambda: (leaf(4, 7),)),
+    "long sums": (lambda x: ((x + 100).sum(), (x + 100).mean(), (x + 100).cumsum(0)[-1], x.square().sum().sqrt()), lambda: (torch.randn(20_000),)),
+}
+
+DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "integer division": (lambda x, y: (x // y, x % y, torch.fmod(x, y), x / y, torch.div(x, y, rounding_mode="trunc"), -x // y),
+                         lambda: (integers(40), integers(40, low=1) * torch.randn(40).sign().long())),
+    "integers by Python numbers": (lambda x: (x // 3, x // -3, x % 3, x % -3, 7 // (x * 2 + 1), x / 2, x * 2.5, x + True, 3 - x, x ** 2), lambda: (integers(20),)),
+    "shifts and bits": (lambda x, y: (x << 2, x >> 1, x & y, x | y, x ^ y, ~x, x.bitwise_left_shift(y.abs())), lambda: (integers(20), integers(20))),
+    "overflow of int32": (lambda x: (x + x, x * x, -x, x - 1, x.abs(), x.sum(), x.prod(dtype=torch.int32)), lambda: (torch.tensor([2**31 - 1, -(2**31), 65536, 12345678], dtype=torch.int32),)),
+    "overflow of int64": (lambda x: (x + x, x * x, -x, x.sum(), x.cumsum(0)), lambda: (torch.tensor([2**63 - 1, -(2**63), 2**32 + 1]),)),
+    "uint8 wraps": (lambda x, y: (x + y, x - y, x * y, -x, ~x, x >> 1, x << 3, x // (y | 1), x % (y | 1), x.sum(), x < y), lambda: (integers(30, low=0, high=256, dtype=torch.uint8), integers(30, low=0, high=256, dtype=torch.uint8))),
+    "int8 wraps": (lambda x, y: (x + y, x - y, x * y, -x, x.abs(), x >> 1, x << 3, x // (y | 1), x % (y | 1), x.cumsum(0), x * 2, x / 2),
+                   lambda: (integers(30, low=-128, high=128, dtype=torch.int8), integers(30, low=-128, high=128, dtype=torch.int8))),
+    "int16 wraps": (lambda x, y: (x * y, x + y, x.float() * y, x.to(torch.int8), x.to(torch.uint8)), lambda: (integers(30, low=-3000, high=3000, dtype=torch.int16), integers(30, low=-3000, high=3000, dtype=torch.int16))),
+    "bool arithmetic": (lambda x, y: (x + y, x * y, x & y, x | y, x ^ y, ~x, x.sum(), x.cumsum(0), x.any(), x.all(), x * 2, x + 1.5, x.float().mean(), x > y, torch.logical_xor(x, y)), lambda: (torch.rand(20) > 0.5, torch.rand(20) > 0.5)),
+    "promotion of kinds": (lambda i, h, f, b: (i + h, i * f, h * f, b + h, i / i.abs().clamp(min=1), h + 1, h * 2.5, i + 2.5, b * 2, b + 2.0, torch.where(b, i, h)),
+                           lambda: (integers(6, dtype=torch.int32), torch.randn(6).half(), torch.randn(6), torch.rand(6) > 0.5)),
+    "zero-dimensional promotion": (lambda h, z, i: (h + z, h * z, i + z, z + i, h + i, torch.add(h, z, alpha=2), h - i.max(), torch.maximum(h, z.to(h.dtype))),
+                                   lambda: (torch.randn(5).bfloat16(), torch.tensor(1.7), integers(5))),
+    "casts with truncation": (lambda x: (x.int(), x.long(), x.to(torch.int8), x.bool(), x.half(), x.bfloat16(), x.double(), x.int().float()), lambda: (torch.tensor([1.7, -1.7, 0.0, 100.9, -0.3, 65503.0 / 600]),)),
+    "half overflow": (lambda x: (x * 400, x.sum(), x.square(), x + 65000, x.float() * 400, x.exp()), lambda: (torch.tensor([200.0, -200.0, 1.0, 0.0, 6e-5, 6e-8]).half(),)),
+    "half chains": (lambda x, y: ((x * y + 1).tanh(), (x.float() * y.float()).half(), F.layer_norm(x, (8,)), x.softmax(-1), F.gelu(x), x.mean(0), x.var(1)), lambda: (leaf(4, 8, dtype=torch.float16), leaf(4, 8, dtype=torch.float16))),
+    "brain floats": (lambda x, y: ((x * y + 1).tanh(), F.layer_norm(x, (8,)), x.log_softmax(-1), F.silu(x) * y, x.cumsum(1), x.sum(), x.norm()), lambda: (leaf(4, 8, dtype=torch.bfloat16), leaf(4, 8, dtype=torch.bfloat16))),
+    "doubles": (lambda x, y: (x.softmax(-1) * y, x.erf(), F.layer_norm(x, (8,)), x.logsumexp(1), x.sum(dtype=torch.float32)), lambda: (leaf(4, 8, dtype=torch.float64), leaf(4, 8, dtype=torch.float64))),
+    "sums of integers and their dtypes": (lambda x: (x.sum(), x.sum(0, dtype=torch.float32), x.cumsum(0), x.prod(), x.float().mean(), x.max(), x.argmax(0), x.to(torch.int32).sum()), lambda: (integers(4, 5),)),
+    "complex numbers": (lambda x, y: (lambda z: (z * z.conj()).real.sum() + z.abs().sum() + z.angle().sum() + torch.view_as_real(z * 2j).sum())(torch.complex(x, y)), lambda: (leaf(3, 4), leaf(3, 4))),
+    "complex products": (lambda x: ((x @ x.T).real, x.imag * 2, x.conj().resolve_conj().abs(), x.exp().real), lambda: (leaf(3, 3, dtype=torch.complex64),)),
+    "fft": (lambda x: (torch.fft.rfft(x).abs(), torch.fft.irfft(torch.fft.rfft(x), n=9), torch.fft.fft2(x).real, torch.fft.fftshift(x)), lambda: (leaf(4, 9),)),
+    "rotary embedding by complex numbers": (lambda x, t: torch.view_as_real(torch.view_as_complex(x.reshape(2, 5, 3, 2)) * torch.polar(torch.ones_like(t), t)).flatten(2), lambda: (leaf(2, 5, 6), torch.randn(5, 3))),
+    "linear algebra": (lambda a: (lambda s: (torch.linalg.det(s), torch.linalg.inv(s), torch.linalg.cholesky(s), torch.linalg.solve(s, a), torch.logdet(s), torch.linalg.eigvalsh(s), torch.linalg.matrix_norm(a), s.trace(),
+                                             torch.linalg.matrix_power(s, 2)))(a @ a.T + 3 * torch.eye(4)), lambda: (leaf(4, 4),)),
+    "decompositions": (lambda a: (torch.linalg.svdvals(a), torch.linalg.qr(a)[1].abs(), torch.linalg.pinv(a), torch.matrix_exp(a[:3])), lambda: (leaf(4, 3),)),
+    "ranges and grids": (lambda x: (torch.arange(5, device=x.device) * x.sum(), torch.linspace(0, 1, 5) + x[0], torch.meshgrid(x, x, indexing="ij"), torch.tril(x[:, None] * x), torch.eye(4) * x.sum(), torch.logspace(0, 1, 4) * x), lambda: (leaf(4),)),
+    "lerp, addcmul, addcdiv, baddbmm": (lambda x, y, z: (torch.lerp(x, y, 0.3), torch.lerp(x, y, z), torch.addcmul(x, y, z, value=0.5), torch.addcdiv(x, y, z.abs() + 1), torch.addmm(x, y, z, beta=0.5, alpha=2)), lambda: (leaf(3, 3), leaf(3, 3), leaf(3, 3))),
+    "half products with bias": (lambda x, w, b: F.linear(x, w, b).relu() @ w, lambda: (leaf(4, 8, dtype=torch.bfloat16), leaf(6, 8, dtype=torch.bfloat16), leaf(6, dtype=torch.bfloat16))),
+    "convolutions": (lambda x, w, b: (F.conv2d(x, w, b, stride=2, padding=1), F.conv2d(x, w[:, :1], groups=2), F.conv_transpose2d(x, w.transpose(0, 1)), F.conv2d(x, w, padding="same", dilation=2)), lambda: (leaf(2, 2, 6, 6), leaf(4, 2, 3, 3), leaf(4))),
+    "channels last": (lambda x, w: F.relu(F.conv2d(x.to(memory_format=torch.channels_last), w)).mean((2, 3)), lambda: (leaf(2, 3, 6, 6), leaf(4, 3, 3, 3))),
+    "gated units": (lambda x, w: F.glu(x @ w) + (lambda a, b: F.silu(a) * b)(*(x @ w).chunk(2, -1)), lambda: (leaf(3, 4), leaf(4, 8))),
+    "mixture of experts": (lambda x, g, w: (lambda t: sum((t.values.softmax(-1) * (t.indices == e)).sum(-1, keepdim=True) * (x @ w[e]) for e in range(3)))((x @ g).topk(2, -1)), lambda: (leaf(5, 4), leaf(4, 3), leaf(3, 4, 4))),
+    "a recurrent cell": (lambda x, h, w, u: (lambda f, i, g, o: (f.sigmoid() * h + i.sigmoid() * g.tanh()) * o.sigmoid())(*(x @ w + h @ u).chunk(4, 1)), lambda: (leaf(3, 4), leaf(3, 5), leaf(4, 20), leaf(5, 20))),
+}
+
+PROGRAMS = LOSSES | SHAPES | INDEXING | EDGE_VALUES | DTYPES
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_eager(name: str) -> None:
+    torch.manual_seed(len(name))
+    function, arguments = PROGRAMS[name]
+    check(function, *arguments(), calls=1, reference=name != "doubles")  # fp64 is its own reference
