@@ -16,8 +16,8 @@ import torch
 
 import minicompile
 from minicompile.bench.cases import CASES, Place, Workload
-from minicompile.bench.roofs import measure_roofs
 from minicompile.bench.timing import first_call_seconds, host_microseconds, largest_error, milliseconds, synchronize
+from minicompile.report.roofs import measure_roofs
 
 MARK = "RESULT "
 
@@ -172,7 +172,7 @@ def main() -> None:
     options = parser.parse_args()
     place = Place(options.device, options.quick)
     if options.case == "roofs":
-        report("roofs", measure_roofs(options.device, options.quick))
+        report("roofs", measure_roofs(options.device, options.quick, milliseconds))
         return
     for name in options.compilers.split(","):
         torch.manual_seed(0)

@@ -1,0 +1,136 @@
+"""How time is measured: CUDA events after warm-up on a GPU, the wall clock on a CPU.
+
+A `Clock` is handed to whatever needs times, so that tests can hand in recorded ones. This module must not know what it
+times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+Around = Callable[[Any, Callable[[], Any]], Any]
+AHEAD_CYCLES = 20_000_000
+
+
+def milliseconds(function: Callable[[], Any], device: str, budget_ms: float = 100.0) -> float:
+    """Median time of one call: CUDA events with a cold L2 on a GPU, wall clock on the CPU."""
+    if device == "cuda":
+        from triton.testing import do_bench  # only needed, and only sure to be there, with a GPU
+
+        return float(do_bench(function, warmup=25, rep=budget_ms, return_mode="median"))
+    function()
+    samples: list[float] = []
+    end = time.perf_counter() + budget_ms / 1e3
+    while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 100):
+        start = time.perf_counter()
+        function()
+        samples.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(samples)
+
+
+def host_microseconds(function: Callable[[], Any], device: str, calls: int = 3000) -> float:
+    """Host time of one call in a loop that never waits for the device."""
+    for _ in range(max(calls // 15, 2)):
+        function()
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    elapsed = time.perf_counter() - start
+    synchronize(device)
+    return elapsed / calls * 1e6
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+class Clock:
+    """Times of calls and of the steps inside them, on one device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether times say something about a GPU."""
+        return self.device == "cuda"
+
+    def call_us(self, function: Callable[[], Any]) -> float:
+        """One call from start to end, calls back to back as in a training loop (host gaps included)."""
+        calls = 20 if self.is_gpu else 2
+        function()
+        best = []
+        for _ in range(3):
+            synchronize(self.device)
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            synchronize(self.device)
+            best.append((time.perf_counter() - start) / calls * 1e6)
+        return statistics.median(best)
+
+    def host_us(self, function: Callable[[], Any]) -> float:
+        """Host time of one call."""
+        return host_microseconds(function, self.device, 30 if self.is_gpu else 2)
+
+    def nanoseconds(self, function: Callable[[], Any], calls: int = 2000) -> float:
+        """A host function that takes well under a microsecond; the loop's own cost is taken off."""
+
+        def loop(body: Callable[[], Any]) -> float:
+            start = time.perf_counter_ns()
+            for _ in range(calls):
+                body()
+            return (time.perf_counter_ns() - start) / calls
+
+        empty = min(loop(int) for _ in range(3))
+        return max(0.0, min(loop(function) for _ in range(3)) - empty)
+
+    def steps_us(
+        self, run: Callable[[], Any], watching: Callable[[Around], contextlib.AbstractContextManager[Any]]
+    ) -> dict[Any, float]:
+        """The median time of every step of `run`; `watching(around)` has `around(key, step)` called for each of them.
+
+        On a GPU a long sleep goes ahead of the run, so that the host is never late and events enclose device work only.
+        """
+        samples: dict[Any, list[float]] = {}
+        for number in range(8 if self.is_gpu else 2):
+            events: list[tuple[Any, Any, Any]] = []
+
+            def around(key: Any, step: Callable[[], Any]) -> Any:
+                with self.interval() as (start, end):
+                    result = step()
+                events.append((key, start, end))
+                return result
+
+            synchronize(self.device)
+            if self.is_gpu:
+                torch.cuda._sleep(AHEAD_CYCLES)
+            with watching(around):
+                run()
+            synchronize(self.device)
+            for key, start, end in events if number or not self.is_gpu else ():
+                elapsed = start.elapsed_time(end) * 1e3 if self.is_gpu else (end[0] - start[0]) * 1e6
+                samples.setdefault(key, []).append(elapsed)
+        return {key: statistics.median(values) for key, values in samples.items()}
+
+    @contextlib.contextmanager
+    def interval(self) -> Iterator[tuple[Any, Any]]:
+        """Marks before and after the block: CUDA events, or lists with the time in them."""
+        if self.is_gpu:
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
+            yield marks[0], marks[1]
+            marks[1].record()
+        else:
+            before, after = [time.perf_counter()], [0.0]
+            yield before, after
+            after[0] = time.perf_counter()
