@@ -75,7 +75,7 @@ def more_from_torch() -> dict[Any, Decomposition]:
     for name in wanted:
         for found in overloads(name, ""):
             if found in available:
-                chosen[found] = unless_half(available[found]) if name == "grid_sampler_2d" else available[found]
+                chosen[found] = CHANGED.get(name, lambda function: function)(available[found])
     return chosen
 
 
@@ -87,6 +87,26 @@ def unless_half(function: Decomposition) -> Decomposition:
         return NotImplemented if half else function(first, *args, **kwargs)
 
     return run
+
+
+def in_double_on_cpu(function: Decomposition) -> Decomposition:
+    """`function`, computed in fp64 for fp32 tensors on the CPU: eager's kernel there keeps batch statistics in fp64."""
+
+    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if first.device.type != "cpu" or first.dtype != torch.float32:
+            return function(first, *args, **kwargs)
+        doubled = [value.double() if isinstance(value, Tensor) else value for value in (first, *args)]
+        results = function(*doubled, **kwargs)
+        return tuple(value.float() if value.dtype == torch.float64 else value for value in results)
+
+    return run
+
+
+CHANGED: dict[str, Callable[[Decomposition], Decomposition]] = {
+    "grid_sampler_2d": unless_half,
+    "_native_batch_norm_legit_functional": in_double_on_cpu,
+    "_batch_norm_with_update_functional": in_double_on_cpu,
+}
 
 
 def in_the_layout_of_the_input(function: Decomposition) -> Decomposition:

@@ -46,8 +46,9 @@ def test_gpt(load) -> None:
     load("02").main(GPTConfig(context=16, width=32, layers=1, heads=2), batch=4, steps=5)
 
 
-def test_resnet18(load) -> None:
-    load("03").main(batch=4, size=64, width=4)
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_resnet18(load, seed: int) -> None:
+    load("03").main(batch=4, size=64, width=4, seed=seed)
 
 
 def test_transformer_encoder(load) -> None:
