@@ -1,25 +1,29 @@
 """Which numbers stay symbolic. Sizes and integers are constants first; those that changed become symbols.
 
 What torch's `ShapeEnv` assumed about the symbols is turned into guards when the frame ends. Must not decide when to
-recompile; it is told what changed.
+recompile: a capture is where it learns that a number differs from what an earlier capture saw.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import sympy
 import torch
 from torch._dynamo.source import ConstantSource
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.fx import Node, Proxy
+from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from minicompile.capture.break_kinds import Break, RunEager
-from minicompile.capture.guards import Guard, TensorGuard
-from minicompile.capture.source import Source
-from minicompile.capture.torch_interface import DimDynamic, StatelessSymbolicContext
+from minicompile.capture.guards import Guard
+from minicompile.capture.source import Argument, Source
+from minicompile.capture.torch_interface import new_symbol, symbolic_fake
 from minicompile.capture.tracer import Tracer
+
+SMALLEST_SIZE = 2
+"""Sizes 0 and 1 are always constants: torch's rules for broadcasting and strides treat them as special."""
 
 
 class SizeOf(Source):
@@ -34,7 +38,23 @@ class SizeOf(Source):
         return f"{base}.{self.method}({self.dim})"
 
     def words(self) -> str:
-        return f"{self.parent.words() if self.parent else ''}.{self.method}({self.dim})"
+        base = self.parent.words() if self.parent else ""
+        return f"{base}.shape[{self.dim}]" if self.method == "size" else f"{base}.stride({self.dim})"
+
+
+class Negated(Source):
+    """`-parent`."""
+
+    __slots__ = ()
+
+    def __init__(self, parent: Source) -> None:
+        self.parent = parent
+
+    def expression(self, base: str, constant: Any) -> str:
+        return f"-{base}"
+
+    def words(self) -> str:
+        return f"-{self.parent.words() if self.parent else ''}"
 
 
 class SymbolPrinter(PythonPrinter):
@@ -51,103 +71,143 @@ class SymbolPrinter(PythonPrinter):
 
 
 class DynamicPlan:
-    """The sizes and numbers that are to be symbolic in the next capture.
+    """What captures of one code object have seen of sizes and numbers, and so which of them are to be symbolic.
 
     Attributes:
-        policy: `True` at once, `None` from the second value on, `False` never.
-        sizes: (words of the source, dimension); numbers: words of the source.
+        policy: `True` at once, `None` from the second value on, `False` never. Marks on tensors come before it.
+        seen: the first value of each number: the words of its source and which of its numbers it is, to the value.
+        varying: those that had another value later.
     """
 
     def __init__(self, policy: bool | None) -> None:
         self.policy = policy
-        self.sizes: set[tuple[str, int]] = set()
-        self.numbers: set[str] = set()
+        self.seen: dict[tuple[Any, ...], int] = {}
+        self.varying: set[tuple[Any, ...]] = set()
 
-    def learn(self, guard: Guard | TensorGuard, value: Any) -> None:
-        """Make symbolic what a failed guard shows to vary."""
-        if self.policy is False:
-            return
-        words = guard.source.words()
-        if isinstance(guard, TensorGuard):
-            if isinstance(value, torch.Tensor) and value.dim() == len(guard.sizes):
-                for dim, (old, new) in enumerate(zip(guard.sizes, value.shape, strict=True)):
-                    if old is not None and old != new:
-                        self.sizes.add((words, dim))
-        elif guard.kind == "constant" and type(guard.expected) is int and type(value) is int:
-            self.numbers.add(words)
+    def varies(self, key: tuple[Any, ...], value: int) -> bool:
+        """Whether a number, of which this is the present value, has had two values."""
+        if self.seen.setdefault(key, value) != value:
+            self.varying.add(key)
+        return key in self.varying
 
     def number(self, tracer: Tracer, real: Any, source: Source) -> Any:
         """The symbol for an integer from outside, or `None` if it is to be a constant."""
-        if type(real) is not int or self.policy is False or real < 0 or source.words() not in self.numbers:
+        if type(real) is not int or self.policy is False:
             return None
-        env = tracer.graph.fake_mode.shape_env
-        tag = ConstantSource(f"number_{len(tracer.symbols)}")
-        symbol = env.create_unspecified_symbol(real, tag, DimDynamic.DYNAMIC)
-        value = env.create_symintnode(symbol, hint=real, source=tag)
-        tracer.guards.test(source, "type({0}) is int and {0} >= 0", (), "`{0}` is an int and not negative", "type",
-                           tracer.location())
-        tracer.symbols[symbol] = (source, value)
-        return value
+        at_once = self.policy is True and type(source) is Argument and abs(real) > 1
+        if not self.varies((source.words(), "number"), real) and not at_once:
+            return None
+        sign = "negative" if real < 0 else "not negative"
+        tracer.guards.test(source, f"type({{0}}) is int and {{0}} {'<' if real < 0 else '>='} 0", (),
+                           f"`{{0}}` is an int and {sign}", "type", tracer.location())
+        value = self.symbol(tracer, abs(real), Negated(source) if real < 0 else source, int(real < 0), None)
+        return -value if real < 0 else value
+
+    def symbol(self, tracer: Tracer, value: int, source: Source, low: int, high: int | None) -> Any:
+        """A symbolic integer between two bounds that stands for the value of a source."""
+        symbol, number = new_symbol(tracer.graph.fake_mode.shape_env, value, ConstantSource(f"number_{len(tracer.symbols)}"),
+                                    low, high)
+        tracer.symbols[symbol] = (source, number)
+        return number
 
     def fake_tensor(self, tracer: Tracer, real: torch.Tensor, source: Source) -> tuple[Any, Any, Any]:
         """A fake tensor for `real`, with the sizes and strides to guard (`None` where they may vary)."""
         words, mode = source.words(), tracer.graph.fake_mode
-        free = [dim for dim, size in enumerate(real.shape) if size > 1 and self.is_dynamic(real, words, dim)]
-        if not free or real._base is not None or real.storage_offset() != 0:
+        free = [self.is_dynamic(real, words, dim) and size >= SMALLEST_SIZE for dim, size in enumerate(real.shape)]
+        fixed_strides = [self.policy is False or not self.varies((words, real.dim(), "stride", dim), stride) or stride < 2
+                         for dim, stride in enumerate(real.stride())]
+        if not any(free) and (all(fixed_strides) or self.policy is not None or real.is_contiguous()):
             return mode.from_tensor(real, static_shapes=True), tuple(real.shape), tuple(real.stride())
-        context: Any = StatelessSymbolicContext(
-            dynamic_sizes=[DimDynamic.DYNAMIC if dim in free else DimDynamic.STATIC for dim in range(real.dim())])
-        fake = mode.from_tensor(real, symbolic_context=context, source=ConstantSource(f"tensor_{len(tracer.graph.traced)}"))
-        sizes, strides = [], []
-        for dim in range(real.dim()):
-            sizes.append(self.free_or_fixed(tracer, fake.shape[dim], SizeOf(source, "size", dim)))
-        for dim in range(real.dim()):
-            strides.append(self.free_or_fixed(tracer, fake.stride()[dim], SizeOf(source, "stride", dim)))
-        return fake, tuple(sizes), tuple(strides)
+        ranges = {each.dim: each for each in getattr(real, "_dynamo_dynamic_range", ())}
+        sizes: list[Any] = []
+        for dim, size in enumerate(real.shape):
+            low, high = getattr(ranges.get(dim), "min", None), getattr(ranges.get(dim), "max", None)
+            if free[dim] and (low or 0) <= size <= (high or size):
+                size = self.symbol(tracer, size, SizeOf(source, "size", dim), max(low or 0, SMALLEST_SIZE), high)
+                if dim in getattr(real, "_dynamo_dynamic_indices", ()):
+                    tracer.marked_sizes.append(size)
+            sizes.append(size)
+        strides = self.strides(tracer, real, source, sizes, fixed_strides)
+        fake = symbolic_fake(mode, real, sizes, strides)
+        return fake, *(tuple(None if isinstance(n, torch.SymInt) else n for n in numbers) for numbers in (sizes, strides))
 
     def is_dynamic(self, real: torch.Tensor, words: str, dim: int) -> bool:
         """Whether a dimension of an input is to be symbolic."""
-        if self.policy is None:
-            return (words, dim) in self.sizes
-        return self.policy and not isinstance(real, torch.nn.Parameter)
+        if dim in getattr(real, "_dynamo_static_indices", ()):
+            return False
+        if any(dim in getattr(real, f"_dynamo_{kind}_indices", ()) for kind in ("dynamic", "weak_dynamic", "unbacked")):
+            return True
+        if self.policy is False or isinstance(real, torch.nn.Parameter):
+            return False
+        return self.varies((words, real.dim(), "size", dim), real.shape[dim]) or self.policy is True
 
-    def free_or_fixed(self, tracer: Tracer, value: Any, source: SizeOf) -> int | None:
-        """Bind a size or stride to its symbol; the number to guard if it has none."""
-        if not isinstance(value, torch.SymInt):
-            return int(value)
-        expression = value.node.expr
-        if expression.is_number:
-            return int(expression)
-        if isinstance(expression, sympy.Symbol) and expression not in tracer.symbols:
-            tracer.symbols[expression] = (source, value)
-        else:
-            tracer.stride_relations.append((source, expression))
-        return None
-
-    def add_guards(self, tracer: Tracer, writer: Any, line: Any) -> None:
-        """Write what the graph assumes about its symbols: bounds, relations, strides."""
-        if not tracer.symbols:
-            return
-        env = tracer.graph.fake_mode.shape_env
-        printer = self.printer(tracer, writer)
-        for source, value in tracer.symbols.values():
-            if isinstance(source, SizeOf) and source.method == "size":
-                writer.lines.append(line(f"{writer.fetch(source)} >= 2"))
-            del value
-        for guard in env.guards:
-            writer.lines.append(line(printer.doprint(guard.expr)))
-        for source, expression in tracer.stride_relations:
-            writer.lines.append(line(f"{writer.fetch(source)} == {printer.doprint(expression)}"))
-
-    def printer(self, tracer: Tracer, writer: Any) -> SymbolPrinter:
-        """A printer over fetched variables."""
-        return SymbolPrinter({symbol: writer.fetch(source) for symbol, (source, _) in tracer.symbols.items()})
+    def strides(self, tracer: Tracer, real: torch.Tensor, source: Source, sizes: list[Any], fixed: list[bool]) -> list[Any]:
+        """The strides: products of symbolic sizes where they are such now, else numbers, or symbols if they varied."""
+        strides: list[Any] = list(real.stride())
+        products: dict[int, Any] = {}
+        for dim in sorted(range(real.dim()), key=lambda dim: (strides[dim], real.shape[dim], -dim)):
+            stride = strides[dim]
+            if stride in products:
+                strides[dim] = products[stride]
+                tracer.stride_relations.append((SizeOf(source, "stride", dim), products[stride].node.expr, tracer.location()))
+            elif not fixed[dim]:
+                strides[dim] = self.symbol(tracer, stride, SizeOf(source, "stride", dim), 2, None)
+            product = strides[dim] * sizes[dim]
+            if stride > 0 and isinstance(product, torch.SymInt):
+                products[stride * real.shape[dim]] = product
+        return strides
 
     def expression(self, tracer: Tracer, writer: Any, value: Any) -> str:
         """Python text for a symbolic number."""
-        expression = value.node.expr
-        text = self.printer(tracer, writer).doprint(expression)
-        return f"({text})"
+        names = {symbol: writer.fetch(source) for symbol, (source, _) in tracer.symbols.items()}
+        return f"({SymbolPrinter(names).doprint(value.node.expr)})"
+
+
+def shape_guards(tracer: Tracer) -> list[Guard]:
+    """What the graph assumes about its symbols: bounds, strides, and what `ShapeEnv` had to decide."""
+    env = tracer.graph.fake_mode.shape_env
+    sources = {symbol: source for symbol, (source, _) in tracer.symbols.items()}
+    facts: list[tuple[Any, Any]] = []
+    for symbol, source in sources.items():
+        if isinstance(source, SizeOf):
+            low, high = env.bounds_at_first[symbol]
+            facts.append((sympy.Ge(symbol, low, evaluate=False), None))
+            facts += [] if high is None else [(sympy.Le(symbol, high, evaluate=False), None)]
+    for source, product, place in tracer.stride_relations:
+        symbol = sympy.Symbol(f"stride_{len(sources)}", integer=True)
+        sources[symbol] = source
+        facts.append((sympy.Eq(symbol, product, evaluate=False), place))
+    facts += [(guard.expr, place) for guard, place in zip(env.guards, env.guards.places, strict=True)]
+    guards = [shape_guard(tracer, fact, sources, place) for fact, place in facts]
+    return list({guard.condition + guard.sentence: guard for guard in guards}.values())
+
+
+def shape_guard(tracer: Tracer, fact: Any, sources: dict[Any, Source], place: Any) -> Guard:
+    """The guard for one relation between symbols."""
+    symbols = sorted(fact.free_symbols, key=str)
+    if any(symbol not in sources for symbol in symbols):
+        raise RunEager(f"a size without a source ({fact})")
+    fetched = tuple(sources[symbol] for symbol in symbols)
+    condition = SymbolPrinter({symbol: f"{{others[{place}]}}" for place, symbol in enumerate(symbols)}).doprint(fact)
+    sentence = SymbolPrinter({symbol: source.words() for symbol, source in zip(symbols, fetched, strict=True)}).doprint(fact)
+    first = tracer.symbols.get(symbols[0])
+    return Guard(fetched[0], condition, (), f"`{sentence}`", "shape", first and first[1].node.hint, fetched, place)
+
+
+def check_marks(tracer: Tracer) -> list[str]:
+    """What `mark_dynamic` asked for and the program does not allow: sizes that it fixes, with the line that does."""
+    complaints = []
+    env = tracer.graph.fake_mode.shape_env
+    for size in tracer.marked_sizes:
+        symbol = size.node._expr
+        fixed = env.replace(symbol)
+        if fixed.is_number:
+            source = tracer.symbols[symbol][0]
+            places = [place for guard, place in zip(env.guards, env.guards.places, strict=True)
+                      if symbol in guard.expr.free_symbols]
+            complaints.append(f"`{source.words()}` is marked as dynamic, but the program fixes it to {fixed}"
+                              + (f" (at {places[-1]})" if places and places[-1] else ""))
+    return complaints
 
 
 def symbol_node(tracer: Tracer, value: Any) -> Any:
@@ -155,39 +215,27 @@ def symbol_node(tracer: Tracer, value: Any) -> Any:
     expression = value.node.expr
     if expression.is_number:
         return int(expression) if isinstance(value, torch.SymInt) else float(expression)
-    node, _ = expression_node(tracer, expression)
-    return node
-
-
-ARITHMETIC = {sympy.Add: operator.add, sympy.Mul: operator.mul, FloorDiv: operator.floordiv, Mod: operator.mod,
-              PythonMod: operator.mod}
-
-
-def expression_node(tracer: Tracer, expression: Any) -> tuple[Any, Any]:
-    """An FX argument and the symbolic number for an expression."""
-    if expression.is_Integer:
-        return int(expression), int(expression)
     known = tracer.symbol_nodes.get(expression)
-    if known is not None:
-        return known
-    if isinstance(expression, sympy.Symbol):
-        if expression not in tracer.symbols:
+    if known is None:
+        known = tracer.symbol_nodes[expression] = expression_node(tracer, expression)
+    return known
+
+
+def expression_node(tracer: Tracer, expression: Any) -> Node:
+    """The node of an expression, with the nodes of its parts appended to the graph."""
+    inputs: dict[Any, Proxy] = {}
+    for symbol in sorted(expression.free_symbols, key=str):
+        if symbol not in tracer.symbols:
             raise Break("unsupported argument", "a size without a source")
-        source, value = tracer.symbols[expression]
-        entry = tracer.graph.add_input(value, source, "size", None)
-        result = tracer.graph.node_of(entry), value
-    elif type(expression) in ARITHMETIC:
-        function = ARITHMETIC[type(expression)]
-        parts = [expression_node(tracer, part) for part in expression.args]
-        node, value = parts[0]
-        for other, number in parts[1:]:
-            value = function(value, number)
-            node = tracer.graph.graph.call_function(function, (node, other))
-            node.meta["example_value"], node.meta["location"] = value, tracer.location()
-        result = node, value
-    elif isinstance(expression, sympy.Pow) and expression.args[1].is_Integer and 0 < int(expression.args[1]) < 5:
-        return expression_node(tracer, sympy.Mul(*[expression.args[0]] * int(expression.args[1]), evaluate=False))
-    else:
-        raise Break("unsupported argument", f"a size of the form {expression}")
-    tracer.symbol_nodes[expression] = result
-    return result
+        source, value = tracer.symbols[symbol]
+        entry = tracer.graph.traced.get(id(value)) or tracer.graph.add_input(value, source, "size", None)
+        inputs[symbol] = Proxy(tracer.graph.node_of(entry))
+    before = len(tracer.graph.graph.nodes)
+    try:
+        result = sympy_interp(PythonReferenceAnalysis, inputs, expression)
+    except (NotImplementedError, AttributeError, TypeError, KeyError) as error:
+        raise Break("unsupported argument", f"a size of the form {expression}") from error
+    for node in list(tracer.graph.graph.nodes)[before:]:
+        arguments = torch.fx.node.map_arg(node.args, lambda argument: argument.meta["example_value"])
+        node.meta["example_value"], node.meta["location"] = node.target(*arguments), tracer.location()
+    return result.node if isinstance(result, Proxy) else result

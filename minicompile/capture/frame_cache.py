@@ -190,9 +190,10 @@ class CallCache:
         try:
             try:
                 entry = capture_call(context, function, args, kwargs)
-            except DynamicGraphFailed:
+            except DynamicGraphFailed as failure:
                 self.plan.policy = False
-                self.plan.sizes.clear()
+                reason = f"it is compiled for each size: {type(failure.__cause__).__name__}: {str(failure.__cause__)[:200]}"
+                self.session.fall_back(self.name, reason, None)
                 entry = capture_call(context, function, args, kwargs)
         except Unsupported:
             raise
@@ -237,11 +238,10 @@ class CallCache:
         for guard in entry.guards:
             holds, value = evaluate(guard, function, args, kwargs)
             if not holds:
-                self.plan.learn(guard, value)
                 if isinstance(guard, TensorGuard):
                     return guard.sentence(), describe(guard.tensor), describe(value), guard.location
                 sentence = guard.sentence.replace("{0}", guard.source.words())
-                return sentence, guard.expected, value if guard.kind == "constant" else None, guard.location
+                return sentence, guard.expected, value if guard.kind in ("constant", "shape") else None, guard.location
         return "a guard failed", None, None, None
 
 

@@ -25,10 +25,10 @@ class Guard:
 
     Attributes:
         source: whose value is tested.
-        condition: Python text with `{0}` for the value, `{1}`... for the constants, `{other}` for a second source.
+        condition: Python text with `{0}` for the value, `{1}`... for the constants, `{others[0]}`... for other sources.
         constants: objects the text needs.
         sentence: the condition in words, with `{0}` for the value's name.
-        kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor` or `same`.
+        kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor`, `same` or `shape`.
         expected: the value at capture, for records of recompiles.
     """
 
@@ -38,7 +38,7 @@ class Guard:
     sentence: str
     kind: str
     expected: Any = None
-    other: Source | None = None
+    others: tuple[Source, ...] = ()
     location: Location | None = None
 
 
@@ -108,7 +108,7 @@ class GuardSet:
     def relation(self, source: Source, other: Source, same: bool, location: Location | None = None) -> None:
         """Require that two sources hold the same object, or different ones."""
         word = "is" if same else "is not"
-        self.add(Guard(source, f"{{0}} {word} {{other}}", (), f"`{{0}}` {word} `{other.words()}`", "same", same, other,
+        self.add(Guard(source, f"{{0}} {word} {{others[0]}}", (), f"`{{0}}` {word} `{other.words()}`", "same", same, (other,),
                        location=location))
 
 
@@ -174,8 +174,8 @@ class Writer:
     def condition(self, guard: Guard) -> str:
         """The text of a guard over fetched variables."""
         names = [inline_literal(value) or self.constant(value, "expected") for value in guard.constants]
-        other = self.fetch(guard.other) if guard.other is not None else ""
-        return guard.condition.format(self.fetch(guard.source), *names, other=other)
+        others = [self.fetch(other) for other in guard.others]
+        return guard.condition.format(self.fetch(guard.source), *names, others=others)
 
 
 def inline_literal(value: Any) -> str | None:

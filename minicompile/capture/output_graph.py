@@ -5,9 +5,10 @@ Must not know about bytecode or guards; what cannot be a node raises `Break`.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from minicompile.capture.break_kinds import CONTROL, Break, RunEager
 from minicompile.capture.source import Source, identifier
 from minicompile.capture.symbolic_size import concrete, is_symbolic
-from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode
+from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode, python_dispatcher
 from minicompile.errors import Location
 from minicompile.ir.graph import GraphInput
 
@@ -44,6 +45,7 @@ class OutputGraph:
         self.last_placeholder: torch.fx.Node | None = None
         self.symbol_node: Callable[[Any], torch.fx.Node] | None = None
         self.operations = 0
+        self.region: int | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
 
     def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:
@@ -111,8 +113,7 @@ class OutputGraph:
         result = self.run_fake(op, target, args, kwargs)
         self.check_data_aliases(args)
         node = self.graph.create_node(op, target, node_args, node_kwargs)
-        node.meta["example_value"] = result
-        node.meta["location"] = location
+        self.describe(node, result, location)
         self.operations += 1
         if not self.bind(result, node, location) and result is not None:
             self.graph.erase_node(node)
@@ -122,8 +123,9 @@ class OutputGraph:
     def run_fake(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on fake tensors; errors of any sort become graph breaks."""
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        dispatcher = python_dispatcher() if self.fake_mode.shape_env.bounds_at_first else contextlib.nullcontext()
         try:
-            with self.fake_mode:
+            with self.fake_mode, dispatcher:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
@@ -151,7 +153,7 @@ class OutputGraph:
         for position, item in enumerate(result):
             if isinstance(item, (FakeTensor, tuple, list)):
                 part = self.graph.call_function(operator.getitem, (node, position))
-                part.meta["example_value"], part.meta["location"] = item, location
+                self.describe(part, item, location)
                 found = self.bind(item, part, location) or found
         return found
 
@@ -176,8 +178,25 @@ class OutputGraph:
         args = tuple(map(concrete, args))
         node = self.graph.call_function(function, args)
         result = function(*args)
-        node.meta["example_value"], node.meta["location"] = result, location
+        self.describe(node, result, location)
         return result
+
+    def describe(self, node: torch.fx.Node, value: Any, location: Location | None) -> None:
+        """Note on a node what it computes and where the user wrote it."""
+        node.meta["example_value"], node.meta["location"] = value, location
+        if self.region is not None:
+            node.meta["checkpoint"] = self.region
+
+    @contextlib.contextmanager
+    def checkpointed(self) -> Iterator[None]:
+        """Mark the nodes made inside as one region that the backward computes again; an outer region includes inner ones."""
+        before = self.region
+        if before is None:
+            self.region = self.operations
+        try:
+            yield
+        finally:
+            self.region = before
 
     def is_used(self, value: Any) -> bool:
         """Whether another node of the graph reads the result of an operation."""

@@ -27,11 +27,11 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
-    StatelessSymbolicContext,
 )
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
-__all__ = ["DATA_DEPENDENT", "DimDynamic", "FakeTensor", "FakeTensorMode", "ShapeEnv", "StatelessSymbolicContext",
-           "TensorGuards", "classify", "compiling", "is_traceable", "new_fake_mode", "restore_state", "torch_state",
+__all__ = ["DATA_DEPENDENT", "FakeTensor", "FakeTensorMode", "ShapeEnv", "TensorGuards", "classify", "compiling", "is_traceable", "new_fake_mode", "restore_state", "torch_state",
            "unusable_state"]
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
@@ -41,7 +41,56 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 def new_fake_mode() -> FakeTensorMode:
     """A fake tensor mode whose data-dependent operations raise instead of inventing symbols."""
     env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    env.guards, env.bounds_at_first = PlacedList(), {}  # type: ignore[attr-defined]
     return FakeTensorMode(shape_env=env, allow_non_fake_inputs=False)
+
+
+def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """Operators go through PyTorch's rules written in Python, where there are any; those in C++ know no symbols."""
+    from torch._dispatch.python import enable_python_dispatcher  # loads all decompositions; needed for symbols only
+
+    return enable_python_dispatcher()
+
+
+class PlacedList(list[Any]):
+    """A list that remembers where the user's program was when each item was added.
+
+    Attributes:
+        here: gives the place; places: one an item.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here: Callable[[], Any] = lambda: None
+        self.places: list[Any] = []
+
+    def append(self, item: Any) -> None:
+        """Add an item made at the present place."""
+        super().append(item)
+        self.places.append(self.here())
+
+
+def new_symbol(env: Any, value: int, tag: Any, low: int, high: int | None) -> tuple[Any, torch.SymInt]:
+    """A new symbol and its symbolic number; `low` is 2 or more for sizes, which are positive."""
+    if low >= 2:
+        symbol = env.create_symbol(value, tag, DimDynamic.DYNAMIC)
+    else:
+        symbol = env.create_unspecified_symbol(value, tag, DimDynamic.DYNAMIC)
+    env.var_to_range[symbol] = ValueRanges(low, int_oo if high is None else high)
+    env.bounds_at_first[symbol] = low, high
+    return symbol, env.create_symintnode(symbol, hint=value, source=tag)
+
+
+def symbolic_fake(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides: Any) -> FakeTensor:
+    """A fake tensor with the metadata of `like` but other, symbolic, sizes and strides; a view of nothing."""
+    with torch.inference_mode(like.is_inference()), torch._C._DisableTorchDispatch():
+        fake = FakeTensor(mode, torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta"), like.device)
+    if like.requires_grad and like.is_leaf:
+        fake.requires_grad_()
+    elif like.requires_grad:
+        with torch.enable_grad(), mode:  # adding what requires a gradient makes it the result of an operation
+            fake.add_(torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True))
+    return fake
 
 
 def torch_state() -> tuple[Any, ...]:
@@ -240,6 +289,34 @@ def classify(function: Any) -> str | None:
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.library.CustomOpDef)):
         return "operation"
     return None
+
+
+# Python code of torch that is not interpreted, by the start of its module's name: the kind of graph break.
+UNTRACED: dict[str, str] = {
+    **dict.fromkeys(("torch._dynamo", "torch._compile", "torch._inductor"), "nested compiler"),
+    **dict.fromkeys(("torch._functorch", "torch.func"), "torch.func transform"),
+    **dict.fromkeys(("torch.optim", "torch.amp.grad_scaler"), "optimizer"),
+    **dict.fromkeys(("torch.random", "torch.cuda.random"), "random seed"),
+    **dict.fromkeys(("torch.autograd.function", "torch.utils.checkpoint"), "custom autograd function"),
+    **dict.fromkeys(("torch._tensor_str", "torch.serialization", "torch._logging"), "input or output"),
+    **dict.fromkeys((
+        "torch._higher_order_ops", "torch.distributed", "torch.jit", "torch.utils.data", "torch.export", "torch.fx",
+        "torch.cuda", "torch.autograd.forward_ad", "torch.autograd.graph", "torch.autograd.profiler",
+        "torch.multiprocessing", "torch.profiler"), "unknown call"),
+}
+UNTRACED_PREFIXES = tuple(UNTRACED)
+RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
+TRACED = ("functional_call", "checkpoint_sequential")
+
+
+def why_untraced(function: types.FunctionType) -> str | None:
+    """The kind of graph break for a Python function of torch that is called as it is, or `None`."""
+    module = function.__globals__.get("__name__") or ""
+    if module.startswith(UNTRACED_PREFIXES) and not function.__qualname__.startswith(TRACED):
+        return next(kind for prefix, kind in UNTRACED.items() if module.startswith(prefix))
+    if module == "torch.nn.modules.rnn" and function.__qualname__ in RECURRENT:
+        return "recurrent network"
+    return "recurrent network" if module == "torch.nn.utils.rnn" and "pack" in function.__name__ else None
 
 
 def tensor_method_names() -> frozenset[str]:

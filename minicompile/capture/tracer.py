@@ -156,6 +156,7 @@ class Tracer:
         sources: id of a value to where it came from; reals: id of a value to the user's own object behind it.
         fresh: ids of the objects made while tracing.
         known: id of a user's object to (stand-in, source).
+        native: native code runs, and what it does to tensors is to be recorded.
     """
 
     def __init__(self, config: Config, rules: Rules, dynamic: Any = None) -> None:
@@ -178,10 +179,13 @@ class Tracer:
         self.locations: dict[tuple[Any, int], Location] = {}
         self.hookless: set[int] = set()
         self.keep: list[Any] = []
+        self.native = False
         self.state = torch_interface.torch_state()
         self.symbols: dict[Any, tuple[Source, Any]] = {}
-        self.symbol_nodes: dict[Any, tuple[Any, Any]] = {}
-        self.stride_relations: list[tuple[Source, Any]] = []
+        self.symbol_nodes: dict[Any, Any] = {}
+        self.stride_relations: list[tuple[Source, Any, Location | None]] = []
+        self.marked_sizes: list[Any] = []
+        self.graph.fake_mode.shape_env.guards.here = self.location  # type: ignore[attr-defined, union-attr]
 
     # Values from outside.
 
@@ -256,6 +260,10 @@ class Tracer:
 
     # Where we are.
 
+    def forget_places(self) -> None:
+        """Let go of the tracer in what lives as long as the graph."""
+        self.graph.fake_mode.shape_env.guards.here = lambda: None  # type: ignore[attr-defined, union-attr]
+
     def location_of(self, frame: Frame) -> Location:
         """The user's line that a frame is at."""
         line = frame.line()
@@ -301,6 +309,7 @@ class Tracer:
         if len(self.frames) > MAXIMUM_DEPTH:
             raise Break("recursion", f"more than {MAXIMUM_DEPTH} calls are nested")
         self.frames.append(frame)
+        native, self.native = self.native, False
         instructions, handlers = frame.program.instructions, self.rules.handlers
         try:
             if raised is not None:
@@ -327,6 +336,7 @@ class Tracer:
                     return outcome
         finally:
             self.frames.pop()
+            self.native = native
 
     def unwind(self, frame: Frame, error: RaisedInUserCode) -> None:
         """Continue at the handler that covers the current instruction, or let the exception out."""

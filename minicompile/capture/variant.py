@@ -11,17 +11,18 @@ import linecache
 import math
 import operator
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from minicompile.capture import copying, opcodes_calls, torch_interface
+from minicompile.capture import copying, opcodes_calls, torch_interface, torch_rules
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
-from minicompile.capture.dynamic import DynamicPlan, symbol_node
+from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import Guard, TensorGuard, Writer, same_float
 from minicompile.capture.opcodes import HANDLERS
@@ -37,7 +38,7 @@ from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 4
 RULES = Rules(HANDLERS, wrap, call, call_class)
-assert copying and opcodes_calls  # imported for the rules that they register
+assert copying and opcodes_calls and torch_rules  # imported for the rules that they register
 
 
 class Variant:
@@ -111,6 +112,9 @@ class Attempt:
             target, args, kwargs = self.unwrap(target, args, kwargs)
         if DISABLED_MARK in target.__dict__ or "_torchdynamo_disable" in target.__dict__:
             raise RunEager(f"`{target.__qualname__}` is disabled", expected=True)
+        untraced = torch_interface.why_untraced(target)
+        if untraced is not None:
+            raise RunEager(f"`{target.__module__}.{target.__qualname__}` is called as it is", untraced)
         return target, args, kwargs
 
     def unwrap(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -164,6 +168,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                     return Assembly(attempt).cut(attempt.frame, stop)
                 finally:
                     torch_interface.restore_state(attempt.tracer.state)
+                    attempt.tracer.forget_places()
         except Break as error:
             if context.config.fullgraph:
                 raise Unsupported(error.kind, error.reason, error.hint, error.stack) from None
@@ -231,6 +236,10 @@ class Assembly:
         """Compile the graph and put the parts together."""
         tracer, graph = self.tracer, self.tracer.graph
         self.check_mutation()
+        for complaint in check_marks(tracer):
+            if self.context.config.fullgraph:
+                raise Unsupported("dynamic size", complaint)
+            warnings.warn(complaint, stacklevel=2)
         call_lines: list[str] = []
         if graph.operations or self.emitter.outputs:
             module = graph.finish(self.emitter.outputs)
@@ -288,13 +297,13 @@ class Assembly:
         """The guards for people."""
         writer = Writer()
         records = []
-        for guard in self.tracer.guards.items:
+        for guard in [*self.tracer.guards.items, *shape_guards(self.tracer)]:
             if isinstance(guard, TensorGuard):
                 records.append(GuardRecord(f"is_same_kind_of_tensor({guard.source.words()})", guard.sentence(), guard.location))
             else:
                 names = [short(value) for value in guard.constants]
-                other = guard.other.words() if guard.other is not None else ""
-                text = guard.condition.format(guard.source.words(), *names, other=other)
+                others = [other.words() for other in guard.others]
+                text = guard.condition.format(guard.source.words(), *names, others=others)
                 records.append(GuardRecord(text, guard.sentence.replace("{0}", guard.source.words()), guard.location))
         del writer
         return tuple(records)
@@ -309,19 +318,22 @@ class Assembly:
     def add_absence_guards(self) -> None:
         """Guards on names that were looked up and not found."""
         for namespace, names in self.tracer.absent_globals.values():
-            source = self.tracer.globals_source(namespace)
-            self.tracer.guards.test(source, "{0}.keys().isdisjoint({1})", (frozenset(names),),
-                                    f"no global is named {', '.join(sorted(names))}", "absent")
+            self.guard_absence(self.tracer.globals_source(namespace), names, "no global is named")
         for kind, names in self.tracer.absent_in_classes.items():
-            self.tracer.guards.test(Attribute(Baked(kind, kind.__name__), "__dict__"), "{0}.keys().isdisjoint({1})",
-                                    (frozenset(names),), f"the class {kind.__name__} has no {', '.join(sorted(names))}",
-                                    "absent")
+            self.guard_absence(Attribute(Baked(kind, kind.__name__), "__dict__"), names, f"the class {kind.__name__} has no")
         self.add_library_guards()
         for shadow in list(self.tracer.effects.by_real.values()):
             if shadow.absent and not shadow.structure_guarded:
-                keys = frozenset(shadow.absent)
-                self.tracer.guards.test(shadow.source, "{0}.keys().isdisjoint({1})", (keys,),
-                                        f"`{{0}}` has no {', '.join(sorted(map(str, keys)))}", "absent")
+                self.guard_absence(shadow.source, shadow.absent, "`{0}` has no")
+
+    def guard_absence(self, source: Source, names: set[Any], words: str) -> None:
+        """Guard that a table has none of the names, in the form that is cheapest to test."""
+        shown = f"{words} {', '.join(sorted(map(str, names)))}"
+        if len(names) <= 3:
+            text, constants = " and ".join(f"{{{place}}} not in {{0}}" for place in range(1, len(names) + 1)), tuple(names)
+        else:
+            text, constants = "(not {0} or {0}.keys().isdisjoint({1}))", (frozenset(names),)
+        self.tracer.guards.test(source, text, constants, shown, "absent")
 
     def add_library_guards(self) -> None:
         """Guards that what was read from the standard library and torch is not replaced, and that no class has new bases."""
@@ -343,13 +355,11 @@ class Assembly:
         tracer, writer = self.tracer, self.writer
         if eager is None:
             self.add_absence_guards()
-        guards = list(tracer.guards.items)
+        guards = [*tracer.guards.items, *(shape_guards(tracer) if eager is None else ())]
         guard_writer = Writer()
         guard_writer.namespace, guard_writer.used = writer.namespace, writer.used
         guard_writer.named, guard_writer.keep, guard_writer.by_text = writer.named, writer.keep, writer.by_text
         fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS")
-        if eager is None:
-            self.context.plan.add_guards(tracer, guard_writer, lambda text: f"if not ({text}): return MISS")
         if self.overlap is not None:
             names = [[guard_writer.fetch(source) for source in part] for part in self.overlap]
             fetch_lines = guard_writer.lines
@@ -379,21 +389,21 @@ def short(value: Any) -> str:
 
 def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple[Any, ...],
                  line: Callable[[str], str]) -> list[str]:
-    """Statements that test all guards; tensors at once at the end."""
+    """Statements that test all guards: tensors at once near the end, then what is assumed of their sizes."""
     writer.lines.append(line(f"torch_state() == {writer.constant(state, 'state')}"))
-    tensors: list[TensorGuard] = []
+    tensors = [guard for guard in guards if isinstance(guard, TensorGuard)]
+    shapes = [guard for guard in guards if isinstance(guard, Guard) and guard.kind == "shape"]
     for guard in guards:
         if isinstance(guard, TensorGuard):
-            tensors.append(guard)
             writer.fetch(guard.source)
-        else:
-            text = writer.condition(guard)
-            writer.lines.append(line(text))
+        elif guard.kind != "shape":
+            writer.lines.append(line(writer.condition(guard)))
     if tensors:
         unique = list({id(guard.tensor): guard for guard in tensors}.values())
         check = tensor_check(unique)
         names = ", ".join(writer.fetch(guard.source) for guard in unique)
         writer.lines.append(line(f"{writer.constant(check, 'check_tensors')}({names})"))
+    writer.lines.extend([line(writer.condition(guard)) for guard in shapes])
     return writer.lines
 
 
