@@ -7,6 +7,7 @@ to eager execution of the ATen graph, with one warning that names the user's lin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 import warnings
@@ -21,14 +22,18 @@ from minicompile.config import Config
 from minicompile.errors import CompileFailed, Location
 from minicompile.graph.build import build_graph
 from minicompile.ir import printer, verify
-from minicompile.ir.graph import CapturedGraph, PartitionedGraph
+from minicompile.ir.graph import CapturedGraph
+from minicompile.ir.program import Program
 from minicompile.lowering.lower import lower_graph
 from minicompile.report.artifacts import ArtifactFolder
 from minicompile.runtime.autograd_function import bind
+from minicompile.runtime.call_plan import CallPlan, call_plan
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.compiled_graph import CompiledGraph, CompiledPart
 from minicompile.runtime.cuda_graphs import GraphedCall, backward_roles, forward_roles
 from minicompile.runtime.device import device_properties
+from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
+from minicompile.runtime.graph_store import StoredGraph
 from minicompile.runtime.program_loader import load_program
 from minicompile.scheduling.schedule import schedule_graph
 
@@ -42,6 +47,7 @@ class Compiler:
         config: the settings.
         on_part: told of every compiled half: the captured graph, `forward` or `backward`, the product.
         graphs: every compiled graph, in order.
+        keep_products: run every stage, so that its product can be looked at, where the disk has the finished program.
     """
 
     def __init__(
@@ -50,64 +56,107 @@ class Compiler:
         self.config = config
         self.on_part = on_part
         self.graphs: list[CompiledGraph] = []
+        self.keep_products = on_part is not None
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
         self._graph_pool: Any = None
         self._lock = threading.RLock()
 
     def backend(self, captured: CapturedGraph) -> CompiledGraph:
-        """Compile one graph: forward now, backward when it is first needed."""
+        """Compile one graph, or load it from the disk: forward now, backward when it is first needed."""
         with self._lock:
             clock = StageClock(captured.location)
             artifacts = ArtifactFolder.create(self.config.dump_directory, captured.name)
             artifacts.write("captured_graph.py", lambda: printer.captured_text(captured))
             artifacts.write("guards.txt", lambda: printer.guards_text(captured))
-            with clock.stage("graph"):
-                partitioned = build_graph(captured, self.config)
-                if self.config.verify:
-                    verify.verify_partitioned(partitioned)
-            artifacts.write("joint_graph.py", lambda: partitioned.joint_text)
-            artifacts.write("partition.py", lambda: printer.partitioned_text(partitioned))
-            compiled = CompiledGraph(captured, partitioned, clock.seconds)
-            forward = self._compile_part(compiled, "forward", artifacts)
-            call = bind(partitioned, forward.call, lambda: self._backward_call(compiled, artifacts))
-            if partitioned.backward is not None and not captured.grad_enabled:
-                call = torch.enable_grad()(call)  # the graph itself switches gradients on
-            compiled.bind(call)
+            with clock.stage("lookup"):
+                key = graph_key(captured, self.config) if self._cache else None
+                stored = self._stored(key)
+            if stored is not None:
+                compiled = self._from_disk(captured, stored, clock)
+            else:
+                compiled = self._from_stages(captured, key, clock, artifacts)
             self.graphs.append(compiled)
             return compiled
 
-    def _backward_call(
-        self, compiled: CompiledGraph, artifacts: ArtifactFolder
-    ) -> Callable[[list[Any]], tuple[Any, ...]]:
-        with self._lock:
-            part = compiled.parts.get("backward") or self._compile_part(compiled, "backward", artifacts)
-            return part.call
+    def _from_stages(
+        self, captured: CapturedGraph, key: GraphKey | None, clock: StageClock, artifacts: ArtifactFolder
+    ) -> CompiledGraph:
+        with clock.stage("graph"):
+            partitioned = build_graph(captured, self.config)
+            if self.config.verify:
+                verify.verify_partitioned(partitioned)
+        artifacts.write("joint_graph.py", lambda: partitioned.joint_text)
+        artifacts.write("partition.py", lambda: printer.partitioned_text(partitioned))
+        compiled = CompiledGraph(captured, call_plan(partitioned, captured), lambda: partitioned, clock.seconds, key)
+        forward = self._compile_part(compiled, "forward", artifacts)
+        self._bind(compiled, forward, lambda: self._compile_part(compiled, "backward", artifacts))
+        return compiled
+
+    def _stored(self, key: GraphKey | None) -> StoredGraph | None:
+        """The graph as an earlier process compiled it, unless somebody wants to see the stages' products."""
+        if self._cache is None or key is None or self.keep_products or self.config.dump_directory or self.config.verify:
+            return None
+        content = self._cache.read("graphs", key.text)
+        return StoredGraph.from_bytes(content) if content else None
+
+    def _from_disk(self, captured: CapturedGraph, stored: StoredGraph, clock: StageClock) -> CompiledGraph:
+        compiled = CompiledGraph(captured, stored.plan, lambda: build_graph(captured, self.config), clock.seconds)
+        forward = self._stored_part(compiled, "forward", stored.programs[0])
+        self._bind(compiled, forward, lambda: self._stored_part(compiled, "backward", stored.programs[1]))
+        return compiled
+
+    def _bind(self, compiled: CompiledGraph, forward: CompiledPart, backward: Callable[[], CompiledPart]) -> None:
+        def backward_call() -> FlatCall:
+            with self._lock:
+                return (compiled.parts.get("backward") or backward()).call
+
+        call = bind(compiled.plan, forward.call, backward_call)
+        if compiled.plan.tangents is not None and not compiled.plan.grad_enabled:
+            call = torch.enable_grad()(call)  # the graph itself switches gradients on
+        compiled.bind(call)
+
+    def _stored_part(self, compiled: CompiledGraph, half: str, program: Program) -> CompiledPart:
+        clock = StageClock(compiled.captured.location)
+        return self._finish(compiled, half, self._load(compiled.plan, half, program, clock))
 
     def _compile_part(self, compiled: CompiledGraph, half: str, artifacts: ArtifactFolder) -> CompiledPart:
         """Lower, schedule, generate and load one half; on failure the half runs its ATen graph."""
-        module = getattr(compiled.partitioned, half)
         clock = StageClock(compiled.captured.location)
         try:
-            part = self._run_stages(compiled.partitioned, module, half, clock, artifacts)
+            part = self._run_stages(compiled, half, clock, artifacts)
         except CompileFailed as failure:
             if not self.config.suppress_errors:
                 raise
             warnings.warn(f"{failure}; this part runs eagerly", stacklevel=2)
-            part = CompiledPart(call=eager_call(module), fallback=str(failure), timings=clock.seconds)
+            call = eager_call(getattr(compiled.partitioned, half))
+            part = CompiledPart(call=call, fallback=str(failure), timings=clock.seconds)
+        self._finish(compiled, half, part)
+        self._store(compiled)
+        return part
+
+    def _finish(self, compiled: CompiledGraph, half: str, part: CompiledPart) -> CompiledPart:
         compiled.parts[half] = part
         if self.on_part is not None:
             self.on_part(compiled.captured, half, part)
         return part
 
+    def _store(self, compiled: CompiledGraph) -> None:
+        """Keep a graph for later processes once all of it is compiled; a forward never without its own backward."""
+        key = compiled.key
+        if self._cache is None or key is None or key.flags != lasting_flags():
+            return
+        parts = [compiled.parts[half] for half in compiled.plan.halves if half in compiled.parts]
+        programs = tuple(part.program for part in parts if part.program is not None)
+        if len(programs) == len(compiled.plan.halves):
+            content = StoredGraph(compiled.plan, programs).to_bytes()
+            if content is not None:
+                self._cache.write("graphs", key.text, content)
+
     def _run_stages(
-        self,
-        partitioned: PartitionedGraph,
-        module: torch.fx.GraphModule,
-        half: str,
-        clock: StageClock,
-        artifacts: ArtifactFolder,
+        self, compiled: CompiledGraph, half: str, clock: StageClock, artifacts: ArtifactFolder
     ) -> CompiledPart:
-        name = f"{partitioned.name}_{half}"
+        module = getattr(compiled.partitioned, half)
+        name = f"{compiled.plan.name}_{half}"
         with clock.stage("lowering"):
             lowered = lower_graph(module, self.config, name)
             if self.config.verify:
@@ -122,22 +171,25 @@ class Compiler:
             reference = reference_text(module) if self.config.dump_directory else None
             program = generate_program(schedule, self.config, device, reference)
         artifacts.write(f"{half}_program.py", lambda: program.text)
-        overwritten = [m.input_index for m in partitioned.binding.mutated_inputs if m.in_graph]
+        part = self._load(compiled.plan, half, program, clock)
+        return dataclasses.replace(part, lowered=lowered, schedule=schedule)
+
+    def _load(self, plan: CallPlan, half: str, program: Program, clock: StageClock) -> CompiledPart:
+        """A program's kernels compiled and bound, as a CUDA graph if asked for."""
         with clock.stage("kernels"):
-            call, path = load_program(program, self._cache, overwritten if half == "forward" else ())
+            call, path = load_program(program, self._cache, plan.overwritten if half == "forward" else ())
         if self.config.mode == "reduce-overhead" and program.device.type == "cuda":
-            call = self._graphed(call, partitioned, half)
-        return CompiledPart(call, lowered, schedule, program, path, timings=clock.seconds)
+            call = self._graphed(call, plan, half)
+        return CompiledPart(call, program=program, path=path, timings=clock.seconds)
 
-
-    def _graphed(self, call: FlatCall, partitioned: PartitionedGraph, half: str) -> FlatCall:
+    def _graphed(self, call: FlatCall, plan: CallPlan, half: str) -> FlatCall:
         """The call as a CUDA graph, if the graph's inputs allow one."""
-        roles = forward_roles(partitioned)
+        roles = forward_roles(plan)
         if isinstance(roles, str):
             return call
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()
-        return GraphedCall(call, roles if half == "forward" else backward_roles(partitioned), self._graph_pool)
+        return GraphedCall(call, roles if half == "forward" else backward_roles(plan), self._graph_pool)
 
 
 class StageClock:

@@ -1,12 +1,11 @@
 """Binds a forward and a backward graph to autograd: plain inputs in, what eager would have returned out.
 
 One `torch.autograd.Function` per graph that needs gradients; a graph that needs none is called straight. This module must
-not compile anything and must not look into the graphs: `PartitionedGraph.binding` says all.
+not compile anything and must not look into the graphs: the `CallPlan` says all.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from minicompile.ir.graph import (
     RepeatedOutput,
     ViewOutput,
 )
+from minicompile.runtime.call_plan import CallPlan, Tangent, call_plan
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -36,24 +36,22 @@ class DoubleBackward(MinicompileError):
 
 
 def bind(
-    partitioned: PartitionedGraph, forward_call: FlatCall, backward_call: Callable[[], FlatCall] | None = None
+    plan: CallPlan, forward_call: FlatCall, backward_call: Callable[[], FlatCall] | None = None
 ) -> Callable[..., tuple[Any, ...]]:
     """The callable that stands for a captured graph: takes its inputs, returns its flat outputs.
 
     `forward_call` and what `backward_call` returns when first needed run the flat graphs on lists of arguments.
     """
-    binding = partitioned.binding
-    finish = output_builder(partitioned)
-    if partitioned.backward is None:
-        return _bind_without_gradient(partitioned, forward_call, finish)
+    finish = output_builder(plan)
+    if plan.tangents is None:
+        return _bind_without_gradient(plan, forward_call, finish)
     assert backward_call is not None
-    function = _autograd_function(partitioned, forward_call, backward_call)
+    function = _autograd_function(plan, plan.tangents, forward_call, backward_call)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     if finish is None:
         return apply
     build = finish
-    del binding
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         return build(inputs, apply(*inputs))
@@ -62,10 +60,8 @@ def bind(
 
 
 def _bind_without_gradient(
-    partitioned: PartitionedGraph, forward_call: FlatCall, finish: Callable[..., tuple[Any, ...]] | None
+    plan: CallPlan, forward_call: FlatCall, finish: Callable[..., tuple[Any, ...]] | None
 ) -> Callable[..., tuple[Any, ...]]:
-    some_require_grad = any(getattr(entry.example, "requires_grad", False) for entry in partitioned.inputs)
-
     def plain(*inputs: Any) -> tuple[Any, ...]:
         return forward_call(list(inputs))
 
@@ -73,7 +69,7 @@ def _bind_without_gradient(
         with below_autograd():
             return forward_call(list(inputs))
 
-    call = detached if some_require_grad else plain
+    call = detached if plan.watches_inputs else plain
     if finish is None:
         return call
     build = finish
@@ -84,25 +80,12 @@ def _bind_without_gradient(
     return run
 
 
-@dataclasses.dataclass(frozen=True)
-class Tangent:
-    """What the backward expects of one incoming gradient; strides are `None` where sizes vary between calls."""
-
-    position: int
-    shape: tuple[int, ...] | None
-    strides: tuple[int, ...] | None
-    dtype: torch.dtype
-    device: torch.device
-
-
 def _autograd_function(
-    partitioned: PartitionedGraph, forward_call: FlatCall, backward_call: Callable[[], FlatCall]
+    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, backward_call: Callable[[], FlatCall]
 ) -> type[torch.autograd.Function]:
-    binding = partitioned.binding
-    user_count = count_of_user_results(partitioned)
-    saved, saved_inputs = split_saved(partitioned), binding.saved_inputs
-    saved_tensors, saved_sizes = saved
-    tangents = expected_tangents(partitioned)
+    binding, user_count = plan.binding, plan.user_results
+    saved_inputs = binding.saved_inputs
+    saved_tensors, saved_sizes = split_saved(plan)
     silent = tuple(i for i in range(user_count) if i not in set(binding.differentiable_outputs))
     gradient_slots = binding.differentiable_inputs
     compiled: list[FlatCall] = []
@@ -143,7 +126,7 @@ def _autograd_function(
         return tuple(gradients)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(f"Compiled_{partitioned.name}", (torch.autograd.Function,), members)
+    return type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
 
 
 class _SecondDerivative(torch.autograd.Function):
@@ -180,54 +163,21 @@ def coerced(tangent: Tangent, shape: Any, strides: Any, grad: torch.Tensor | Non
     return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(grad)
 
 
-def count_of_user_results(partitioned: PartitionedGraph) -> int:
-    """How many of the forward graph's outputs, counted from the first, are more than saved tensors."""
-    binding = partitioned.binding
-    indices = [b.index for b in binding.outputs if isinstance(b, FreshOutput)]
-    indices += [b.base_index for b in binding.outputs if isinstance(b, ViewOutput) and b.base == "hidden"]
-    indices += [entry.output_index for entry in binding.mutated_inputs if not entry.in_graph]
-    return max(indices, default=-1) + 1
-
-
-def split_saved(partitioned: PartitionedGraph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def split_saved(plan: CallPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The saved forward outputs that are tensors, and those that are numbers."""
-    results = output_values(partitioned)
-    tensors = tuple(i for i in partitioned.binding.saved if isinstance(results[i], torch.Tensor))
-    return tensors, tuple(i for i in partitioned.binding.saved if i not in tensors)
+    tensors = tuple(i for i in plan.binding.saved if plan.tensor_results[i])
+    return tensors, tuple(i for i in plan.binding.saved if i not in tensors)
 
 
-def output_values(partitioned: PartitionedGraph) -> list[Any]:
-    """The fake values of the forward graph's outputs."""
-    closing = next(iter(reversed(partitioned.forward.graph.nodes)))
-    return [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in closing.args[0]]  # type: ignore
-
-
-def expected_tangents(partitioned: PartitionedGraph) -> tuple[Tangent, ...]:
-    """What the backward takes for each differentiable output."""
-    assert partitioned.backward is not None
-    indices = partitioned.binding.differentiable_outputs
-    placeholders = [node for node in partitioned.backward.graph.nodes if node.op == "placeholder"]
-    found = []
-    for index, node in zip(indices, placeholders[len(placeholders) - len(indices) :], strict=True):
-        value = node.meta["val"]
-        static = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-        shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
-        found.append(Tangent(index, shape, strides, value.dtype, value.device))
-    return tuple(found)
-
-
-def output_builder(
-    partitioned: PartitionedGraph,
-) -> Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None:
+def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None:
     """From inputs and forward results to the user's outputs; `None` if the results are the outputs already."""
-    binding = partitioned.binding
+    binding = plan.binding
     mutations = binding.mutated_inputs
-    results_needed = count_of_user_results(partitioned)
     direct = [b.index if isinstance(b, FreshOutput) else -1 for b in binding.outputs]
-    extra = len(output_values(partitioned)) if partitioned.backward is None else results_needed
+    extra = len(plan.tensor_results) if plan.tangents is None else plan.user_results
     if not mutations and direct == list(range(len(direct))) and extra == len(direct):
         return None
-    written = tuple(m.input_index for m in mutations if m.in_graph)
+    written = plan.overwritten
     copied = tuple(m for m in mutations if not m.in_graph)
     bindings = binding.outputs
     delayed = [i for i, b in enumerate(bindings) if isinstance(b, (ViewOutput, RepeatedOutput))]
@@ -287,4 +237,4 @@ def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tupl
 
     backward = partitioned.backward
     factory = None if backward is None else lambda: interpreted(backward)
-    return bind(partitioned, interpreted(partitioned.forward), factory)
+    return bind(call_plan(partitioned), interpreted(partitioned.forward), factory)

@@ -6,6 +6,7 @@ This module holds results; it takes no decision and knows no stage.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 from minicompile.ir.loops import LoweredGraph
 from minicompile.ir.program import Program
 from minicompile.ir.schedule import Schedule
+from minicompile.runtime.call_plan import CallPlan
+from minicompile.runtime.graph_key import GraphKey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +39,25 @@ class CompiledGraph:
     """One compiled graph: call it with the captured graph's inputs; it returns the user's flat outputs.
 
     Attributes:
-        captured, partitioned: the programs of the first two stages.
+        captured: the first stage's product.
+        plan: how the parts are called.
+        key: where the programs may be kept for later processes, if anywhere.
         parts: the forward half, and the backward half once it was needed.
         timings: seconds by stage, summed over the halves.
     """
 
-    def __init__(self, captured: CapturedGraph, partitioned: PartitionedGraph, timings: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        captured: CapturedGraph,
+        plan: CallPlan,
+        partition: Callable[[], PartitionedGraph],
+        timings: Mapping[str, float],
+        key: GraphKey | None = None,
+    ) -> None:
         self.captured = captured
-        self.partitioned = partitioned
+        self.plan = plan
+        self.key = key
+        self._partition = partition
         self.parts: dict[str, CompiledPart] = {}
         self._own_timings = dict(timings)
         self._run: Callable[..., Any] | None = None
@@ -61,6 +75,11 @@ class CompiledGraph:
         """The bare function behind a call."""
         assert self._run is not None
         return self._run
+
+    @functools.cached_property
+    def partitioned(self) -> PartitionedGraph:
+        """The graph stage's product; made anew, for the report, if the programs came from the disk."""
+        return self._partition()
 
     @property
     def programs(self) -> tuple[Program, ...]:

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from minicompile.ir.graph import Binding, FreshOutput, PartitionedGraph, ViewOutput
+from minicompile.ir.graph import Binding, FreshOutput, ViewOutput
+from minicompile.runtime.call_plan import CallPlan
 
 Call = Callable[[list[Any]], tuple[Any, ...]]
 _WARM_UP_CALLS = 2
@@ -157,17 +158,16 @@ def _fixed_copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-def forward_roles(partitioned: PartitionedGraph) -> Roles | str:
+def forward_roles(plan: CallPlan) -> Roles | str:
     """How a forward program's inputs and outputs are treated, or why it cannot be a CUDA graph."""
-    binding = partitioned.binding
-    static = frozenset(i for i, given in enumerate(partitioned.inputs) if given.kind in ("parameter", "buffer"))
+    binding = plan.binding
+    static = frozenset(i for i, kind in enumerate(plan.input_kinds) if kind in ("parameter", "buffer"))
     if any(mutated.input_index not in static for mutated in binding.mutated_inputs):
         return "an input that is not a parameter or buffer is changed"
-    if any(given.kind == "size" for given in partitioned.inputs):
+    if "size" in plan.input_kinds:
         return "a size varies"
     kept = frozenset(binding.saved)
-    outputs = next(iter(reversed(partitioned.forward.graph.nodes))).args[0]
-    return Roles(static, frozenset(), frozenset(range(len(outputs))) - kept | visible(binding))
+    return Roles(static, frozenset(), frozenset(range(len(plan.tensor_results))) - kept | visible(binding))
 
 
 def visible(binding: Binding) -> frozenset[int]:
@@ -177,11 +177,11 @@ def visible(binding: Binding) -> frozenset[int]:
     return frozenset(fresh | hidden)
 
 
-def backward_roles(partitioned: PartitionedGraph) -> Roles:
+def backward_roles(plan: CallPlan) -> Roles:
     """How a backward program's inputs are treated; gradients are handed out."""
-    binding = partitioned.binding
+    binding = plan.binding
     saved = len(binding.saved)
-    kinds = [partitioned.inputs[index].kind for index in binding.saved_inputs]
+    kinds = [plan.input_kinds[index] for index in binding.saved_inputs]
     static = frozenset(saved + i for i, kind in enumerate(kinds) if kind in ("parameter", "buffer"))
     pinned = frozenset(i for i, index in enumerate(binding.saved) if index not in visible(binding))
     return Roles(static, pinned)

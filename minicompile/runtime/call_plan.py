@@ -1,0 +1,93 @@
+"""What the runtime needs of a partitioned graph once its programs exist: plain data, without the graphs themselves.
+
+This module must not run anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, ViewOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent:
+    """What the backward expects of one incoming gradient; sizes are `None` where they vary between calls."""
+
+    position: int
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclasses.dataclass(frozen=True)
+class CallPlan:
+    """How a forward and a backward program become one call.
+
+    Attributes:
+        name: the graph's name.
+        binding: how flat outputs become the user's.
+        input_kinds: as in `GraphInput.kind`, in order.
+        watches_inputs: whether an input requires a gradient.
+        tensor_results: of each output of the forward, whether it is a tensor.
+        tangents: what the backward takes for each differentiable output; `None` if there is no backward.
+        grad_enabled: whether gradients were on where the graph starts.
+    """
+
+    name: str
+    binding: Binding
+    input_kinds: tuple[str, ...]
+    watches_inputs: bool
+    tensor_results: tuple[bool, ...]
+    tangents: tuple[Tangent, ...] | None
+    grad_enabled: bool = True
+
+    @property
+    def halves(self) -> tuple[str, ...]:
+        """The programs that there are."""
+        return ("forward",) if self.tangents is None else ("forward", "backward")
+
+    @property
+    def overwritten(self) -> tuple[int, ...]:
+        """Positions of inputs whose memory the forward changes."""
+        return tuple(mutated.input_index for mutated in self.binding.mutated_inputs if mutated.in_graph)
+
+    @property
+    def user_results(self) -> int:
+        """How many of the forward's outputs, counted from the first, are more than saved tensors."""
+        indices = [b.index for b in self.binding.outputs if isinstance(b, FreshOutput)]
+        indices += [b.base_index for b in self.binding.outputs if isinstance(b, ViewOutput) and b.base == "hidden"]
+        indices += [entry.output_index for entry in self.binding.mutated_inputs if not entry.in_graph]
+        return max(indices, default=-1) + 1
+
+
+def call_plan(partitioned: PartitionedGraph, captured: CapturedGraph | None = None) -> CallPlan:
+    """The plan of a graph."""
+    closing = next(iter(reversed(partitioned.forward.graph.nodes)))
+    results = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in closing.args[0]]  # type: ignore
+    return CallPlan(
+        name=partitioned.name,
+        binding=partitioned.binding,
+        input_kinds=tuple(entry.kind for entry in partitioned.inputs),
+        watches_inputs=any(getattr(entry.example, "requires_grad", False) for entry in partitioned.inputs),
+        tensor_results=tuple(isinstance(value, torch.Tensor) for value in results),
+        tangents=None if partitioned.backward is None else expected_tangents(partitioned.binding, partitioned.backward),
+        grad_enabled=captured is None or captured.grad_enabled,
+    )
+
+
+def expected_tangents(binding: Binding, backward: torch.fx.GraphModule) -> tuple[Tangent, ...]:
+    """What the backward takes for each differentiable output: its last placeholders."""
+    indices = binding.differentiable_outputs
+    placeholders: list[Any] = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    found = []
+    for index, node in zip(indices, placeholders[len(placeholders) - len(indices) :], strict=True):
+        value = node.meta["val"]
+        static = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+        shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
+        found.append(Tangent(index, shape, strides, value.dtype, value.device))
+    return tuple(found)
