@@ -59,9 +59,18 @@ class RecordTorch(TorchFunctionMode):
         super().__init__()
         self.tracer = tracer
 
+    def __enter__(self) -> RecordTorch:
+        self.before, self.tracer.native = self.tracer.native, True
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.tracer.native = self.before
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: A002
         name = getattr(func, "__name__", "")
-        if name == "__get__" or name in torch_interface.TENSOR_QUERY_METHODS:
+        if not self.tracer.native or name == "__get__" or name in torch_interface.TENSOR_QUERY_METHODS:
             return func(*args, **(kwargs or {}))
         if args and isinstance(args[0], FakeTensor) and name in torch_interface.TENSOR_METHODS:
             return call_tensor_method(self.tracer, args[0], name, args[1:], kwargs or {})
@@ -75,9 +84,11 @@ class Callback:
         self.tracer, self.function = tracer, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        resolve = self.tracer.resolve
-        return call(self.tracer, self.function, tuple(resolve(item) for item in args),
-                    {key: resolve(item) for key, item in kwargs.items()})
+        native, self.tracer.native = self.tracer.native, False
+        try:
+            return call(self.tracer, self.function, *resolved(self.tracer, args, kwargs))
+        finally:
+            self.tracer.native = native
 
 
 def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,6 +158,8 @@ NATIVE_CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types
 
 def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a Python function: a rule of its own, a torch operation, or inline."""
+    if function.__globals__.get("__name__") == "torch._compile" and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__  # hides the function from torch's own compiler
     rule = SPECIAL.get(function)
     role = None if rule is not None else torch_interface.classify(function)
     if rule is not None or role not in (None, "never"):
@@ -168,20 +181,14 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
                 return run_native(tracer, function, args, kwargs)
             return call_pure(tracer, function, args, kwargs)
         raise Break(kind, f"`{module}.{function.__qualname__}` is called")
-    if module.startswith(UNTRACED_TORCH):
-        raise Break("unknown call", f"`{module}.{function.__qualname__}` works on torch's internals")
+    untraced = torch_interface.why_untraced(function)
+    if untraced is not None:
+        raise Break(untraced, f"`{function.__module__}.{function.__qualname__}` is called as it is")
     for name, value in torch_method_by_function(function):
         args, kwargs = resolved(tracer, args, kwargs)
         if args and isinstance(args[0], FakeTensor):
             return call_tensor_method(tracer, args[0], name, args[1:], kwargs) if value else None
     return tracer.inline(function, args, kwargs)
-
-
-UNTRACED_TORCH = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch.distributed", "torch.jit",
-                  "torch.utils.checkpoint", "torch.autograd.function", "torch.func", "torch._tensor_str",
-                  "torch.utils.data", "torch.export", "torch.fx", "torch._logging", "torch.random", "torch.cuda",
-                  "torch.serialization", "torch.autograd.forward_ad", "torch.autograd.graph", "torch.autograd.profiler",
-                  "torch._inductor", "torch.multiprocessing", "torch.profiler")
 
 
 def torch_method_by_function(function: types.FunctionType) -> list[tuple[str, bool]]:

@@ -329,7 +329,7 @@ class Assembly:
     def guard_absence(self, source: Source, names: set[Any], words: str) -> None:
         """Guard that a table has none of the names, in the form that is cheapest to test."""
         shown = f"{words} {', '.join(sorted(map(str, names)))}"
-        if len(names) <= 3:
+        if len(names) <= 5:
             text, constants = " and ".join(f"{{{place}}} not in {{0}}" for place in range(1, len(names) + 1)), tuple(names)
         else:
             text, constants = "(not {0} or {0}.keys().isdisjoint({1}))", (frozenset(names),)

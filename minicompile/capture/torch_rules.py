@@ -1,0 +1,132 @@
+"""Rules for functions of torch that are written in Python and captured otherwise than by interpreting them.
+
+`torch.utils.checkpoint` becomes a mark on the nodes of its region, which the graph stage honours. Must not decide what a
+graph break does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as checkpointing
+
+from minicompile.capture.attributes import get_attribute
+from minicompile.capture.break_kinds import Break
+from minicompile.capture.calls import call, special
+from minicompile.capture.iteration import drain
+from minicompile.capture.operators import note_identity
+from minicompile.capture.side_effects import contents
+from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.tracer import Tracer
+from minicompile.capture.values import CONSTANT_TYPES, force
+
+Args = tuple[Any, ...]
+Keywords = dict[str, Any]
+CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)
+
+
+@special(CHECKPOINT)
+def rule_checkpoint(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=..., **kwargs)`."""
+    options = {"use_reentrant": None, "preserve_rng_state": True, "context_fn": checkpointing.noop_context_fn,
+               "determinism_check": "default", "debug": False, "early_stop": True}
+    settings = {name: kwargs.get(name, default) for name, default in options.items()}
+    rest = {name: value for name, value in kwargs.items() if name not in options}
+    reentrant = settings["use_reentrant"]
+    plain = settings["context_fn"] is options["context_fn"] and not settings["debug"]
+    if type(reentrant) is not bool or not plain or (reentrant and (rest or not some_input_needs_grad(tracer, args[1:]))):
+        raise Break("checkpoint", "`checkpoint` is called in a way that warns, raises or has contexts of its own")
+    before = state_of(tracer)
+    with tracer.graph.checkpointed():
+        result = call(tracer, args[0], args[1:], rest)
+    if torch.is_grad_enabled():
+        if not same_state(before, state_of(tracer)):
+            raise Break("checkpoint", "the checkpointed function has side effects, which happen again in the backward")
+        if reentrant:
+            check_reentrant_result(result)
+    return result
+
+
+def some_input_needs_grad(tracer: Tracer, args: Args) -> bool:
+    """Whether the reentrant kind of checkpoint computes gradients as the other one does: tensors come as they are."""
+    for item in args:
+        force(tracer, item)
+        if not isinstance(item, FakeTensor) and type(item) not in CONSTANT_TYPES and not callable(item):
+            return False
+    return any(item.requires_grad for item in args if isinstance(item, FakeTensor))
+
+
+def check_reentrant_result(result: Any) -> None:
+    """Refuse results whose need of gradients the reentrant kind of checkpoint changes."""
+    for item in result if type(result) is tuple else (result,):
+        if isinstance(item, FakeTensor):
+            if item.is_floating_point() and not item.requires_grad:
+                raise Break("checkpoint", "a result of a reentrant `checkpoint` is detached inside of it")
+        elif type(item) not in CONSTANT_TYPES:
+            raise Break("checkpoint", "a reentrant `checkpoint` returns more than tensors")
+
+
+def state_of(tracer: Tracer) -> dict[Any, Any]:
+    """What a traced function can change: versions of tensors, containers, attributes and globals."""
+    state: dict[Any, Any] = {}
+    for key, entry in tracer.graph.traced.items():
+        if isinstance(entry.value, FakeTensor) and not entry.value.is_inference():
+            if entry.source is None or entry.value._version != entry.version:
+                state["tensor" if entry.source is None else "input", key] = entry.value._version
+    for shadow in tracer.effects.changed_shadows():
+        state["shadow", id(shadow)] = contents(shadow.copy)
+    for table in (tracer.effects.attributes, tracer.effects.globals):
+        state.update((("store", key), value) for key, value in table.items())
+    return state
+
+
+def same_state(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
+    """Whether nothing changed but for tensors that are new."""
+    if any(key not in before and key[0] != "tensor" for key in after):
+        return False
+    return all(key in after and is_identical(value, after[key]) for key, value in before.items())
+
+
+def is_identical(one: Any, other: Any) -> bool:
+    """Equality of snapshots, slot by slot, without asking tensors whether they are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_identical(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(is_identical, one, other))
+    return one is other or (type(one) in CONSTANT_TYPES and type(one) is type(other) and bool(one == other))
+
+
+@special(torch.nn.utils.stateless._untie_named_tensors_map)
+def rule_untie(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """The tensors that `functional_call` puts in place, which are the ones given if the module ties no weights."""
+    module, given = args
+    found: list[Any] = []
+    for reader in ("named_parameters", "named_buffers"):
+        items = call(tracer, get_attribute(tracer, module, reader), (), {"remove_duplicate": False})
+        found.extend(tensor for _, tensor in drain(tracer, items))
+    for place, tensor in enumerate(found):
+        for other in found[:place]:
+            if other is tensor:
+                raise Break("torch.func transform", "`functional_call` of a module with tied weights")
+            if other.shape == tensor.shape and other.dtype == tensor.dtype:
+                note_identity(tracer, tensor, other)
+    return given
+
+
+@special(torch._C._group_tensors_by_device_and_dtype)
+def rule_group_tensors(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Sorts lists of tensors by device and dtype, for the `_foreach` functions."""
+    lists = args[0]
+    force(tracer, lists)
+    groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
+    for position, first in enumerate(lists[0]):
+        group = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        for part, items in zip(group[0], lists, strict=True):
+            if items:
+                part.append(items[position])
+        group[1].append(position)
+    for parts, _ in groups.values():
+        for made in (parts, *parts):
+            tracer.made(made)
+    return tracer.made(groups)

@@ -1,0 +1,73 @@
+"""PyTorch's surface: what is captured whole, and what ends a graph exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from minicompile import compile as minicompile_compile
+from tests.capture.support import capture
+
+
+def kinds(compiled: Any) -> list[str]:
+    """The kinds of graph breaks, in order."""
+    assert not compiled.records.fallbacks
+    return [found.kind for found in compiled.records.graph_breaks]
+
+
+def test_a_checkpointed_region_saves_only_its_input() -> None:
+    block = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8), nn.GELU())
+
+    def plain(x):
+        return block(block(x)).sum()
+
+    def checkpointed(x):
+        return checkpoint(block, checkpoint(block, x, use_reentrant=False), use_reentrant=False).sum()
+
+    def saved(function: Any) -> int:
+        compiled = minicompile_compile(function, fullgraph=True)
+        compiled(torch.randn(16, 8, requires_grad=True)).backward()
+        (graph,) = compiled.compiler.graphs
+        return sum(one.num_bytes for one in graph.partitioned.saved_tensors)
+
+    assert saved(checkpointed) <= 16 * 8 * 4 * 2 < saved(plain)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_is_one_graph_break(kind: Any) -> None:
+    layer = kind(4, 5, num_layers=2, bidirectional=True)
+    compiled = capture(lambda x: layer(x * 2)[0].sum())
+    compiled(torch.randn(3, 2, 4))
+    compiled(torch.randn(3, 2, 4))
+    assert kinds(compiled) == ["recurrent network"]
+
+
+def test_a_training_step_breaks_once_at_each_call_that_works_on_the_autograd_graph() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    compiled = capture(step)
+    for _ in range(3):
+        compiled(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+    assert kinds(compiled) == ["optimizer", "autograd call", "optimizer"]
+
+
+def test_functional_call_is_captured() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    state = {name: value.detach() * 2 for name, value in (*model.named_parameters(), *model.named_buffers())}
+    compiled = capture(lambda x: torch.func.functional_call(model, state, (x,)), fullgraph=True)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(compiled(x), torch.func.functional_call(model, state, (x,)))
