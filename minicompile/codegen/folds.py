@@ -41,11 +41,13 @@ class Fold:
     Attributes:
         kind: `sum`, `prod`, `max`, `min`, `any`, `argmax`, `argmin` or `logsumexp`.
         dtype: the accumulator's.
+        axis: what is folded.
         reverse: a scan from the end.
     """
 
     kind: str
     dtype: torch.dtype
+    axis: Axis
     reverse: bool = False
 
     @property
@@ -80,8 +82,8 @@ def fold_of(loop: Loop) -> Fold:
     held = compute_dtype(loop.value.dtype)
     if isinstance(loop.fold, Scan):
         kind: str = _SCANS[loop.fold.kind]
-        return Fold(kind, _accumulator(kind, held), loop.fold.reverse)
-    return Fold(loop.fold.kind, _accumulator(loop.fold.kind, held))
+        return Fold(kind, _accumulator(kind, held), loop.fold.axis, loop.fold.reverse)
+    return Fold(loop.fold.kind, _accumulator(loop.fold.kind, held), *loop.fold.axes)
 
 
 def _accumulator(kind: str, held: torch.dtype) -> torch.dtype:
@@ -93,17 +95,11 @@ def _accumulator(kind: str, held: torch.dtype) -> torch.dtype:
 
 
 class FoldWriter:
-    """Prints folds over the reduction axis of one kernel."""
+    """Prints the folds of one kernel."""
 
     def __init__(self, writer: ExpressionWriter) -> None:
         self._writer = writer
         self._geometry = writer.geometry
-
-    @property
-    def _axis(self) -> Axis:
-        axis = self._geometry.reduction
-        assert axis is not None
-        return axis
 
     def lanes(self, fold: Fold, expression: Expr) -> Value:
         """The values to fold: in the accumulator's dtype, neutral outside the axis, varying along it."""
@@ -118,31 +114,33 @@ class FoldWriter:
             text = convert(text, fold.dtype)
         if isinstance(expression, Constant):
             text = typed_literal(expression.value, fold.dtype)
-        axes = value.axes | {self._axis}
-        along = self._axis in value.axes
-        is_neutral = fold.kind in ("sum", "any") and self.is_zero_outside(expression)
-        if self._geometry.is_masked(self._axis) and not is_neutral:
-            mask = self._writer.mask([self._axis])
+        axes = value.axes | {fold.axis}
+        along = fold.axis in value.axes
+        is_neutral = fold.kind in ("sum", "any") and self.is_zero_outside(expression, fold.axis)
+        if self._geometry.is_masked(fold.axis) and not is_neutral:
+            mask = self._writer.mask([fold.axis])
             assert mask is not None
             text, along = call("tl.where", mask.text, text, fold.identity), True
         if not along:
             text = call("tl.broadcast_to", text, self._geometry.shape(axes))
         return Value(text, axes, True)
 
-    def is_zero_outside(self, expression: Expr) -> bool:
-        """Whether the value is zero where the reduction axis's mask is off, because what it loads is."""
+    def is_zero_outside(self, expression: Expr, axis: Axis) -> bool:
+        """Whether the value is zero where the mask of `axis` is off, because what it loads is."""
         match expression:
             case Load() if expression not in self._writer.known:
-                return self._axis in self._writer.axes_of(expression)
+                return axis in self._writer.axes_of(expression)
             case Apply(operation="cast" | "neg" | "abs", arguments=(inner,)):
-                return self.is_zero_outside(inner)
+                return self.is_zero_outside(inner, axis)
             case Apply(operation="mul" | "add" | "sub" | "maximum" | "minimum", arguments=(left, right)):
-                return self.is_zero_outside(left) and self.is_zero_outside(right)
+                return self.is_zero_outside(left, axis) and self.is_zero_outside(right, axis)
         return False
 
     def whole(self, fold: Fold, lanes: Text, places: Text | None = None) -> Text:
         """All lanes of a block folded into one value (a row keeps the dimension, with size one)."""
-        dimension = f"{self._geometry.dimension(self._axis)}"
+        if fold.axis not in self._geometry.live:
+            return lanes
+        dimension = f"{self._geometry.dimension(fold.axis)}"
         keep = ["keep_dims=True"] if len(self._geometry.live) > 1 else []
         if fold.finds_place:
             assert places is not None
@@ -152,9 +150,9 @@ class FoldWriter:
             return call("tl.reduce", lanes, dimension, self._writer.call_function(fold.function), *keep)
         return call({"sum": "tl.sum", "min": "tl.min"}.get(fold.kind, "tl.max"), lanes, dimension, *keep)
 
-    def places(self, axes: frozenset[Axis]) -> Value:
+    def places(self, fold: Fold, axes: frozenset[Axis]) -> Value:
         """The positions along the axis, in the shape of the values that they belong to."""
-        position = self._writer.offset(as_index(self._axis)).text
+        position = self._writer.offset(as_index(fold.axis)).text
         if len(self._geometry.live) == 1:
             return Value(position, axes, True)
         return Value(call("tl.broadcast_to", position, self._geometry.shape(axes)), axes, True)
@@ -169,7 +167,7 @@ class FoldWriter:
 
     def scanned(self, fold: Fold, lanes: Text) -> Text:
         """The running fold of a block."""
-        dimension = f"{self._geometry.dimension(self._axis)}"
+        dimension = f"{self._geometry.dimension(fold.axis)}"
         reverse = ["reverse=True"] if fold.reverse else []
         if fold.kind in ("sum", "prod"):
             return call(f"tl.cum{fold.kind}", lanes, dimension, *reverse)

@@ -189,7 +189,7 @@ def plan_for_device(plan: TilePlan, device: DeviceProperties) -> TilePlan:
     sized: dict[Axis, int] = {}
     for tile in reversed(plan.axes):
         wanted = max(hint(tile.axis.size), 1)
-        if tile.role == "reduction" and plan.strategy == "persistent":
+        if tile.role == "reduction" and plan.strategy in ("persistent", "crossed"):
             sized[tile.axis] = wanted if is_static(tile.axis.size) else tile.block
         else:
             sized[tile.axis] = max(1, min(wanted, budget))

@@ -27,7 +27,7 @@ from minicompile.ir.expr import (
     rewrite,
     walk,
 )
-from minicompile.ir.index import Index, substitute
+from minicompile.ir.index import Axis, Index, substitute
 from minicompile.ir.loops import Buffer, Loop, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup, OnlineSoftmax
 
@@ -132,14 +132,14 @@ class GroupValues:
                 indices.append(expression.counter)
         return any(extent(index) > LARGEST_INT32 for index in indices)
 
-    def levels(self, online: Mapping[str, OnlineSoftmax]) -> dict[str, int]:
-        """By buffer, the first pass over the reduction axis in which a loop's value can be computed."""
+    def levels(self, axis: Axis, online: Mapping[str, OnlineSoftmax]) -> dict[str, int]:
+        """By buffer, the first pass over `axis` in which a loop's value can be computed."""
         levels: dict[str, int] = {}
         for loop in self.group.loops:
             level = 0
             for expression in walk(self.values[loop.buffer]):
                 if isinstance(expression, Load) and expression.buffer in levels:
-                    after = isinstance(self.loops[expression.buffer].fold, Reduction)
+                    after = axis in self.loops[expression.buffer].reduction_axes
                     level = max(level, levels[expression.buffer] + after)
             levels[loop.buffer] = levels[online[loop.buffer].maximum] if loop.buffer in online else level
         return levels

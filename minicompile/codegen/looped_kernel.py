@@ -1,8 +1,8 @@
-"""Kernels that walk the reduction axis in steps, once per *pass*.
+"""Kernels that walk an axis in steps, once per *pass*: the reduction axis, or in a crossed kernel the rows.
 
 The reductions of a pass depend only on results of earlier ones; what a later pass needs again it computes again from
-its loads. A store into memory that the kernel also reads waits for the last pass that reads it. This module must not
-choose what is folded together.
+its loads. A store into memory that the kernel also reads waits for the last pass that reads it. A crossed kernel has one pass:
+each step folds whole rows, and adds to the column sums. This module must not choose what is folded together.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from minicompile.ir.schedule import KernelGroup
 
 def write_kernel(group: KernelGroup, name: str, context: KernelContext) -> KernelText:
     """The text of the kernel for `group`."""
-    looped = group.tile.strategy == "looped" and group.tile.reduction is not None
-    return (LoopedKernelWriter if looped else KernelWriter)(group, name, context).write()
+    walks = group.tile.strategy in ("looped", "crossed")
+    return (LoopedKernelWriter if walks else KernelWriter)(group, name, context).write()
 
 
 class LoopedKernelWriter(KernelWriter):
@@ -36,11 +36,11 @@ class LoopedKernelWriter(KernelWriter):
 
     def __init__(self, group: KernelGroup, name: str, context: KernelContext) -> None:
         super().__init__(group, name, context)
-        tile = group.tile.reduction
+        tile = group.tile.stepped or group.tile.reduction
         assert tile is not None
         self.axis: Axis = tile.axis
         self.online = {pair.total: pair for pair in group.online if self.values.is_online(pair)}
-        self.levels = self.values.levels(self.online)
+        self.levels = self.values.levels(self.axis, self.online)
         self.store_levels = self._store_levels()
 
     def print_passes(self) -> tuple[Pass, ...]:
@@ -76,9 +76,7 @@ class LoopedKernelWriter(KernelWriter):
         return self.context.storage.get(buffer, buffer)
 
     def _is_full(self, loop: Loop) -> bool:
-        """Whether the loop's result varies along the reduction axis."""
-        if isinstance(loop.fold, Reduction):
-            return False
+        """Whether the loop's result varies along the axis that is walked."""
         return self.axis in self.loop_axes(loop) | self.writer.axes_of(self.values.result(loop))
 
     def _stores(self, number: int) -> list[Loop]:
@@ -112,7 +110,12 @@ class LoopedKernelWriter(KernelWriter):
         for scan in scans:
             self._scan_step(scan)
         maxima = {pair.maximum for pair in self.online.values()}
-        finish = [self._accumulate(loop) for loop in self._reductions(number) if loop.buffer not in maxima]
+        finish: list[Callable[[], None]] = []
+        for loop in self._reductions(number):
+            if self.axis not in loop.reduction_axes:
+                self.fold_block(loop)
+            elif loop.buffer not in maxima:
+                finish.append(self._accumulate(loop))
         for loop in self._stores(number):
             self.store(loop)
         inner, before = writer.inner, tuple(writer.outer.lines)
@@ -131,8 +134,12 @@ class LoopedKernelWriter(KernelWriter):
         axis, block, size = self.axis, block_name(self.axis), host(self.axis.size)
         if len(directions) > 1:
             raise CannotGenerate("scans in both directions in one loop")
+        stages = self.geometry.plan.num_stages
+        walk, ahead = ("tl.range", f", num_stages={stages}") if stages > 1 else ("range", "")
+        if axis not in self.geometry.live:
+            return (f"for {position_name(axis)} in {walk}(0, {size}{ahead}):",)
         start = f"{axis.name}_start"
-        lines = [f"for {start} in range(0, {size}, {block}):"]
+        lines = [f"for {start} in {walk}(0, {size}, {block}{ahead}):"]
         if True in directions:
             last_step = host((axis.size - 1) // as_index(self.geometry.tiles[axis].block))
             start = f"{last_step.at(PRODUCT)} * {block} - {start}"
@@ -175,7 +182,7 @@ class LoopedKernelWriter(KernelWriter):
         none_yet = str(torch.iinfo(integer).max)
         start = call("tl.full", self.geometry.shape(lanes.axes), none_yet, TRITON_DTYPES[integer])
         writer.outer.lines.append(f"{places} = {start}")
-        here = writer.shortened("here", folds.places(lanes.axes), 30).text
+        here = writer.shortened("here", folds.places(fold, lanes.axes), 30).text
         step = call(writer.call_function(fold.function), name, places, lanes.text, here)
         writer.inner.lines.append(f"{name}, {places} = {step}")
         return lambda: self.know_place(loop, folds.whole(fold, Text(name), Text(places)))

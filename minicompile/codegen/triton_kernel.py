@@ -36,14 +36,13 @@ class KernelWriter:
 
     def _learn(self) -> None:
         """Tell the expression writer of fold results, names and use counts before anything is printed."""
-        parallel = frozenset(tile.axis for tile in self.geometry.plan.parallel)
         writer, values = self.writer, self.values
         for loop in self.group.loops:
             axes = writer.axes_of(values.values[loop.buffer]) if loop.fold else frozenset()
             if isinstance(loop.fold, Scan):
                 writer.known_axes[values.leaf(loop)] = axes | {loop.fold.axis}
             elif isinstance(loop.fold, Reduction):
-                writer.known_axes[values.leaf(loop)] = axes & parallel
+                writer.known_axes[values.leaf(loop)] = axes - set(loop.fold.axes)
             else:
                 writer.names.setdefault(values.values[loop.buffer], self.context.names[loop.buffer])
         writer.count(values.roots(), [loop.store for loop in self.group.loops if loop.buffer in self.group.stored])
@@ -55,7 +54,7 @@ class KernelWriter:
         symbols = sorted({s.name for s in writer.symbols | geometry.symbols()})
         return KernelText(
             name=self.name,
-            template="looped" if geometry.looped else "straight",
+            template="looped" if passes else "straight",
             parameters=(*(self.parameters[p] for p in self.pointers), *symbols),
             pointers=tuple(self.pointers),
             symbols=tuple(symbols),
@@ -80,19 +79,19 @@ class KernelWriter:
         """Print the statements into the writer's scopes; returns the loops of a looped kernel."""
         for loop in self.group.loops:
             if loop.fold is not None and self.values.first_fold(loop) is loop:
-                self._fold_block(loop)
+                self.fold_block(loop)
             if loop.buffer in self.group.stored:
                 self.store(loop)
         return ()
 
-    def _fold_block(self, loop: Loop) -> None:
+    def fold_block(self, loop: Loop) -> None:
         """A reduction or scan over an axis that lies in one block."""
         fold = fold_of(loop)
         lanes = self.writer.shortened("lanes", self.folds.lanes(fold, self.values.values[loop.buffer]))
         if isinstance(loop.fold, Scan):
             self.know(loop, self.folds.scanned(fold, lanes.text))
         elif fold.finds_place:
-            here = self.writer.shortened("here", self.folds.places(lanes.axes), 30)
+            here = self.writer.shortened("here", self.folds.places(fold, lanes.axes), 30)
             self.know_place(loop, self.folds.whole(fold, lanes.text, here.text))
         else:
             self.know(loop, self.folds.whole(fold, lanes.text))

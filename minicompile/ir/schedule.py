@@ -14,6 +14,9 @@ from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import ExternKernel, Loop, LoweredGraph
 
 
+Strategy = Literal["pointwise", "persistent", "looped", "crossed"]
+
+
 @dataclasses.dataclass(frozen=True)
 class TileAxis:
     """One axis of a kernel's iteration space.
@@ -21,12 +24,13 @@ class TileAxis:
     Attributes:
         axis: the axis that the group's loops are written over (`x`, `y`, `r`).
         block: elements per program (a power of two), for reduction axes elements per step.
-        role: `parallel` axes become the grid, `reduction` axes are folded inside the program.
+        role: `parallel` axes become the grid, `reduction` axes are folded inside the program, a `stepped` axis is walked
+            by the program beside a reduction axis that stays in registers.
     """
 
     axis: Axis
     block: int
-    role: Literal["parallel", "reduction"]
+    role: Literal["parallel", "stepped", "reduction"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +38,15 @@ class TilePlan:
     """How a group is cut into programs.
 
     Attributes:
-        axes: parallel axes, slowest first, then at most one reduction axis (`r`).
-        strategy: `pointwise`; `persistent` (the reduction axis fits one block and stays in registers); `looped`.
+        axes: parallel axes, slowest first, then at most one stepped axis (`row`), then at most one reduction axis (`r`).
+        strategy: `pointwise`; `persistent` (the reduction axis fits one block and stays in registers); `looped`;
+            `crossed` (persistent rows along the stepped axis, which other reductions fold on the way).
         num_warps, num_stages: launch options.
         reason: the model's argument for this plan, for the report.
     """
 
     axes: tuple[TileAxis, ...]
-    strategy: Literal["pointwise", "persistent", "looped"]
+    strategy: Strategy
     num_warps: int
     num_stages: int
     reason: str = ""
@@ -50,6 +55,11 @@ class TilePlan:
     def parallel(self) -> tuple[TileAxis, ...]:
         """The axes that form the grid."""
         return tuple(a for a in self.axes if a.role == "parallel")
+
+    @property
+    def stepped(self) -> TileAxis | None:
+        """The axis that a crossed kernel walks."""
+        return next((a for a in self.axes if a.role == "stepped"), None)
 
     @property
     def reduction(self) -> TileAxis | None:
@@ -73,7 +83,8 @@ class KernelGroup:
     """Loops that become one kernel.
 
     Every loop is written over the axes of `tile`: a loop whose value or store mentions the reduction axis (or folds it)
-    is of the full space, the others are of the parallel axes only. `Reduction.axes` is exactly the reduction axis.
+    is of the full space, the others are of the parallel axes only (in a crossed kernel with the stepped axis, unless
+    they fold it). `Reduction.axes` is exactly the reduction axis, or the stepped axis.
     A load of a buffer that an earlier loop of the group computes at the same index is served from registers.
 
     Attributes:

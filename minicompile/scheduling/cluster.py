@@ -3,6 +3,9 @@
 A cluster keeps, for each of its loops, the change from the loop's own axes to the cluster's; bodies are rewritten only
 once, at the end. The space is `outer` axes, over which programs run in parallel, and `inner` axes, which reductions
 fold; a loop of the cluster lives on all of them or on the outer ones alone.
+
+Rows and columns of the same data can be folded in one walk: the column sums, cut into chunks of rows, are *crossed* with
+the row reductions. The rows of a chunk are then `stepped` through by one program.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from minicompile.ir.loops import Loop, Reduction, Scan
 from minicompile.scheduling.dependencies import is_scatter
 from minicompile.scheduling.reindexing import (
     AxisMap,
+    axes_in,
     compose,
     flatten,
     identity,
@@ -39,8 +43,11 @@ class Cluster:
         stores: buffer computed here to the place of its elements, over the space.
         loads: buffer read to the distinct places, over the space.
         overwrites: older buffer to the newer one that takes its storage.
+        folds: buffers computed by reductions.
+        stepped: the outer axes that one program walks, in a crossed cluster.
+        crossed: buffers computed by reductions over the stepped axes.
         alone: scatters share a kernel with nothing.
-        reduces, scans, ordered: has a reduction, a scan, something that depends on the order of the inner axes.
+        scans, ordered: has a scan, something that depends on the order of the inner axes.
         version: changes with every fusion.
     """
 
@@ -52,8 +59,10 @@ class Cluster:
     stores: dict[str, Index]
     loads: dict[str, tuple[Index, ...]]
     overwrites: dict[str, str]
+    folds: frozenset[str] = frozenset()
+    stepped: tuple[Axis, ...] = ()
+    crossed: frozenset[str] = frozenset()
     alone: bool = False
-    reduces: bool = False
     scans: bool = False
     ordered: bool = False
     version: int = 0
@@ -62,6 +71,11 @@ class Cluster:
     def space(self) -> tuple[Axis, ...]:
         """All axes, outer first."""
         return self.outer + self.inner
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it has a reduction."""
+        return bool(self.folds)
 
     @property
     def rows(self) -> int:
@@ -89,7 +103,7 @@ def cluster_of(position: int, loop: Loop) -> Cluster:
         loads=loads_by_buffer(loop.loads),
         overwrites={} if loop.overwrites is None else {loop.overwrites: loop.buffer},
         alone=is_scatter(loop),
-        reduces=isinstance(loop.fold, Reduction),
+        folds=frozenset({loop.buffer}) if isinstance(loop.fold, Reduction) else frozenset(),
         scans=isinstance(loop.fold, Scan),
         ordered=isinstance(loop.fold, Scan) or (loop.fold is not None and loop.fold.kind in ("argmax", "argmin")),
     )
@@ -115,12 +129,18 @@ def align(first: Cluster, second: Cluster) -> Alignment | str:
     for old in second.overwrites:
         if old in first.stores:
             return f"{old} must be complete before {second.overwrites[old]} overwrites part of it"
+    for name in first.crossed:
+        if name in second.loads:
+            return f"{name} is complete only when all rows have been walked"
     source, target = (first, second) if second.inner or not first.inner else (second, first)
+    if source.stepped and not target.stepped:
+        source, target = target, source
     if not second.inner and not first.inner and len(first.maps) > len(second.maps):
         source, target = second, first
     reason = _spaces_differ(source, target)
     if reason is not None:
-        return reason
+        crossed = _cross(first, second) if first.reduces and second.reduces else None
+        return crossed or reason
     found = _align(source, target, first, second)
     if isinstance(found, str) and not target.inner and len(target.outer) > 1:
         flat = _flat(target)
@@ -128,6 +148,44 @@ def align(first: Cluster, second: Cluster) -> Alignment | str:
         over_one_axis = _align(source, flat, *pair)
         return found if isinstance(over_one_axis, str) else over_one_axis
     return found
+
+
+def _cross(first: Cluster, second: Cluster) -> Alignment | None:
+    """The alignment of a cluster that folds rows with one that folds chunks of the same rows' columns."""
+    for rows, columns in ((first, second), (second, first)):
+        stray = [n for n, place in columns.stores.items() if n not in columns.folds and not _varies(place, columns.inner)]
+        used_early = [name for name in columns.folds if name in columns.loads or name in rows.loads]
+        if columns.stepped or columns.ordered or stray or used_early:
+            continue
+        for mine, theirs in _shared_places(rows, columns, first, second)[:MAXIMUM_ALIGNMENTS]:
+            changes = match_axes(rows.space, mine, columns.space, theirs)
+            target = None if changes is None else _crossed_space(rows, columns, changes)
+            if target is not None and changes is not None and _disagreement(first, second, rows, changes) is None:
+                return Alignment(rows, target, changes)
+    return None
+
+
+def _crossed_space(rows: Cluster, columns: Cluster, changes: AxisMap) -> Cluster | None:
+    """`columns` over chunks and the rows within them, one row at a time, if `changes` writes `rows` over its axes so."""
+    images = dict(changes)
+    within = tuple((axis, images[axis]) for axis in rows.inner)
+    kept = frozenset[Axis]().union(*(axes_in(image) for _, image in within))
+    inner = tuple(axis for axis in columns.outer if axis in kept)
+    parts = tuple(axis for axis in columns.outer if axis not in kept)
+    if not parts or not is_one_to_one(within, inner):
+        return None
+    if rows.ordered and move(flatten(rows.inner), within) is not flatten(inner):
+        return None
+    stepped = tuple((axis, images[axis]) for axis in rows.stepped)
+    if stepped and not is_one_to_one(stepped, columns.inner):
+        return None
+    return dataclasses.replace(
+        columns, outer=parts + columns.inner, inner=inner, stepped=columns.inner, crossed=columns.folds
+    )
+
+
+def _varies(place: Index, axes: tuple[Axis, ...]) -> bool:
+    return not axes_in(place).isdisjoint(axes)
 
 
 def _flat(cluster: Cluster) -> Cluster:
@@ -161,16 +219,8 @@ def _spaces_differ(source: Cluster, target: Cluster) -> str | None:
 
 def _candidates(source: Cluster, target: Cluster, first: Cluster, second: Cluster) -> list[AxisMap]:
     """Changes of axes suggested by buffers that both touch, then by row-major order; each is one to one."""
-    pairs: dict[tuple[Index, Index], None] = {}
-    for name, place in first.stores.items():
-        for read in second.loads.get(name, ()):
-            pairs[(place, read) if source is first else (read, place)] = None
-    for name, reads in source.loads.items():
-        for mine in reads[:2]:
-            for theirs in target.loads.get(name, ())[:2]:
-                pairs.setdefault((mine, theirs))
     found: dict[AxisMap, None] = {}
-    for mine, theirs in list(pairs)[:MAXIMUM_ALIGNMENTS]:
+    for mine, theirs in _shared_places(source, target, first, second)[:MAXIMUM_ALIGNMENTS]:
         for changes in _changes(source, target, mine, theirs):
             found[changes] = None
     for axes in (target.space, target.outer) if not source.inner else (target.space,):
@@ -179,6 +229,19 @@ def _candidates(source: Cluster, target: Cluster, first: Cluster, second: Cluste
             if is_one_to_one(changes, axes) and _keeps_levels(source, target, changes):
                 found.setdefault(changes)
     return list(found)
+
+
+def _shared_places(source: Cluster, target: Cluster, first: Cluster, second: Cluster) -> list[tuple[Index, Index]]:
+    """Where both touch one buffer: the places of the source and of the target."""
+    pairs: dict[tuple[Index, Index], None] = {}
+    for name, place in first.stores.items():
+        for read in second.loads.get(name, ()):
+            pairs[(place, read) if source is first else (read, place)] = None
+    for name, reads in source.loads.items():
+        for mine in reads[:2]:
+            for theirs in target.loads.get(name, ())[:2]:
+                pairs.setdefault((mine, theirs))
+    return list(pairs)
 
 
 def _changes(source: Cluster, target: Cluster, mine: Index, theirs: Index) -> list[AxisMap]:
@@ -199,6 +262,10 @@ def _keeps_levels(source: Cluster, target: Cluster, changes: AxisMap) -> bool:
     outer, inner = changes[: len(source.outer)], changes[len(source.outer) :]
     if not is_one_to_one(outer, target.outer) or not is_one_to_one(inner, target.inner):
         return False
+    if source.stepped:
+        images = dict(changes)
+        if not is_one_to_one(tuple((axis, images[axis]) for axis in source.stepped), target.stepped):
+            return False
     return not source.ordered or move(flatten(source.inner), inner) is flatten(target.inner)
 
 
@@ -236,7 +303,9 @@ def merge(first: Cluster, second: Cluster, alignment: Alignment) -> Cluster:
         stores=early.stores | late.stores,
         loads=loads,
         overwrites=early.overwrites | late.overwrites,
-        reduces=first.reduces or second.reduces,
+        folds=first.folds | second.folds,
+        stepped=target.stepped,
+        crossed=source.crossed | target.crossed,
         scans=first.scans or second.scans,
         ordered=first.ordered or second.ordered,
         version=first.version + second.version + 1,

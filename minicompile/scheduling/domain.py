@@ -25,7 +25,8 @@ CONFLICT_SIZE = 4
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """The loops of a kernel over its own axes: `parallel` slowest first, and the folded axis if there is one.
+    """The loops of a kernel over its own axes: `parallel` slowest first, the folded axis if there is one, and in a crossed
+    kernel the axis that a program steps through.
 
     `folded_first` says that neighbouring elements lie along the folded axis, not along the last parallel one.
     """
@@ -34,6 +35,12 @@ class Domain:
     parallel: tuple[Axis, ...]
     folded: Axis | None
     folded_first: bool
+    stepped: Axis | None = None
+
+    @property
+    def outer(self) -> tuple[Axis, ...]:
+        """All axes but the folded one."""
+        return self.parallel if self.stepped is None else (*self.parallel, self.stepped)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +54,12 @@ class _Access:
 def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers: Mapping[str, Buffer]) -> Domain:
     """The cluster's loops over tile axes."""
     accesses = _accesses(cluster, buffers)
-    if cluster.inner:
+    stepped = None
+    if cluster.stepped:
+        parts = tuple(axis for axis in cluster.outer if axis not in cluster.stepped)
+        (x, stepped, folded), changes = _flattened(("x", "row", "r"), (parts, cluster.stepped, cluster.inner))
+        parallel, folded_first = (x,), True
+    elif cluster.inner:
         outer = _by_strides(cluster.outer, accesses)
         inner = cluster.inner if cluster.ordered else _by_strides(cluster.inner, accesses)
         parallel, changes = _flattened(("x",), (outer,))
@@ -58,16 +70,17 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
         slow, fast = _split_where_strides_conflict(_by_strides(cluster.outer, accesses), accesses)
         parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
         folded, folded_first = None, False
+    domain = Domain((), parallel, folded, folded_first, stepped)
     loops: list[Loop] = []
     places: dict[str, Index] = {}
     for position in sorted(cluster.maps):
         loop = operations[position]
         assert isinstance(loop, Loop)
         loop = _rewritten(loop, compose(cluster.maps[position], changes), places)
-        axes, fold = _axes_and_fold(loop, cluster.maps[position], cluster, parallel, folded)
+        axes, fold = _axes_and_fold(loop, cluster.maps[position], cluster, domain)
         loops.append(dataclasses.replace(loop, axes=axes, fold=fold))
         places[loop.buffer] = loop.store
-    return Domain(tuple(loops), parallel, folded, folded_first)
+    return dataclasses.replace(domain, loops=tuple(loops))
 
 
 def _rewritten(loop: Loop, changes: AxisMap, places: Mapping[str, Index]) -> Loop:
@@ -89,17 +102,20 @@ def _rewritten(loop: Loop, changes: AxisMap, places: Mapping[str, Index]) -> Loo
 
 
 def _axes_and_fold(
-    loop: Loop, own: AxisMap, cluster: Cluster, parallel: tuple[Axis, ...], folded: Axis | None
+    loop: Loop, own: AxisMap, cluster: Cluster, domain: Domain
 ) -> tuple[tuple[Axis, ...], Reduction | Scan | None]:
     """The tile axes that a loop runs over, and its fold over them."""
+    outer, folded = domain.outer, domain.folded
     if folded is not None:
         if isinstance(loop.fold, Reduction):
-            return parallel, Reduction(loop.fold.kind, (folded,))
+            if loop.buffer in cluster.crossed and domain.stepped is not None:
+                return (*domain.parallel, folded), Reduction(loop.fold.kind, (domain.stepped,))
+            return outer, Reduction(loop.fold.kind, (folded,))
         if isinstance(loop.fold, Scan):
-            return (*parallel, folded), Scan(loop.fold.kind, folded, loop.fold.reverse)
+            return (*outer, folded), Scan(loop.fold.kind, folded, loop.fold.reverse)
         if _spans(own, cluster.inner):
-            return (*parallel, folded), loop.fold
-    return parallel, loop.fold
+            return (*outer, folded), loop.fold
+    return outer, loop.fold
 
 
 def _spans(own: AxisMap, inner: tuple[Axis, ...]) -> bool:

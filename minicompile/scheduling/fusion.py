@@ -203,6 +203,7 @@ class Fuser:
             rows=target.rows,
             row_length=target.row_length,
             second_pass=bool(whole) and first.reduces and second in whole,
+            crossed=bool(target.stepped),
         )
 
     def refuse(self, first: Cluster, second: Cluster, verdict: str, reason: str, apart: int, fused: int) -> None:

@@ -10,6 +10,7 @@ MAXIMUM_FUSED_SCAN = 16384
 SMALL_KERNEL_BYTES = 4 << 20
 SIBLING_SHARE = 8
 SIBLING_DISTANCE = 48
+MAXIMUM_CROSSED_ROW = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class PairFacts:
         scan_length: elements along a scan whose result other loops of the kernel would use; 0 without one.
         rows, row_length: the fused iteration space.
         second_pass: a loop over the whole space would follow a reduction over it.
+        crossed: rows and columns would be folded in one walk.
     """
 
     bytes_apart: int
@@ -37,6 +39,7 @@ class PairFacts:
     rows: int
     row_length: int
     second_pass: bool
+    crossed: bool = False
 
 
 def refusal(facts: PairFacts) -> str | None:
@@ -51,6 +54,8 @@ def refusal(facts: PairFacts) -> str | None:
         return f"one kernel would hold {facts.loops} operations; the limit is {MAXIMUM_LOOPS}"
     if facts.scan_length > MAXIMUM_FUSED_SCAN:
         return f"a scan over {facts.scan_length} elements does not stay in registers"
+    if facts.crossed and facts.row_length > MAXIMUM_CROSSED_ROW:
+        return f"a row of {facts.row_length} and its column sums do not stay in registers"
     if facts.second_pass and facts.rows < 16 and facts.rows * facts.row_length > 1 << 16:
         return f"only {facts.rows} rows would run in parallel over {facts.row_length} elements each"
     if not facts.vertical:

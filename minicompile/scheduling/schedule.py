@@ -85,7 +85,7 @@ def _finish(
 def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset[str]) -> TileFacts:
     """What the tile model wants to know about a kernel."""
     computed = {loop.buffer for loop in domain.loops}
-    everywhere: frozenset[Axis] = frozenset(domain.parallel)
+    everywhere: frozenset[Axis] = frozenset(domain.outer)
     if domain.folded is not None:
         everywhere |= {domain.folded}
     moved = [
@@ -99,6 +99,7 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
         parallel=domain.parallel,
         folded=domain.folded,
         folded_first=domain.folded_first,
+        stepped=domain.stepped,
         itemsize=max(sizes, default=4),
         live_rows=len(rows) + 1,
         must_persist=scans and len(domain.loops) > 1,

@@ -16,6 +16,7 @@ from minicompile.ir.expr import Constant, Expr, IndexValue, Load, Masked, apply,
 from minicompile.ir.index import ONE, Axis, Index, as_index, coefficient_of, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction
 from minicompile.ir.schedule import DeviceProperties
+from minicompile.scheduling.profit import MAXIMUM_CROSSED_ROW
 from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, unflatten
 from minicompile.scheduling.tiling import COLUMN_BYTES, ROW_REGISTERS, next_power_of_two
 from minicompile.scheduling.traffic import points
@@ -23,6 +24,8 @@ from minicompile.scheduling.variance import ChunkedSum, find_squares, squares_in
 
 WORTH_A_LAUNCH = 1 << 18
 WORTH_A_SECOND_READ = 1 << 23
+WORTH_CROSSING = 1 << 20
+LEAST_CHUNK = 8
 PROGRAMS_PER_MULTIPROCESSOR = 4
 CHUNK_BYTES = 1 << 15
 SPLITTABLE = ("sum", "prod", "max", "min", "any")
@@ -61,6 +64,21 @@ def choose_chunks(
     return max(splits, -(-length // chunk))
 
 
+def choose_row_chunks(rows: int, columns: int, itemsize: int, device: DeviceProperties) -> int:
+    """Into how many chunks of rows a column sum is cut that shares its walk over the data with row reductions; 1 if it
+    should not. Each chunk is a program, and writes a row of partial sums.
+    """
+    if device.kind == "cpu" or columns > MAXIMUM_CROSSED_ROW or rows * columns * itemsize < WORTH_CROSSING:
+        return 1
+    wanted = max(LEAST_CHUNK, rows // (PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors))
+    chunk = next_power_of_two(wanted)
+    while chunk * 2 > wanted and rows % chunk:
+        chunk //= 2
+    if rows % chunk:
+        chunk = next((n for n in range(wanted, 2 * wanted) if rows % n == 0), rows)
+    return rows // chunk
+
+
 def split_reductions(
     operations: Sequence[Operation], buffers: Mapping[str, Buffer], device: DeviceProperties
 ) -> tuple[tuple[Operation, ...], dict[str, Buffer]]:
@@ -69,9 +87,10 @@ def split_reductions(
     result: list[Operation] = []
     squares = find_squares(operations) if device.kind != "cpu" else {}
     wanted = set(squares.values())
+    row_folds = _row_folds(operations)
     chunked: dict[int, ChunkedSum] = {}
     for position, loop in enumerate(operations):
-        splits = _splits(loop, buffers, device, position in wanted) if isinstance(loop, Loop) else 1
+        splits = _splits(loop, buffers, device, position in wanted, row_folds) if isinstance(loop, Loop) else 1
         sums = chunked.get(squares.get(position, -1))
         if not isinstance(loop, Loop) or (splits == 1 and sums is None):
             result.append(loop)
@@ -87,7 +106,23 @@ def split_reductions(
     return tuple(result), known
 
 
-def _splits(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties, with_squares: bool) -> int:
+def _row_folds(operations: Sequence[Operation]) -> set[tuple[str, int, int]]:
+    """What reductions read: the buffer, the number of results, and the elements folded into each."""
+    return {
+        (load.buffer, points(loop.axes), points(loop.fold.axes))
+        for loop in operations
+        if isinstance(loop, Loop) and isinstance(loop.fold, Reduction)
+        for load in loop.loads
+    }
+
+
+def _splits(
+    loop: Loop,
+    buffers: Mapping[str, Buffer],
+    device: DeviceProperties,
+    with_squares: bool,
+    row_folds: set[tuple[str, int, int]],
+) -> int:
     """How often to split one loop; 1 for what cannot be split. `with_squares`: a variance needs the same values."""
     if not isinstance(loop.fold, Reduction) or loop.fold.kind not in SPLITTABLE or loop.overwrites is not None:
         return 1
@@ -98,21 +133,26 @@ def _splits(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties,
     itemsize = max((buffers[load.buffer].dtype.itemsize for load in read), default=4)
     columns = _neighbours_are_results(loop, read)
     length = points(loop.fold.axes)
-    splits = choose_splits(points(loop.axes), length, itemsize, columns, device)
+    results = points(loop.axes)
+    if columns and loop.fold.kind == "sum" and any((load.buffer, length, results) in row_folds for load in read):
+        chunks = choose_row_chunks(length, results, itemsize, device)
+        if chunks > 1:
+            return chunks
+    splits = choose_splits(results, length, itemsize, columns, device)
     if with_squares:
-        splits = choose_chunks(points(loop.axes), length, itemsize, columns, splits, device)
+        splits = choose_chunks(results, length, itemsize, columns, splits, device)
     return splits if 2 * splits <= length else 1
 
 
 def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:
-    """Whether the loads that vary with the reduction are contiguous along the axes of the result."""
+    """Whether most that is loaded and varies with the reduction is contiguous along the axes of the result."""
     votes = 0
     for load in read:
         folded = [coefficient_of(load.index, axis) for axis in loop.reduction_axes]
         if ONE in folded:
-            votes -= 1
+            votes -= points(axes_in(load.index))
         elif any(coefficient_of(load.index, axis) is ONE for axis in loop.axes):
-            votes += any(stride is None or bool(stride.terms) for stride in folded)
+            votes += points(axes_in(load.index)) * any(stride is None or bool(stride.terms) for stride in folded)
     return votes > 0
 
 

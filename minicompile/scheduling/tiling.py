@@ -9,18 +9,16 @@ as the problem. `plan_tile` is a pure function of `TileFacts`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
-
 from minicompile.ir.index import Axis, hint
-from minicompile.ir.schedule import DeviceProperties, TileAxis, TilePlan
+from minicompile.ir.schedule import DeviceProperties, Strategy, TileAxis, TilePlan
 
-Strategy = Literal["pointwise", "persistent", "looped"]
 INTERPRETED_ELEMENTS = 1 << 20
 ROW_REGISTERS = 49152
 BYTES_PER_THREAD = 32
 LOOPED_BLOCK = 4096
 COLUMN_BYTES = 128
 COLUMN_TILE = 4096
+CROSSED_TILE = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +26,7 @@ class TileFacts:
     """What the model knows about a kernel.
 
     Attributes:
-        parallel, folded: its axes.
+        parallel, stepped, folded: its axes.
         folded_first: memory is contiguous along the folded axis.
         itemsize: of the widest element moved over the whole space, in bytes.
         live_rows: values over the folded axis that stay in registers from one pass to the next.
@@ -41,12 +39,15 @@ class TileFacts:
     itemsize: int
     live_rows: int
     must_persist: bool = False
+    stepped: Axis | None = None
 
 
 def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     """Block sizes for a kernel on `device`."""
     if device.kind == "cpu":
         return _plan_interpreted(facts)
+    if facts.stepped is not None:
+        return _plan_crossed(facts)
     if facts.folded is None:
         return _plan_plane(facts, device) if len(facts.parallel) == 2 else _plan_line(facts, device)
     return _plan_rows(facts, device) if facts.folded_first else _plan_columns(facts, device)
@@ -119,6 +120,19 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     return _plan(facts, [x, block], "persistent", warps, f"a row of {length} stays in registers")
 
 
+def _plan_crossed(facts: TileFacts) -> TilePlan:
+    """A few rows a step, loaded while the step before is computed."""
+    assert facts.folded is not None and facts.stepped is not None
+    block, rows = next_power_of_two(hint(facts.folded.size)), hint(facts.stepped.size)
+    w = 1
+    while w * block < CROSSED_TILE and rows % (2 * w) == 0:
+        w *= 2
+    warps = max(1, min(16, w * block // (32 * 16)))
+    stages = 2 if rows // w >= 4 else 1
+    reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
+    return _plan(facts, [1, w, block], "crossed", warps, reason, stages)
+
+
 def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     assert facts.folded is not None
     length, columns = hint(facts.folded.size), hint(facts.parallel[-1].size)
@@ -132,8 +146,12 @@ def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     return _plan(facts, [x, r], "looped", 8, f"{x} neighbouring columns of {length} per program")
 
 
-def _plan(facts: TileFacts, blocks: list[int], strategy: Strategy, warps: int, reason: str) -> TilePlan:
+def _plan(
+    facts: TileFacts, blocks: list[int], strategy: Strategy, warps: int, reason: str, stages: int = 1
+) -> TilePlan:
     axes = [TileAxis(axis, block, "parallel") for axis, block in zip(facts.parallel, blocks, strict=False)]
+    if facts.stepped is not None:
+        axes.append(TileAxis(facts.stepped, blocks[-2], "stepped"))
     if facts.folded is not None:
         axes.append(TileAxis(facts.folded, blocks[-1], "reduction"))
-    return TilePlan(tuple(axes), strategy, warps, 1, reason)
+    return TilePlan(tuple(axes), strategy, warps, stages, reason)

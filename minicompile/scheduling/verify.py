@@ -44,17 +44,21 @@ def verify_group(group: KernelGroup) -> None:
     tile = group.tile
     parallel = tuple(a.axis for a in tile.parallel)
     folded = None if tile.reduction is None else tile.reduction.axis
+    stepped = None if tile.stepped is None else tile.stepped.axis
     _require((folded is None) == (tile.strategy == "pointwise"), "strategy and axes disagree", group)
+    _require((stepped is None) == (tile.strategy != "crossed"), "strategy and axes disagree", group)
+    outer = parallel if stepped is None else (*parallel, stepped)
+    whole = outer if folded is None else (*outer, folded)
     _require(all(a.block & (a.block - 1) == 0 and a.block > 0 for a in tile.axes), "a block is no power of 2", group)
     computed: dict[str, Loop] = {}
     for loop in group.loops:
-        whole = (*parallel, folded) if folded is not None else parallel
         if isinstance(loop.fold, Reduction):
-            _require(loop.axes == parallel and loop.fold.axes == (folded,), "a reduction off the axes", group)
+            kept = tuple(axis for axis in whole if axis not in loop.fold.axes)
+            _require(loop.axes == kept and loop.fold.axes in ((folded,), (stepped,)), "a reduction off the axes", group)
         elif isinstance(loop.fold, Scan):
             _require(loop.axes == whole and loop.fold.axis is folded, "a scan off the axes", group)
         else:
-            _require(loop.axes in (parallel, whole), f"{loop.buffer} is not over the kernel's axes", group)
+            _require(loop.axes in (outer, whole), f"{loop.buffer} is not over the kernel's axes", group)
         inside = set(loop.axes) | set(loop.reduction_axes)
         used: set[Axis] = set(axes_in_value(loop.value) | axes_in(loop.store))
         _require(used <= inside, f"{loop.buffer} uses axes it does not run over", group)
@@ -63,6 +67,9 @@ def verify_group(group: KernelGroup) -> None:
             if source is not None:
                 _require(load.index is source.store, f"{load.buffer} is read elsewhere than it is computed", group)
                 _require(not is_scatter(source), f"{load.buffer} is read in the kernel that scatters it", group)
+                _require(
+                    stepped is None or stepped in source.axes, f"{load.buffer} is read before it is complete", group
+                )
                 _require(
                     tile.strategy != "looped" or source.fold is not None or folded not in source.axes,
                     f"{load.buffer} does not survive from one pass to the next",

@@ -201,6 +201,8 @@ class ProgramMaker:
             return
         if self.random.random() < 0.3:
             return self.variance(name, axes, origins)
+        if len(axes) > 1 and self.random.random() < 0.25:
+            return self.both_ways(name, axes, origins)
         folded = tuple(a for a in axes if self.random.random() < 0.6) or axes[-1:]
         kept = tuple(a for a in axes if a not in folded)
         kind = self.random.choice(["sum", "sum", "max", "min", "argmax"])
@@ -223,6 +225,23 @@ class ProgramMaker:
         target = self.add_buffer(name, tuple(int(a.size) for a in kept))
         place = offset(target, [as_index(a) for a in kept])
         self.operations.append(Loop(name, kept, squares, place, Reduction("sum", folded), origins=origins))
+
+    def both_ways(self, name: str, axes: tuple[Axis, ...], origins: tuple[Origin, ...]) -> None:
+        """A sum over the last axes, something computed from it, and a sum over the first axes of that, or of the same."""
+        cut = self.random.randint(1, len(axes) - 1)
+        value = apply("cast", self.value(axes), dtype=F32)
+        rows = self.add_buffer(f"{name}_rows", tuple(int(a.size) for a in axes[:cut]))
+        place = offset(rows, [as_index(a) for a in axes[:cut]])
+        self.operations.append(Loop(rows.name, axes[:cut], value, place, Reduction("sum", axes[cut:]), origins=origins))
+        scaled = apply("mul", value, Load(rows.name, place, F32), dtype=F32)
+        if self.random.random() < 0.6:
+            whole = self.add_buffer(f"{name}_scaled", tuple(int(a.size) for a in axes))
+            at = offset(whole, [as_index(a) for a in axes])
+            self.operations.append(Loop(whole.name, axes, scaled, at, origins=origins))
+        columns = self.add_buffer(name, tuple(int(a.size) for a in axes[cut:]))
+        at = offset(columns, [as_index(a) for a in axes[cut:]])
+        folded = scaled if self.random.random() < 0.5 else value
+        self.operations.append(Loop(name, axes[cut:], folded, at, Reduction("sum", axes[:cut]), origins=origins))
 
     def overwrite(self, name: str, origins: tuple[Origin, ...]) -> None:
         """A new version of a buffer in the old one's storage, in whole, in part, or scattered."""

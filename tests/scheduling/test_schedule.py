@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minicompile.config import Config
-from minicompile.ir.schedule import DeviceProperties
+from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling import split, tiling
 from minicompile.scheduling.schedule import schedule_graph
 from tests.scheduling.evaluator import run_graph, run_schedule, storage_size
@@ -16,8 +16,8 @@ GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
 VERIFIED = Config(verify=True)
 
 
-def check_program(seed: int, length: int, device: DeviceProperties = GPU) -> None:
-    """Compare one random program before and after scheduling."""
+def check_program(seed: int, length: int, device: DeviceProperties = GPU) -> Schedule:
+    """Compare one random program before and after scheduling, which it returns."""
     maker = ProgramMaker(seed, length)
     graph = maker.graph()
     generator = np.random.default_rng(seed)
@@ -27,6 +27,7 @@ def check_program(seed: int, length: int, device: DeviceProperties = GPU) -> Non
     found = run_schedule(schedule, inputs)
     for want, have in zip(expected, found, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6, err_msg=f"seed {seed}")
+    return schedule
 
 
 @pytest.mark.parametrize("block", range(6))
@@ -51,3 +52,18 @@ def test_random_programs_keep_their_values_when_reductions_are_split(
     monkeypatch.setattr(split, "choose_splits", always)
     for seed in range(2000, 2040):
         check_program(seed, length=4 + seed % 20)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_random_programs_keep_their_values_when_rows_and_columns_are_folded_in_one_walk(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    def chunks_of_rows(rows: int, columns: int, itemsize: int, device: DeviceProperties) -> int:
+        return rows // chunk if rows % chunk == 0 else 1
+
+    monkeypatch.setattr(split, "choose_row_chunks", chunks_of_rows)
+    crossed = 0
+    for seed in range(3000, 3060):
+        schedule = check_program(seed, length=8 + seed % 20)
+        crossed += sum(isinstance(step, KernelGroup) and step.tile.strategy == "crossed" for step in schedule.steps)
+    assert crossed > 0
