@@ -22,41 +22,8 @@ from minicompile.graph.attention import SDPA, attention_or_none, written_attenti
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.random_numbers import Seeds, random_decompositions
 from minicompile.graph.recorder import Recorder
+from minicompile.graph.replacements import REPLACED
 from minicompile.ir.graph import CapturedGraph, MutatedInput, OutputBinding
-
-
-def polygamma_(value: torch.Tensor, order: int) -> torch.Tensor:
-    """`Tensor.polygamma_`."""
-    return value.copy_(torch.polygamma(order, value.clone()))
-
-
-def one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """`one_hot` without eager's look at the values."""
-    if num_classes <= 0:
-        return torch.nn.functional.one_hot(index, num_classes)
-    return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).long()
-
-
-def index_fill(value: torch.Tensor, dim: int, index: torch.Tensor, fill: Any) -> torch.Tensor:
-    """`index_fill`; the gradient of a tensor `fill` would need the unique values of the index."""
-    if not isinstance(fill, torch.Tensor) or value.dim() == 0:
-        return torch.ops.aten.index_fill(value, dim, index, fill)
-    hit = torch.zeros(value.shape[dim], dtype=torch.bool, device=value.device).index_fill(0, index, True)
-    shape = [1] * value.dim()
-    shape[dim] = -1
-    return torch.where(hit.view(shape), fill.to(value), value)
-
-
-# Results of the unsafe ones share memory with the input in eager, where functionalization would see copies; and it knows
-# no in-place polygamma. Some others look at the values of tensors, for a check or for a gradient.
-REPLACED: dict[Any, Any] = {
-    torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
-    torch.unsafe_split_with_sizes: torch.split_with_sizes,
-    torch.Tensor.unsafe_chunk: torch.chunk, torch.Tensor.unsafe_split: torch.split,
-    torch.Tensor.unsafe_split_with_sizes: torch.split_with_sizes, torch.Tensor.polygamma_: polygamma_,
-    torch.nn.functional.one_hot: one_hot, torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill,
-}  # fmt: skip
-
 
 # Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python
 # dispatcher (too slow for every operator) put honest ones in their place.

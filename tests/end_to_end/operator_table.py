@@ -37,7 +37,7 @@ The same operators, one or two samples each, through `torch.compile(backend="aot
 def markdown(verdicts: Sequence[Verdict], torch_version: str, beside: Sequence[Verdict] = ()) -> str:
     """The page: totals by dtype, those of `torch.compile` beside them, then a row for each operator and outcome."""
     reference = [BESIDE, *totals(beside)] if beside else []
-    lines = [EXPLANATION.format(torch=torch_version), *totals(verdicts), *reference, "", "| operator | dtypes | outcome | why not (all) fused |", "|---|---|---|---|"]
+    lines = [EXPLANATION.format(torch=torch_version), *totals(verdicts), *errors(verdicts), *reference, "", "| operator | dtypes | outcome | why not (all) fused |", "|---|---|---|---|"]
     by_operator: dict[str, list[Verdict]] = collections.defaultdict(list)
     for verdict in verdicts:
         by_operator[verdict.operator].append(verdict)
@@ -55,6 +55,17 @@ def totals(verdicts: Sequence[Verdict]) -> list[str]:
     lines += [f"| {kind} | {' | '.join(str(counts[kind, dtype]) for dtype in dtypes)} |" for kind in kinds]
     sums = [sum(counts[kind, dtype] for kind in kinds) for dtype in dtypes]
     return [*lines, f"| all | {' | '.join(map(str, sums))} |"]
+
+
+def errors(verdicts: Sequence[Verdict]) -> list[str]:
+    """How far from fp64 the compiled operators are, in units of eager's distance."""
+    lines = ["", "The largest error against fp64 over eager's largest (a rounding of the result added to both), operator by operator:", "",
+             "| | " + " | ".join(DTYPES) + " |", f"|---|{'---:|' * len(DTYPES)}"]  # fmt: skip
+    ratios = {dtype: sorted(v.ratio for v in verdicts if v.dtype == dtype and v.ratio and not v.random) for dtype in DTYPES}
+    for label, share in (("median", 0.5), ("99 of 100 below", 0.99), ("worst", 1.0)):
+        found = [f"{values[min(int(share * len(values)), len(values) - 1)]:.2f}" if values else "" for values in ratios.values()]
+        lines.append(f"| {label} | {' | '.join(found)} |")
+    return lines
 
 
 def rows(name: str, verdicts: Iterable[Verdict]) -> list[str]:

@@ -58,6 +58,7 @@ class Verdict:
         reasons: extern kernels, fallbacks, graph breaks, differences.
         random: only shapes and layouts are compared, besides a run on eager's own random numbers.
         samples: how many calls were compared.
+        ratio: the largest error against fp64 over eager's largest, rounding of the result apart; 0 where there is none.
     """
 
     operator: str
@@ -66,6 +67,7 @@ class Verdict:
     reasons: list[str] = dataclasses.field(default_factory=list)
     random: bool = False
     samples: int = 0
+    ratio: float = 0.0
 
     def add(self, kind: str, reasons: list[str]) -> None:
         """Take over a sample's verdict where it is worse; reasons add up."""
@@ -97,6 +99,7 @@ def judge(op: OpInfo, dtype_name: str, samples: int, seconds: int, by_torch: boo
                     found = call_verdict(function, arguments, gradients, op.name in UNINITIALISED)
                     if found is not None:
                         verdict.random |= found[2]
+                        verdict.ratio = max(verdict.ratio, found[3])
                         verdict.add(*as_told(function, number, found[0], found[1]))
     except TookTooLong:
         verdict.add("slow", [f"more than {seconds} s"])
@@ -163,8 +166,8 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 def judge_call(
     function: Callable[..., Any], arguments: tuple[Any, ...], gradients: bool, uninitialised: bool
-) -> tuple[str, list[str], bool] | None:
-    """(kind, reasons, random) of one call; `None` where eager refuses it."""
+) -> tuple[str, list[str], bool, float] | None:
+    """(kind, reasons, random, error ratio) of one call; `None` where eager refuses it."""
     warnings.simplefilter("ignore")
     eager = observe(function, arguments, gradients, 0)
     if eager.exception is not None:
@@ -189,19 +192,37 @@ def judge_call(
     if uninitialised:
         eager, shown = without_values(eager), without_values(shown)
     found = list(differences(eager, shown, exact, [eager], 2.0))
+    ratio = error_ratio(eager, shown, exact)
     if random and not found and kind not in ("eager", "crash"):
         compiled = minicompile.compile(function, options=options)
         shown = observe(compiled, arguments, gradients, 0)
         kind, reasons = description(compiled)
         found = list(differences(without_values(eager), without_values(shown), None, [eager], 2.0))
     if found and all(": error " in text for text in found) and is_near(eager, shown):
-        return "near", found, random
+        return "near", found, random, ratio
     if found and not random and is_half(arguments):
         rounded = minicompile.compile(function, options=options | {"emulate_precision_casts": True})
         shown = observe(rounded, arguments, gradients, 0)
         if not any(differences(eager, shown, exact, [eager], 2.0)):
-            return "near", [f"with eager's rounding of intermediates equal, without: {text}" for text in found], random
-    return ("wrong", found, random) if found else (kind, reasons, random)
+            return "near", [f"with eager's rounding of intermediates equal, without: {text}" for text in found], random, ratio
+    return ("wrong", found, random, ratio) if found else (kind, reasons, random, ratio)
+
+
+def error_ratio(eager: Run, shown: Run, exact: Run | None) -> float:
+    """The worst, over outputs and gradients, of the largest error beside eager's, a rounding of the largest value added to both."""
+    worst = 0.0
+    for field in ("outputs", "gradients") if exact is not None else ():
+        for one, other, true in zip(getattr(eager, field), getattr(shown, field), getattr(exact, field), strict=False):
+            tensors = all(isinstance(value, torch.Tensor) for value in (one, other, true))
+            if not tensors or not one.is_floating_point() or one.dtype == torch.float64 or not one.shape == other.shape == true.shape:
+                continue
+            finite = one.isfinite() & other.isfinite() & true.isfinite()
+            if finite.any():
+                wide = true[finite].double()
+                rounding = torch.finfo(one.dtype).eps / 2 * float(wide.abs().max()) + 1e-300
+                errors = [float((value[finite].double() - wide).abs().max()) + rounding for value in (other, one)]
+                worst = max(worst, errors[0] / errors[1])
+    return worst
 
 
 def is_half(arguments: Any) -> bool:
@@ -265,7 +286,7 @@ def without_values(shown: Run) -> Run:
 
 def judge_torch(
     function: Callable[..., Any], arguments: tuple[Any, ...], gradients: bool, uninitialised: bool
-) -> tuple[str, list[str], bool] | None:
+) -> tuple[str, list[str], bool, float] | None:
     """The same for `torch.compile` with its `aot_eager` backend: capture and graphs are its own, kernels are eager's."""
     eager = observe(function, arguments, gradients, 0)
     if eager.exception is not None:
@@ -274,14 +295,15 @@ def judge_torch(
     torch._dynamo.reset()
     shown = observe(torch.compile(function, backend="aot_eager", dynamic=False), arguments, gradients, 0)
     if shown.exception is not None:
-        return "crash", [f"{type(shown.exception).__name__}: {first_line(shown.exception)}"], random
+        return "crash", [f"{type(shown.exception).__name__}: {first_line(shown.exception)}"], random, 0.0
     exact = run_in_double(function, arguments, gradients, 0)
     if random:
         eager, shown = without_values(eager), without_values(shown)
     found = list(differences(eager, shown, exact, [eager], 2.0))
+    ratio = error_ratio(eager, shown, exact)
     if found and all(": error " in text for text in found) and is_near(eager, shown):
-        return "near", found, random
-    return ("wrong" if found else "right"), found, random
+        return "near", found, random, ratio
+    return ("wrong" if found else "right"), found, random, ratio
 
 
 def draws_numbers(compiled: Any) -> bool:

@@ -126,6 +126,9 @@ INDEXING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
     "index_put accumulates": (lambda x, i, v: x.index_put((i,), v, accumulate=True), lambda: (leaf(5, 2), torch.tensor([1, 1, 4]), leaf(3, 2))),
     "masked assignment of a value": (lambda x, m: assign(x, m, -1.0), lambda: (leaf(4, 3), torch.rand(4, 3) > 0.5)),
     "masked assignment of rows": (lambda x, m: assign(x, m, 0.5), lambda: (leaf(4, 3), torch.rand(4) > 0.5)),
+    "masked assignment of differentiable values": (lambda x, m, v: assign(x, m, v[0]) + assign(x, m[:, 0], v) + x.index_put((None, m[0]), v[:1]),
+                                                   lambda: (leaf(4, 3), torch.rand(4, 3) > 0.5, leaf(3))),
+    "index_fill of a 0-d tensor, in place": (lambda x, i, v: (x * 2).index_fill_(0, i, v), lambda: (leaf(), torch.tensor([0]), leaf())),
     "masked_scatter": (lambda x, m, s: x.masked_scatter(m, s), lambda: (leaf(4, 3), torch.rand(4, 3) > 0.5, leaf(12))),
     "masked softmax": (lambda x, m: x.masked_fill(m, -INF).softmax(-1), lambda: (leaf(4, 6), torch.rand(4, 6) > 0.6)),
     "a row masked entirely": (lambda x: x.masked_fill(torch.arange(4)[:, None] == 1, -INF).softmax(-1).nan_to_num(0.0), lambda: (leaf(4, 6),)),
@@ -145,7 +148,7 @@ INDEXING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
 }
 
 
-def assign(x: Tensor, mask: Tensor, value: float) -> Tensor:
+def assign(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Assignment by mask to a computed tensor."""
     y = x * 2
     y[mask] = value
