@@ -48,6 +48,7 @@ class Compiler:
         on_part: told of every compiled half: the captured graph, `forward` or `backward`, the product.
         graphs: every compiled graph, in order.
         keep_products: run every stage, so that its product can be looked at, where the disk has the finished program.
+        around: replaces the call of every compiled half, for those who watch it run.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Compiler:
         self.config = config
         self.on_part = on_part
         self.graphs: list[CompiledGraph] = []
+        self.around: Callable[[CompiledGraph, str, CompiledPart], FlatCall] | None = None
         self.keep_products = on_part is not None
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
         self._graph_pool: Any = None
@@ -130,11 +132,13 @@ class Compiler:
             warnings.warn(f"{failure}; this part runs eagerly", stacklevel=2)
             call = eager_call(getattr(compiled.partitioned, half))
             part = CompiledPart(call=call, fallback=str(failure), timings=clock.seconds)
-        self._finish(compiled, half, part)
+        part = self._finish(compiled, half, part)
         self._store(compiled)
         return part
 
     def _finish(self, compiled: CompiledGraph, half: str, part: CompiledPart) -> CompiledPart:
+        if self.around is not None:
+            part = dataclasses.replace(part, call=self.around(compiled, half, part))
         compiled.parts[half] = part
         if self.on_part is not None:
             self.on_part(compiled.captured, half, part)
