@@ -323,7 +323,7 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
     elif isinstance(owner, (list, collections.deque)):
         guard_structure(tracer, owner)
         if type(key) is slice:
-            value = list(tracer.iterate(value))
+            value = list(drain(tracer, value))
         run_native(tracer, operator.setitem, (owner, key, value), {})
     elif is_native(owner):
         run_native(tracer, operator.setitem, (owner, key, value), {})
