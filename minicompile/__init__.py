@@ -4,6 +4,7 @@ from minicompile import config, errors
 from minicompile.api import (
     compile,
     disable,
+    explain,
     is_compiling,
     mark_dynamic,
     mark_static,
@@ -22,6 +23,7 @@ __all__ = [
     "config",
     "disable",
     "errors",
+    "explain",
     "is_compiling",
     "mark_dynamic",
     "mark_static",

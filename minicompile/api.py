@@ -17,13 +17,17 @@ import torch
 
 import minicompile.config as configuration
 from minicompile.capture.entry import CompiledCallable
+from minicompile.capture.frame_cache import guard_test
 from minicompile.compiled_module import CompiledModule, compile_module
 from minicompile.compiler import Compiler
 from minicompile.config import Config
 from minicompile.ir.graph import CapturedGraph
+from minicompile.report import explain as explaining
 from minicompile.report import logs
+from minicompile.report.explanation import Explanation
 from minicompile.report.sources import Sources
 from minicompile.runtime.compiled_graph import CompiledPart
+from minicompile.runtime.kernel_binary import machine_code
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -222,6 +226,34 @@ def compiled_function(compiled: Any) -> CompiledFunction:
     if isinstance(compiled, CompiledFunction):
         return compiled
     raise TypeError(f"not something that minicompile.compile returned: {compiled!r}")
+
+
+def explain(
+    function: Any, *, sweep: bool | None = None, **compile_options: Any
+) -> Callable[..., Explanation]:
+    """`explain(f)(*args)` runs `f` compiled and eagerly on copies of the arguments and says what was done, and why it
+    is fast or not. `sweep` tries other batch sizes too (by default on a GPU only); other options are those of `compile`.
+    """
+    return lambda *args, **kwargs: explaining.explain(function, args, kwargs, report_tools(compile_options), sweep)
+
+
+def report_tools(compile_options: dict[str, Any]) -> explaining.Tools:
+    """The compiler as reports use it: every stage runs, so that its product can be looked at."""
+
+    def compile_kept(target: Any) -> Any:
+        made = compile(target, **compile_options)
+        compiled_function(made).compiler.keep_products = True
+        return made
+
+    def guard_tests(function: CompiledFunction) -> tuple[list[Any], Any]:
+        entry = function.cache.entries[-1] if function.cache.entries else None
+        if entry is None or not entry.guards or not function.records.graphs:
+            return [], None
+        pairs = zip(function.records.graphs[0].guards, entry.guards)
+        return [(record, guard_test([guard])) for record, guard in pairs], guard_test(entry.guards)
+
+    directory = configuration.current().cache_directory
+    return explaining.Tools(compile_kept, compiled_function, guard_tests, machine_code, directory)
 
 
 def reset() -> None:

@@ -252,16 +252,19 @@ def describe(value: Any) -> Any:
     return f"{value.dtype} {tuple(value.shape)} on {value.device}"
 
 
+def guard_test(guards: Sequence[Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[bool, Any]]:
+    """A function of a call that tells whether guards hold, with the value that the first of them is about."""
+    writer = Writer()
+    lines = write_guards(writer, list(guards), (), lambda text: f"if not ({text}): return False, {{value}}")[1:]
+    name = writer.fetch(guards[0].source)
+    body = "\n".join(f"    {line.replace('{value}', name)}" for line in lines)
+    text = f"def test(F, A, K):\n{body}\n    return True, {name}\n"
+    return compile_source(text, "test", {**writer.namespace, "same_float": same_float, "is_empty_cell": is_empty_cell})
+
+
 def evaluate(guard: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
     """Whether one guard holds, and the value that it tested."""
-    writer = Writer()
     try:
-        lines = write_guards(writer, [guard], (), lambda text: f"if not ({text}): return False, {{value}}")[1:]
-        name = writer.fetch(guard.source)
-        body = "\n".join(f"    {line.replace('{value}', name)}" for line in lines)
-        text = f"def test(F, A, K):\n{body}\n    return True, {name}\n"
-        scope = {**writer.namespace, "same_float": same_float, "is_empty_cell": is_empty_cell}
-        holds, value = compile_source(text, "test", scope)(function, args, kwargs)
-        return bool(holds), value
+        return guard_test([guard])(function, args, kwargs)
     except Exception:
         return False, None

@@ -18,7 +18,7 @@ from minicompile.ir.loops import Buffer, BufferView, ExternKernel
 from minicompile.kernels.matmul_model import PROCESSORS, VENDOR_TILES, MatmulProblem, vendor_seconds
 from minicompile.report.records import MatmulShape
 
-PRODUCTS = re.compile(r"\b(mm|bmm|addmm|baddbmm|matmul)\b")
+PRODUCTS = re.compile(r"\b(fused_matmul|mm|bmm|addmm|baddbmm|matmul)\b")
 WORTH_SAYING = 0.03
 
 

@@ -1,0 +1,4 @@
+"""x"""
+from typing import Any
+def page(e: Any) -> str: 
+    return ""

@@ -1,0 +1,82 @@
+"""Watching a compiled half run: every step through a function of ours, with the tensors that it writes.
+
+A generated file calls one module-level function per step (`Program.steps`); those are replaced for a while. This module
+must not change what a step computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from minicompile.ir.schedule import KernelGroup
+from minicompile.report.collect import globals_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """One call of one step: where it is, and its positional arguments."""
+
+    graph: int
+    half: str
+    number: int
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+@contextlib.contextmanager
+def watching(graphs: Iterable[Any], around: Callable[[Watched, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Have `around(which, step)` called in place of every step of every compiled half; it has to call `step()`."""
+    with contextlib.ExitStack() as stack:
+        for place, graph in enumerate(graphs):
+            for half, part in graph.parts.items():
+                names = globals_of(part)
+                if names:
+                    stack.enter_context(watching_part(place, half, part.program.steps, names, around))
+        yield
+
+
+@contextlib.contextmanager
+def watching_part(
+    graph: int, half: str, steps: tuple[tuple[str, tuple[str, ...]], ...], names: dict[str, Any], around: Any
+) -> Iterator[None]:
+    """The same for one generated file."""
+    originals = {name: names[name] for name, _ in steps if name}
+    position = [0]
+
+    def watched(name: str) -> Callable[..., Any]:
+        original = originals[name]
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            while steps[position[0] % len(steps)][0] != name:  # a step with nothing to do is not called
+                position[0] += 1
+            number = position[0] % len(steps)
+            position[0] += 1
+            which = Watched(graph, half, number, arguments, keywords)
+            return around(which, functools.partial(original, *arguments, **keywords))
+
+        return call
+
+    names.update({name: watched(name) for name in originals})
+    try:
+        yield
+    finally:
+        names.update(originals)
+
+
+def written_tensors(part: Any, which: Watched, result: Any) -> dict[str, torch.Tensor]:
+    """The buffers that a step has just written, by name."""
+    step = part.schedule.steps[which.number]
+    if isinstance(step, KernelGroup):
+        given = dict(zip(part.program.steps[which.number][1], which.arguments[1:]))
+        return {name: given[name] for name in step.writes if name in given}
+    if step.out_argument:
+        result = which.keywords["out"]
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    pairs = zip((b.name if b is not None else "" for b in step.outputs), results)
+    return {name: value for name, value in pairs if name and isinstance(value, torch.Tensor) and not step.overwrites}
