@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 import warnings
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from minicompile.capture.collector import collection_postponed
 from minicompile.codegen.generate import generate_program
 from minicompile.codegen.reference import reference_text
 from minicompile.config import Config
@@ -24,6 +26,9 @@ from minicompile.graph.build import build_graph
 from minicompile.ir import printer, verify
 from minicompile.ir.graph import CapturedGraph
 from minicompile.ir.program import Program
+from minicompile.ir.schedule import DeviceProperties
+from minicompile.kernels.attention_problem import tf32_allowed
+from minicompile.kernels.matmul_model import route
 from minicompile.lowering.lower import lower_graph
 from minicompile.report.artifacts import ArtifactFolder
 from minicompile.runtime.autograd_function import bind
@@ -35,6 +40,7 @@ from minicompile.runtime.device import device_properties
 from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
 from minicompile.runtime.graph_store import StoredGraph
 from minicompile.runtime.program_loader import load_program
+from minicompile.scheduling.matmul import Chooser
 from minicompile.scheduling.schedule import schedule_graph
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
@@ -109,7 +115,7 @@ class Compiler:
 
     def _bind(self, compiled: CompiledGraph, forward: CompiledPart, backward: Callable[[], CompiledPart]) -> None:
         def backward_call() -> FlatCall:
-            with self._lock:
+            with self._lock, collection_postponed():
                 return (compiled.parts.get("backward") or backward()).call
 
         call = bind(compiled.plan, forward.call, backward_call)
@@ -168,7 +174,7 @@ class Compiler:
         artifacts.write(f"{half}_loops.txt", lambda: printer.lowered_text(lowered))
         device = device_properties(program_device(module))
         with clock.stage("scheduling"):
-            schedule = schedule_graph(lowered, self.config, device)
+            schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
         artifacts.write(f"{half}_schedule.txt", lambda: printer.schedule_text(schedule))
         with clock.stage("codegen"):
             # Naming the operators again costs as much as writing the kernels, so only a dumped file checks itself.
@@ -215,6 +221,13 @@ class StageClock:
             raise CompileFailed(name, failure, self._location) from failure
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def matmul_chooser(config: Config, device: DeviceProperties) -> Chooser | None:
+    """Who computes matrix products; on the CPU, where our kernel runs interpreted, it must be asked for."""
+    if config.matmul == "aten" or (device.kind != "cuda" and config.matmul == "auto"):
+        return None
+    return functools.partial(route, config.matmul, tf32_allowed())
 
 
 def program_device(module: torch.fx.GraphModule) -> torch.device:

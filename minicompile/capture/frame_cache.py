@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from minicompile.capture import torch_interface
+from minicompile.capture.collector import collection_postponed
 from minicompile.capture.dynamic import DynamicPlan
 from minicompile.capture.guards import TensorGuard, Writer, same_float
 from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
@@ -160,7 +161,7 @@ class CallCache:
         if config.disable or VERSION not in SUPPORTED_VERSIONS or self.overflowed:
             return function(*args, **kwargs)
         known = self.entries
-        with CAPTURE_LOCK:
+        with CAPTURE_LOCK, collection_postponed():
             entry = None
             if self.entries is known:
                 if len(self.entries) >= config.recompile_limit:

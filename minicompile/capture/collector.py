@@ -1,0 +1,28 @@
+"""Python's garbage collector waits while something is compiled: a compile makes many objects and almost no cycles, and every
+full collection walks all of the loaded libraries. Must not know what runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+
+_lock = threading.Lock()
+_waiting: list[bool] = []
+"""One entry for every block that runs now; the first says whether the collector was on before."""
+
+
+@contextlib.contextmanager
+def collection_postponed() -> Iterator[None]:
+    """No automatic collection inside the block, in any thread; blocks may nest and overlap."""
+    with _lock:
+        _waiting.append(_waiting[0] if _waiting else gc.isenabled())
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _lock:
+            if _waiting.pop() and not _waiting:
+                gc.enable()
