@@ -11,16 +11,15 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.source import ConstantSource
-from torch.fx import Node, Proxy
-from torch.utils._sympy.interp import sympy_interp
+from torch.fx import Node
 from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard
 from minicompile.capture.source import Argument, Source
 from minicompile.capture.torch_interface import new_symbol, symbolic_fake
 from minicompile.capture.tracer import Tracer
+from minicompile.ir.size_nodes import append_expression
 
 SMALLEST_SIZE = 2
 """Sizes 0 and 1 are always constants: torch's rules for broadcasting and strides treat them as special."""
@@ -221,21 +220,20 @@ def symbol_node(tracer: Tracer, value: Any) -> Any:
     return known
 
 
-def expression_node(tracer: Tracer, expression: Any) -> Node:
+def expression_node(tracer: Tracer, expression: Any) -> Any:
     """The node of an expression, with the nodes of its parts appended to the graph."""
-    inputs: dict[Any, Proxy] = {}
+    inputs: dict[Any, Node] = {}
     for symbol in sorted(expression.free_symbols, key=str):
         if symbol not in tracer.symbols:
             raise Break("unsupported argument", "a size without a source")
         source, value = tracer.symbols[symbol]
         entry = tracer.graph.traced.get(id(value)) or tracer.graph.add_input(value, source, "size", None)
-        inputs[symbol] = Proxy(tracer.graph.node_of(entry))
-    before = len(tracer.graph.graph.nodes)
+        inputs[symbol] = tracer.graph.node_of(entry)
+
+    def annotate(node: Node, number: Any) -> None:
+        node.meta["example_value"], node.meta["location"] = number, tracer.location()
+
     try:
-        result = sympy_interp(PythonReferenceAnalysis, inputs, expression)
+        return append_expression(tracer.graph.graph, expression, inputs, annotate, "example_value")
     except (NotImplementedError, AttributeError, TypeError, KeyError) as error:
         raise Break("unsupported argument", f"a size of the form {expression}") from error
-    for node in list(tracer.graph.graph.nodes)[before:]:
-        arguments = torch.fx.node.map_arg(node.args, lambda argument: argument.meta["example_value"])
-        node.meta["example_value"], node.meta["location"] = node.target(*arguments), tracer.location()
-    return result.node if isinstance(result, Proxy) else result

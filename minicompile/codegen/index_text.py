@@ -56,19 +56,32 @@ def division_text(atom: Atom, name: Callable[[Atom], Text | None]) -> Text:
     if not isinstance(atom, (FloorDiv, Mod)):
         raise TypeError(f"no text for {atom}")
     divisor = index_text(atom.divisor, name)
-    numerator = atom.numerator
-    shift = 0
+    numerator, shift = atom.numerator, 0
     if not is_nonnegative(numerator):
-        divisor_value, lowest = atom.divisor.constant, lower_bound(numerator).constant
-        if divisor_value is None or lowest is None:
-            raise ValueError(f"cannot divide {numerator}, which may be negative, by a symbolic size")
-        shift = -(lowest // divisor_value)
-        numerator = numerator + shift * divisor_value
+        shift = _positive_shift(numerator, atom.divisor)
+        numerator = numerator + atom.divisor * shift
     dividend = index_text(numerator, name)
+    if not is_nonnegative(numerator):
+        return _divided_by_sign(atom, dividend, divisor)
     if isinstance(atom, Mod):
         return infix(dividend, "%", divisor, PRODUCT)
     quotient = infix(dividend, "//", divisor, PRODUCT)
     return infix(quotient, "-", Text(str(shift)), SUM) if shift else quotient
+
+
+def _positive_shift(numerator: Index, divisor: Index) -> int:
+    """How many divisors make the numerator positive; 0 if that is not known."""
+    number, lowest = divisor.constant, lower_bound(numerator).constant
+    if number is not None and lowest is not None:
+        return -(lowest // number)
+    return 1 if is_nonnegative(numerator + divisor) else 0
+
+
+def _divided_by_sign(atom: FloorDiv | Mod, dividend: Text, divisor: Text) -> Text:
+    """The division of a number of unknown sign: `((a % n) + n) % n` is a remainder in Python and in C."""
+    rest = infix(infix(dividend, "%", divisor, PRODUCT), "+", divisor, SUM)
+    rest = infix(rest, "%", divisor, PRODUCT)
+    return rest if isinstance(atom, Mod) else infix(infix(dividend, "-", rest, SUM), "//", divisor, PRODUCT)
 
 
 def host_text(index: Index) -> str:

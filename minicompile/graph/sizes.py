@@ -11,9 +11,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx import Graph, Node, Proxy
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.fx import Graph, Node
+
+from minicompile.ir.size_nodes import append_expression
 
 aten = torch.ops.aten
 
@@ -48,31 +48,19 @@ class SizeExpressions:
             return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](expression)
         known = self._nodes.get(expression)
         if known is None:
-            known = self._nodes[expression] = self._build(expression, value)
+            known = self._nodes[expression] = self._build(expression)
         return known
 
     def forget(self, dropped: set[Node]) -> None:
         """Nodes were erased from the graph."""
         self._nodes = {key: node for key, node in self._nodes.items() if node not in dropped}
 
-    def _build(self, expression: sympy.Expr, value: Any) -> Node:
-        environment: dict[sympy.Symbol, Any] = {}
+    def _build(self, expression: sympy.Expr) -> Node:
         for symbol in expression.free_symbols:
             if symbol not in self._symbols:
                 raise RuntimeError(f"the size {symbol} is not a size of any input")
-            environment[symbol] = Proxy(self._symbol(symbol))
-        last = next(iter(reversed(self._graph.nodes)), None)
-        result = sympy_interp(PythonReferenceAnalysis, environment, expression)
-        node = result.node if isinstance(result, Proxy) else result
-        made = []
-        for candidate in reversed(self._graph.nodes):
-            if candidate is last:
-                break
-            made.append(candidate)
-        for fresh in reversed(made):
-            arguments = torch.fx.node.map_arg(fresh.args, lambda argument: argument.meta["val"])
-            self._annotate(fresh, fresh.target(*arguments))
-        return node
+        symbols = {symbol: self._symbol(symbol) for symbol in sorted(expression.free_symbols, key=str)}
+        return append_expression(self._graph, expression, symbols, self._annotate, "val")
 
     def _symbol(self, symbol: sympy.Symbol) -> Node:
         placeholder, reader, dim, value = self._symbols[symbol]

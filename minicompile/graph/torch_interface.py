@@ -115,6 +115,11 @@ def is_symbolic(value: torch.Tensor) -> bool:
     return value._has_symbolic_sizes_strides
 
 
+def has_symbols(value: object) -> bool:
+    """Whether a graph input is a symbolic number or has symbolic sizes."""
+    return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and is_symbolic(value))
+
+
 def fresh_fake(mode: FakeTensorMode, like: FakeTensor) -> FakeTensor:
     """A new fake tensor with the (static) metadata of `like` and no storage in common with it."""
     with torch._C._DisableTorchDispatch():

@@ -118,6 +118,8 @@ class _Tracer:
             stack.enter_context(torch_interface.functionalization())
             stack.enter_context(self.fake_mode)
             stack.enter_context(self.recorder)
+            if any(torch_interface.has_symbols(entry.example) for entry in self.captured.inputs):
+                stack.enter_context(torch_interface.python_dispatcher())
             yield
 
     def _add_input(self, entry: Any) -> Any:

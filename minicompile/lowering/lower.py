@@ -34,7 +34,7 @@ from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
-from minicompile.lowering.sizes import is_one, size_index, size_indices, stride_indices
+from minicompile.lowering.sizes import float_value, is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, TensorValue
 
 
@@ -131,6 +131,8 @@ class GraphLowering:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             return size_index(value)
+        if isinstance(value, torch.SymFloat):
+            return float_value(value)
         if isinstance(value, (int, float, bool)) and not isinstance(target, torch._ops.OpOverload):
             return value
         if not isinstance(target, torch._ops.OpOverload):

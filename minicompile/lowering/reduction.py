@@ -16,7 +16,7 @@ from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import ONE, ZERO, Index, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
-from minicompile.lowering.scalar import Scalar, index_value, where
+from minicompile.lowering.scalar import Scalar, index_value, number, where
 from minicompile.lowering.sizes import is_empty, is_one, stride_indices
 from minicompile.lowering.values import TensorValue
 from minicompile.lowering.view import wrap
@@ -216,9 +216,10 @@ def _spread(builder: GraphBuilder, value: TensorValue, dims: Any, correction: An
     result = builder.val[0].dtype if with_mean else builder.val.dtype
     mean, squares = moments(builder, value, chosen, working_dtype(result))
     count = folded_count(value, chosen)
-    if count.constant is None:
-        raise UseExtern("the variance over a symbolic size")
-    divisor = max(count.constant - (1 if correction is None else correction), 0)
+    taken = 1 if correction is None else correction
+    divisor: Any = number(count, torch.float64) if count.constant is None else max(count.constant - taken, 0)
+    if count.constant is None and taken:
+        divisor = (Scalar(divisor) - taken).call("maximum", 0).expr
 
     def spread(indices: Indices) -> Expr:
         variance = Scalar(squares.load(_kept_indices(indices, chosen, value.rank, keepdim))) / divisor

@@ -15,8 +15,10 @@ from minicompile.ir.index import Index, is_nonnegative
 Number = int | float | bool
 
 
-def number(value: Number | Index, dtype: torch.dtype) -> Expr:
-    """A constant (or a size) of `dtype`; kept exact for half precisions, as eager keeps scalar arguments."""
+def number(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
+    """A constant (or what sizes give) of `dtype`; kept exact for half precisions, as eager keeps scalar arguments."""
+    if isinstance(value, (Apply, Constant, IndexValue)):
+        return cast(value, dtype)
     if isinstance(value, Index):
         constant = value.constant
         if constant is None:

@@ -6,6 +6,7 @@ imports SymPy and a static graph never pays for it. It must not know about tenso
 
 from __future__ import annotations
 
+import fractions
 import functools
 import math
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from minicompile.errors import Unsupported
+from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, cast
 from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index, hint, product, total
 
 
@@ -113,7 +115,57 @@ def _symbolic(expression: Any, shape_env: Any) -> Index:
     if kind == "ModularIndexing":
         base, divisor, modulus = (_symbolic(a, shape_env) for a in arguments)
         return (base // divisor) % modulus
+    if kind in ("floor", "FloorToInt", "TruncToInt", "CeilToInt"):
+        return _rounded(kind, arguments[0], shape_env)
     raise Unsupported("symbolic size", f"a size is {expression}, and {kind} has no integer form here")
+
+
+def _rounded(kind: str, expression: Any, shape_env: Any) -> Index:
+    """A fraction of sizes rounded to an integer, if the fraction has a small denominator."""
+    if type(expression).__name__ in ("IntTrueDiv", "FloatTrueDiv"):
+        above, below = (_symbolic(_without_float(a), shape_env) for a in expression.args)
+    else:
+        constants = [a for a in expression.args if a.is_number]
+        rest = [a for a in expression.args if not a.is_number]
+        fraction = fractions.Fraction(float(math.prod(constants)))
+        if type(expression).__name__ != "Mul" or fraction.denominator > 1 << 16 or fraction < 0:
+            raise Unsupported("symbolic size", f"a size is {expression}, rounded")
+        above = product(_symbolic(_without_float(a), shape_env) for a in rest) * fraction.numerator
+        below = as_index(fraction.denominator)
+    return (above + below - 1) // below if kind == "CeilToInt" else above // below
+
+
+def _without_float(expression: Any) -> Any:
+    """The integer that was converted to a float."""
+    return expression.args[0] if type(expression).__name__ == "ToFloat" else expression
+
+
+def float_value(value: torch.SymFloat) -> Expr:
+    """A float computed from sizes, as an expression in double precision."""
+    return _float(value.node.expr, value.node.shape_env)
+
+
+FLOAT_OPERATIONS = {
+    "Add": "add", "Mul": "mul", "IntTrueDiv": "truediv", "FloatTrueDiv": "truediv", "FloatPow": "pow", "Pow": "pow",
+    "PowByNatural": "pow", "OpaqueUnaryFn_sqrt": "sqrt", "OpaqueUnaryFn_log": "log", "OpaqueUnaryFn_exp": "exp",
+    "Max": "maximum", "Min": "minimum",
+}  # fmt: skip
+
+
+def _float(expression: Any, shape_env: Any) -> Expr:
+    kind = type(expression).__name__
+    if expression.is_number:
+        return Constant(float(expression), torch.float64)
+    if expression.is_integer and kind != "Pow":
+        return cast(IndexValue(_symbolic(expression, shape_env), torch.int64), torch.float64)
+    if kind == "ToFloat":
+        return _float(expression.args[0], shape_env)
+    if kind not in FLOAT_OPERATIONS:
+        raise Unsupported("symbolic number", f"a number is {expression}, and {kind} has no form here")
+    parts = [_float(a, shape_env) for a in expression.args]
+    if len(parts) == 1:
+        return Apply(FLOAT_OPERATIONS[kind], (parts[0],), torch.float64)
+    return functools.reduce(lambda a, b: Apply(FLOAT_OPERATIONS[kind], (a, b), torch.float64), parts)
 
 
 def _symbol(symbol: Any, shape_env: Any) -> Symbol:
