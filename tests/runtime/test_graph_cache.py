@@ -1,0 +1,253 @@
+"""A whole compiled graph comes back from the disk exactly when everything that made it is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile
+from minicompile import compiler as pipeline
+from minicompile.runtime import graph_key
+from minicompile.runtime.code_cache import CodeCache
+from minicompile.runtime.graph_store import StoredGraph, decoded, encoded
+
+
+@pytest.fixture(autouse=True)
+def unchanging_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever edits the library while the tests run changes nothing for them."""
+    monkeypatch.setattr(graph_key, "library_version", lambda: "one version")
+
+
+class Stages:
+    """Counts how often the graph stage runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs = 0
+        build = pipeline.build_graph
+
+        def counted(*arguments: Any) -> Any:
+            self.runs += 1
+            return build(*arguments)
+
+        monkeypatch.setattr(pipeline, "build_graph", counted)
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
+    return Stages(monkeypatch)
+
+
+def compiled(function: Callable[..., Any], folder: pathlib.Path, **options: Any) -> Any:
+    settings = {"cache_directory": folder, "verify": False, "dump_directory": None, "suppress_errors": False, **options}
+    return minicompile.compile(function, options=settings)
+
+
+def block(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(F.linear(x, weight, bias), (8,)).relu().transpose(0, 1)
+
+
+def arguments(gradient: bool = False) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(shape, requires_grad=gradient) for shape in ((5, 8), (8, 8), (8,))]
+
+
+def test_inference_skips_the_stages_the_second_time(tmp_path: pathlib.Path, stages: Stages) -> None:
+    given = arguments()
+    for _ in range(3):
+        again = compiled(block, tmp_path)
+        torch.testing.assert_close(again(*given), block(*given))
+        assert minicompile.stats(again).kernels > 0 and minicompile.sources(again)
+    assert stages.runs == 1
+
+
+def test_training_skips_the_stages_once_the_backward_was_compiled(tmp_path: pathlib.Path, stages: Stages) -> None:
+    for run in range(3):
+        given, expected = arguments(True), arguments(True)
+        result = compiled(block, tmp_path)(*given)
+        if run > 0:  # the first process stops before the backward: nothing may be kept
+            result.sum().backward()
+            block(*expected).sum().backward()
+            for ours, eager in zip(given, expected, strict=True):
+                torch.testing.assert_close(ours.grad, eager.grad, rtol=1e-4, atol=1e-4)
+    assert stages.runs == 2
+
+
+def test_views_mutations_and_constants_come_back(tmp_path: pathlib.Path, stages: Stages) -> None:
+    def program(x: torch.Tensor, table: torch.Tensor) -> tuple[Any, ...]:
+        table.mul_(2)
+        y = x + torch.tensor([1.0, 2.0, 3.0])
+        return y.view(3, 1), y[1:], x, table[0], None, 3, y
+
+    for _ in range(2):
+        x, table, plain_table = torch.ones(3), torch.ones(4), torch.ones(4)
+        ours, eager = compiled(program, tmp_path)(x, table), program(x, plain_table)
+        assert ours[2] is x and ours[4:6] == (None, 3)
+        assert ours[0]._base is not None and torch.equal(table, plain_table)
+        for one, other in zip(ours, eager, strict=True):
+            if isinstance(one, torch.Tensor):
+                torch.testing.assert_close(one, other)
+    assert stages.runs == 1
+
+
+def test_dropout_is_seeded_by_the_run_not_by_the_entry(tmp_path: pathlib.Path) -> None:
+    x = torch.ones(4096)
+    torch.manual_seed(3)
+    draws = [compiled(lambda x: F.dropout(x, 0.5), tmp_path)(x) for _ in range(3)]
+    assert not torch.equal(draws[0], draws[1]) and not torch.equal(draws[1], draws[2])
+
+
+def base(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return (x * 2 + y).sum(0)
+
+
+def different_code(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return (x * 2.5 + y).sum(0)
+
+
+CALLS: dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any], Any]]] = {
+    "another constant": lambda: (different_code, (torch.ones(4, 4), torch.ones(4, 4)), {}, None),
+    "another size": lambda: (base, (torch.ones(5, 4), torch.ones(5, 4)), {}, None),
+    "other strides": lambda: (base, (torch.ones(4, 4).t(), torch.ones(4, 8)[:, ::2]), {}, None),
+    "another dtype": lambda: (base, (torch.ones(4, 4, dtype=torch.float64), torch.ones(4, 4)), {}, None),
+    "a gradient": lambda: (base, (torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)), {}, None),
+    "broadcast": lambda: (base, (torch.ones(4, 4), torch.ones(4, 1).expand(4, 4)), {}, None),
+    "one tensor twice": lambda: (base, (torch.ones(4, 4),) * 2, {}, None),
+    "a setting": lambda: (base, (torch.ones(4, 4), torch.ones(4, 4)), {"emulate_precision_casts": True}, None),
+    "deterministic": lambda: (base, (torch.ones(4, 4), torch.ones(4, 4)), {}, deterministic()),
+    "another default dtype": lambda: (base, (torch.ones(4, 4).float(), torch.ones(4, 4).float()), {}, default_dtype()),
+    "autocast": lambda: (base, (torch.ones(4, 4), torch.ones(4, 4)), {}, torch.autocast("cpu")),
+    "tf32": lambda: (base, (torch.ones(4, 4), torch.ones(4, 4)), {}, matmul_precision()),
+}
+
+
+@contextlib.contextmanager
+def deterministic() -> Any:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def default_dtype() -> Any:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def matmul_precision() -> Any:
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_differs_is_not_found(name: str, tmp_path: pathlib.Path, stages: Stages) -> None:
+    compiled(base, tmp_path)(torch.ones(4, 4), torch.ones(4, 4))
+    function, given, options, context = CALLS[name]()
+    with context or contextlib.nullcontext():
+        result = compiled(function, tmp_path, **options)(*given)
+        torch.testing.assert_close(result, function(*given))
+    assert stages.runs == 2
+    if name != "tf32":  # torch's other flags follow that one, and do not all come back
+        compiled(base, tmp_path)(torch.ones(4, 4), torch.ones(4, 4))
+        assert stages.runs == 2
+
+
+@pytest.mark.parametrize("part", ["library_version", "versions"])
+def test_other_versions_find_nothing(
+    part: str, tmp_path: pathlib.Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = torch.ones(4, 4), torch.ones(4, 4)
+    compiled(base, tmp_path)(*given)
+    monkeypatch.setattr(graph_key, part, lambda: "another")
+    compiled(base, tmp_path)(*given)
+    assert stages.runs == 2
+
+
+def test_a_changed_source_file_of_the_library_ends_the_caching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(graph_key, "_IMPORTED", 0.0)
+    with pytest.raises(graph_key.NotKeyed):
+        graph_key.library_version.__wrapped__()
+
+
+def test_sizes_that_vary_are_compiled_anew(tmp_path: pathlib.Path, stages: Stages) -> None:
+    for _ in range(2):
+        function = compiled(base, tmp_path, dynamic=True)
+        for size in (4, 7):
+            given = torch.ones(size, 4), torch.ones(size, 4)
+            torch.testing.assert_close(function(*given), base(*given))
+    assert stages.runs == 2
+
+
+def test_a_patched_function_of_torch_is_not_taken_for_torchs(
+    tmp_path: pathlib.Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(graph_key.NotKeyed):
+        graph_key.function_name(base)
+    for function in (torch.add, torch.sin, F.gelu, F.linear, F.layer_norm, torch.ops.aten.view.default, pow):
+        assert graph_key.named_function(graph_key.function_name(function)) is function
+    imitation = functools.wraps(F.layer_norm)(base)
+    monkeypatch.setattr(F, "layer_norm", imitation)
+    with pytest.raises(graph_key.NotKeyed):
+        graph_key.function_name(imitation)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "another record", "not JSON", "unknown kind"])
+def test_a_damaged_entry_is_compiled_anew(damage: str, tmp_path: pathlib.Path, stages: Stages) -> None:
+    given = torch.ones(4, 4), torch.ones(4, 4)
+    compiled(base, tmp_path)(*given)
+    (entry,) = [path for path in (tmp_path / "graphs").rglob("*") if path.is_file()]
+    cache = CodeCache(tmp_path)
+    content = cache.read("graphs", entry.name) or b""
+    assert StoredGraph.from_bytes(content) is not None
+    if damage == "truncated":
+        entry.write_bytes(entry.read_bytes()[:-9])
+    else:
+        new = {
+            "foreign": content[:-1],
+            "another record": b'{"tuple":[1]}',
+            "not JSON": b"\x80\x04.",
+            "unknown kind": content.replace(b'"Binding"', b'"os.system"'),
+        }[damage]
+        cache.write("graphs", entry.name, new)
+    torch.testing.assert_close(compiled(base, tmp_path)(*given), base(*given))
+    assert stages.runs == 2
+
+
+def test_values_survive_the_way_to_the_disk_and_back() -> None:
+    values = (
+        1, -0.0, True, None, "text", (1, (2.5, "x")), [1, 2], {"a": (1,)}, torch.float16, torch.device("cuda", 1),
+        torch.ops.aten.view.default, torch.channels_last, float("inf"),
+    )  # fmt: skip
+    again = decoded(encoded(values))
+    assert repr(again) == repr(values)
+    for constant in (torch.tensor(3.5), torch.arange(6).view(2, 3), torch.ones(2, dtype=torch.bfloat16)):
+        assert torch.equal(decoded(encoded(constant)), constant)
+    for hostile in (torch.ones(2, 2).t(), object(), slice(1), torch.ones(3, requires_grad=True)):
+        with pytest.raises(graph_key.NotKeyed):
+            encoded(hostile)
+
+
+def test_a_backward_compiled_under_other_flags_is_not_kept(tmp_path: pathlib.Path, stages: Stages) -> None:
+    for _ in range(2):
+        result = compiled(block, tmp_path)(*arguments(True))
+        with deterministic(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result.sum().backward()
+    assert stages.runs == 2
