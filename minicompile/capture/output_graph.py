@@ -34,6 +34,48 @@ class Traced:
         self.version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
+class InnerGraph:
+    """A graph apart from the one around it, whose values become placeholders when they are read.
+
+    Attributes:
+        read: the values of the outer graph, each with its placeholder.
+    """
+
+    def __init__(self, outer: OutputGraph) -> None:
+        self.outer, self.graph = outer, torch.fx.Graph()
+        self.last: torch.fx.Node | None = None
+        self.read: dict[Any, tuple[Any, torch.fx.Node]] = {}
+
+    def placeholder(self, value: Any) -> Any:
+        """Take `value`, which is new, as an argument."""
+        self.outer.traced[id(value)] = Traced(value, self.add(value), None, "tensor", None)
+        return value
+
+    def add(self, value: Any) -> torch.fx.Node:
+        """A placeholder after all others."""
+        first = next(iter(self.graph.nodes), None)
+        with self.graph.inserting_after(self.last) if self.last is not None else self.graph.inserting_before(first):
+            self.last = self.graph.placeholder(f"value_{len(self.graph.nodes)}")
+        self.last.meta["example_value"], self.last.meta["location"] = value, None
+        return self.last
+
+    def node_of(self, value: Any) -> torch.fx.Node:
+        """The placeholder of a value of the outer graph."""
+        key = str(value) if is_symbolic(value) else id(value)
+        if key not in self.read:
+            self.read[key] = (value, self.add(value))
+        return self.read[key][1]
+
+    def lifted(self) -> list[Any]:
+        """What the graph takes after its own placeholders."""
+        return [value for value, _ in self.read.values()]
+
+    def finish(self, results: list[Any]) -> torch.fx.GraphModule:
+        """Close the graph."""
+        self.graph.output(tuple(self.outer.argument(item) for item in results))
+        return torch.fx.GraphModule(torch.nn.Module(), self.graph)
+
+
 class OutputGraph:
     """Nodes, inputs and the fake tensors that stand for their results."""
 
@@ -46,6 +88,7 @@ class OutputGraph:
         self.symbol_node: Callable[[Any], torch.fx.Node] | None = None
         self.operations = 0
         self.region: int | None = None
+        self.inside: InnerGraph | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
 
     def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:
@@ -56,6 +99,8 @@ class OutputGraph:
 
     def node_of(self, entry: Traced) -> torch.fx.Node:
         """The node of a traced value; makes the placeholder of an input."""
+        if self.inside is not None and (entry.node is None or entry.node.graph is not self.graph):
+            return self.inside.node_of(entry.value)
         if entry.node is None:
             if self.last_placeholder is None:
                 point = self.graph.inserting_before(next(iter(self.graph.nodes), None))
@@ -81,6 +126,8 @@ class OutputGraph:
         if kind in PLAIN:
             return value
         if is_symbolic(value):
+            if self.inside is not None:
+                return self.inside.node_of(value)
             if self.symbol_node is None:
                 raise Break("unsupported argument", "a symbolic number")
             return self.symbol_node(value)
@@ -186,6 +233,17 @@ class OutputGraph:
         node.meta["example_value"], node.meta["location"] = value, location
         if self.region is not None:
             node.meta["checkpoint"] = self.region
+
+    @contextlib.contextmanager
+    def inner(self) -> Iterator[InnerGraph]:
+        """Record into a graph apart."""
+        before = self.graph, self.inside
+        self.inside = InnerGraph(self)
+        self.graph = self.inside.graph
+        try:
+            yield self.inside
+        finally:
+            self.graph, self.inside = before
 
     @contextlib.contextmanager
     def checkpointed(self) -> Iterator[None]:

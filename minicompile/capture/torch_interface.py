@@ -141,6 +141,16 @@ def restore_state(state: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
+def no_autocast() -> Iterator[None]:
+    """Switch autocast off, as it is in a backward."""
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
 def compiling(flag: bool = True) -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` true (or false)."""
     before = torch.compiler._is_compiling_flag

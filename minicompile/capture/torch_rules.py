@@ -38,8 +38,11 @@ def rule_checkpoint(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if type(reentrant) is not bool or not plain or (reentrant and (rest or not some_input_needs_grad(tracer, args[1:]))):
         raise Break("checkpoint", "`checkpoint` is called in a way that warns, raises or has contexts of its own")
     before = state_of(tracer)
-    with tracer.graph.checkpointed():
-        result = call(tracer, args[0], args[1:], rest)
+    try:
+        with tracer.graph.checkpointed():
+            result = call(tracer, args[0], args[1:], rest)
+    except Break as stop:
+        raise Break("checkpoint", stop.reason) from None
     if torch.is_grad_enabled():
         if not same_state(before, state_of(tracer)):
             raise Break("checkpoint", "the checkpointed function has side effects, which happen again in the backward")

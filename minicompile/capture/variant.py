@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture import copying, opcodes_calls, torch_interface, torch_rules
+from minicompile.capture import copying, custom_function, opcodes_calls, torch_interface
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import call_class
@@ -38,7 +38,7 @@ from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 4
 RULES = Rules(HANDLERS, wrap, call, call_class)
-assert copying and opcodes_calls and torch_rules  # imported for the rules that they register
+assert copying and custom_function and opcodes_calls  # imported for the rules that they register
 
 
 class Variant:

@@ -51,10 +51,14 @@ class OutputAnalysis:
     Attributes:
         bindings: one per user output.
         mutated_inputs: inputs to copy back.
+        views_by_hand: storages of views whose derivative is the user's own, so that a view made anew would be wrong.
         forward_nodes, forward_values: the forward graph's outputs: nodes, and functional tensors (`None` for sizes).
     """
 
-    def __init__(self, recorder: Recorder, inputs: list[TracedInput], results: list[Any]) -> None:
+    def __init__(
+        self, recorder: Recorder, inputs: list[TracedInput], results: list[Any], views_by_hand: set[int]
+    ) -> None:
+        self.views_by_hand = views_by_hand
         self.bindings: list[OutputBinding] = []
         self.mutated_inputs: list[MutatedInput] = []
         self.forward_nodes: list[Any] = []
@@ -136,6 +140,8 @@ class OutputAnalysis:
         return self._recorder.node_of(torch_interface.from_functional(value))
 
     def _view(self, kind: Any, index: int, base: torch.Tensor, value: torch.Tensor) -> ViewOutput:
+        if value.requires_grad and torch_interface.storage_key(value) in self.views_by_hand:
+            raise RuntimeError("an output is a view with a backward of the user's own")
         base_node, node = self._node(base), self._node(value)
         calls = view_calls(node, base_node)
         numbers = (*value.shape, *value.stride(), value.storage_offset(), base.storage_offset())

@@ -94,6 +94,7 @@ class _Tracer:
         self.origins: dict[int, dict[str, Any]] = {}
         self.recorder.origin_of_backward = self._origin_of_backward
         self.inputs: list[TracedInput] = []
+        self.views_by_hand: set[int] = set()
         self.constants = self._constants()
 
     def run(self) -> JointGraph:
@@ -104,7 +105,7 @@ class _Tracer:
             with torch.set_grad_enabled(self.captured.grad_enabled), restored_autocast():
                 results = self._interpret(values)
             self._refuse_metadata_mutations()
-            analysis = OutputAnalysis(self.recorder, self.inputs, results)
+            analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand)
             gradients, differentiable = self._backward(analysis)
         return self._finish(analysis, gradients, differentiable)
 
@@ -194,6 +195,8 @@ class _Tracer:
                 result = node.target(*args, **kwargs)  # type: ignore[operator]
         else:
             result = REPLACED.get(node.target, node.target)(*args, **kwargs)
+            if getattr(node.target, "views", False):
+                self.views_by_hand.update(torch_interface.storage_key(value) for value in result)
         for number in range(first, torch_interface.next_sequence_number()):
             self.origins[number] = self.recorder.origin
         return result

@@ -71,3 +71,38 @@ def test_functional_call_is_captured() -> None:
     compiled = capture(lambda x: torch.func.functional_call(model, state, (x,)), fullgraph=True)
     x = torch.randn(5, 3)
     torch.testing.assert_close(compiled(x), torch.func.functional_call(model, state, (x,)))
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x  # not the derivative, so that it shows whose backward ran
+
+
+def test_a_custom_function_is_captured_with_its_own_backward() -> None:
+    compiled = minicompile_compile(lambda x: Cube.apply(x * 2).sum(), fullgraph=True)
+    x = torch.randn(5, requires_grad=True)
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, 4 * x.detach())
+
+
+def test_a_custom_function_that_cannot_be_followed_is_one_graph_break_at_its_call() -> None:
+    class Printing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            print("backward")
+            return gradient
+
+    compiled = capture(lambda x: Printing.apply(x.sin()).cos())
+    compiled(torch.randn(3, requires_grad=True)).sum().backward()
+    assert kinds(compiled) == ["custom autograd function"]

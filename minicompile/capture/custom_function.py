@@ -1,0 +1,247 @@
+"""`torch.autograd.Function`: the forward is inlined, the backward is traced into a graph of its own, one node joins them.
+
+The forward's operations are recorded without gradients, as eager runs them. Then the joining node makes the results
+depend on the inputs, with the user's backward as their derivative. Must not know how a graph is compiled: the joining
+node is an ordinary differentiable call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.autograd.function import _SingleLevelFunction
+
+from minicompile.capture.attributes import get_attribute
+from minicompile.capture.break_kinds import Break
+from minicompile.capture.calls import call, special
+from minicompile.capture.output_graph import InnerGraph
+from minicompile.capture.torch_interface import FakeTensor, no_autocast
+from minicompile.capture.torch_rules import same_state, state_of
+from minicompile.capture.tracer import Tracer
+
+Args = tuple[Any, ...]
+KIND = "custom autograd function"
+
+
+class Context:
+    """The `ctx` of a traced function: the user's attributes, and what the user's calls of its methods left."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: Args = ()
+        self.dirty_tensors: Args = ()
+        self.non_differentiable: Args = ()
+        self.materialize_grads = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep tensors for the backward, which may not be changed until then."""
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """For forward-mode differentiation only."""
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """Say which inputs the forward changes."""
+        self.dirty_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Say which results have no gradient."""
+        self.non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether missing gradients come as zeros."""
+        self.materialize_grads = value
+
+
+@dataclasses.dataclass(eq=False)
+class Join:
+    """The call that joins results to inputs; takes the values that the backward reads, the inputs, the results.
+
+    Attributes:
+        backward: the user's backward as a graph: takes the gradients of the results and the values, returns one gradient
+            (or `None`) for each input.
+        outputs: which of inputs and results it returns; dirty: which of them are changed by the function.
+        checked: which values autograd guards against changes (those of `save_for_backward`).
+        once: the user's backward has no derivative; views: some output is a view, with a derivative that no view has.
+    """
+
+    name: str
+    backward: torch.fx.GraphModule
+    outputs: tuple[int, ...]
+    dirty: tuple[int, ...]
+    checked: tuple[int, ...]
+    once: bool
+    views: bool
+
+    def __post_init__(self) -> None:
+        self.__name__ = self.__qualname__ = self.name
+
+    def __call__(self, values: Args, *tensors: torch.Tensor) -> Any:
+        return (JoinedOnce if self.once else Joined).apply(self, values, *tensors)
+
+
+class Joined(torch.autograd.Function):
+    """Results that exist already become results of this function."""
+
+    @staticmethod
+    def forward(ctx: Any, join: Join, values: Args, *tensors: torch.Tensor) -> Any:
+        """The results, as they are."""
+        ctx.join, ctx.count = join, len(tensors)
+        ctx.values = [None if place in join.checked else value for place, value in enumerate(values)]
+        ctx.save_for_backward(*(values[place] for place in join.checked))
+        ctx.mark_dirty(*(tensors[place] for place in join.dirty))
+        return tuple(tensors[place] for place in join.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The user's backward."""
+        values = list(ctx.values)
+        for place, value in zip(ctx.join.checked, ctx.saved_tensors, strict=True):
+            values[place] = value
+        found = ctx.join.backward(*gradients, *values)
+        return None, None, *found, *(None,) * (ctx.count - len(found))
+
+
+class JoinedOnce(Joined):
+    """The same for a backward that cannot be differentiated."""
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The user's backward."""
+        return Joined.backward(ctx, *gradients)
+
+
+@special(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
+def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
+    """`kind.apply(*inputs)`."""
+    kind, *inputs = args
+    if kwargs or not all(isinstance(vars(base).get(name, staticmethod(len)), staticmethod)
+                         for base in kind.__mro__ for name in ("forward", "backward", "setup_context")):
+        raise Break(KIND, f"`{kind.__name__}.apply` is called in a way that is not followed")
+    try:
+        return Application(tracer, kind, inputs).run()
+    except Break as stop:
+        raise Break(KIND, f"`{kind.__name__}`: {stop.reason}") from None
+
+
+class Application:
+    """One call of a custom function."""
+
+    def __init__(self, tracer: Tracer, kind: type, inputs: list[Any]) -> None:
+        self.tracer, self.kind, self.inputs = tracer, kind, inputs
+        self.tensors = [item for item in inputs if isinstance(item, FakeTensor)]
+        tracer.fresh.add(id(Context))
+        needs = tuple(isinstance(item, FakeTensor) and item.requires_grad for item in inputs)
+        self.context = tracer.made(Context(needs))
+        self.differentiable = torch.is_grad_enabled() and any(needs)
+
+    def refuse(self, reason: str) -> Break:
+        """A graph break at the call."""
+        return Break(KIND, f"`{self.kind.__name__}` {reason}")
+
+    def run(self) -> Any:
+        """The result of the call."""
+        result = self.forward()
+        outputs = list(result) if type(result) is tuple else [result]
+        fakes = [item for item in outputs if isinstance(item, FakeTensor)]
+        if len({id(item) for item in fakes}) < len(fakes):
+            raise self.refuse("returns a tensor twice")
+        inputs = {id(item) for item in self.tensors}
+        for item in fakes:
+            own = not item.requires_grad or item._is_view()
+            if id(item) not in inputs and not (own and self.tracer.sources.get(id(item)) is None):
+                raise self.refuse("returns a tensor that is not its own")
+        silent = {id(item) for item in self.context.non_differentiable}
+        joined = [place for place, item in enumerate(outputs) if isinstance(item, FakeTensor) and id(item) not in silent
+                  and (item.is_floating_point() or item.is_complex())] if self.differentiable else []
+        replaced = dict(zip(joined, self.join(outputs, joined), strict=True)) if joined else {}
+        for place, item in enumerate(outputs):
+            outputs[place] = replaced[place] if place in replaced else self.without_gradient(item)
+        return tuple(outputs) if type(result) is tuple else outputs[0]
+
+    def forward(self) -> Any:
+        """Run the user's forward without recording gradients."""
+        tracer, kind = self.tracer, self.kind
+        switch = torch.is_grad_enabled()
+        if switch:
+            tracer.graph.state_call(torch._C._set_grad_enabled, (False,), tracer.location())
+        try:
+            function = get_attribute(tracer, kind, "forward")
+            if kind.setup_context is _SingleLevelFunction.setup_context:  # type: ignore[attr-defined]
+                return call(tracer, function, (self.context, *self.inputs), {})
+            result = call(tracer, function, tuple(self.inputs), {})
+            call(tracer, get_attribute(tracer, kind, "setup_context"), (self.context, tuple(self.inputs), result), {})
+            return result
+        finally:
+            if switch:
+                tracer.graph.state_call(torch._C._set_grad_enabled, (True,), tracer.location())
+
+    def without_gradient(self, item: Any) -> Any:
+        """A result that is not differentiable: an input that was not changed comes back as another object."""
+        if not any(item is tensor for tensor in self.tensors) or any(item is tensor for tensor in self.context.dirty_tensors):
+            return item
+        if item.requires_grad:
+            return self.tracer.operation("call_method", "detach", (item,))
+        return self.tracer.operation("call_method", "view_as", (item, item))
+
+    def join(self, outputs: list[Any], joined: list[int]) -> tuple[Any, ...]:
+        """The differentiable results, as results of the joining node."""
+        tracer, context = self.tracer, self.context
+        if not context.materialize_grads and len(outputs) > 1:
+            raise self.refuse("takes missing gradients as `None`")
+        before = state_of(tracer)
+        with tracer.graph.inner() as inner, torch.no_grad(), no_autocast():
+            gradients = [self.incoming(item, inner if place in joined else None) for place, item in enumerate(outputs)]
+            backward = self.backward_function()
+            found = call(tracer, backward, (context, *gradients), {})
+            module = inner.finish(self.checked_gradients(found))
+        if not same_state(before, state_of(tracer)):
+            raise self.refuse("has side effects in its backward")
+        values = tuple(inner.lifted())
+        saved = {id(item) for item in context.saved_tensors}
+        tensors = [*self.tensors, *(outputs[place] for place in joined if not self.is_input(outputs[place]))]
+        places = {id(item): place for place, item in enumerate(tensors)}
+        changed = {id(item) for item in context.dirty_tensors} | {
+            id(item) for item in tensors[len(self.tensors):] if not item._is_view()}
+        results = tuple(places[id(outputs[place])] for place in joined)
+        dirty = tuple(place for place, item in enumerate(tensors) if id(item) in changed)
+        join = Join(
+            self.kind.__name__, module, results, dirty, views=not set(results) <= set(dirty),
+            checked=tuple(place for place, item in enumerate(values) if id(item) in saved),
+            once=backward is not get_attribute(tracer, self.kind, "backward"))
+        return tuple(tracer.operation("call_function", join, (values, *tensors)))
+
+    def is_input(self, item: Any) -> bool:
+        """Whether a result is one of the inputs."""
+        return any(item is tensor for tensor in self.tensors)
+
+    def backward_function(self) -> Any:
+        """The user's backward, without the wrapper that forbids to differentiate it."""
+        function = get_attribute(self.tracer, self.kind, "backward")
+        if function.__globals__.get("__name__") == "torch.autograd.function":
+            function = getattr(function, "__wrapped__", function)
+        return function
+
+    def incoming(self, output: Any, inner: InnerGraph | None) -> Any:
+        """The gradient of one result: a placeholder, or zeros where there is none."""
+        if not isinstance(output, FakeTensor):
+            return None
+        if inner is not None:
+            with self.tracer.graph.fake_mode:
+                return inner.placeholder(torch.empty_like(output))
+        return self.tracer.operation("call_function", torch.zeros, (tuple(output.shape),),
+                                     {"dtype": output.dtype, "device": output.device})
+
+    def checked_gradients(self, found: Any) -> list[Any]:
+        """One gradient for each tensor input, from what the user's backward returned."""
+        gradients = list(found) if type(found) in (tuple, list) else [found]
+        count = len(self.inputs)
+        if len(gradients) < count or any(item is not None for item in gradients[count:]):
+            raise self.refuse("returns another number of gradients than it has inputs")
+        for gradient, item in zip(gradients, self.inputs, strict=False):
+            if gradient is not None and not (isinstance(gradient, FakeTensor) and isinstance(item, FakeTensor)):
+                raise self.refuse("returns a gradient of something that is no tensor")
+        return [gradient for gradient, item in zip(gradients, self.inputs, strict=False) if isinstance(item, FakeTensor)]
