@@ -23,7 +23,7 @@ from minicompile.capture.attributes import (
     set_attribute,
     tensor_class,
 )
-from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import (
     METHOD_RULES,
     SPECIAL,
@@ -50,7 +50,7 @@ from minicompile.capture.operators import (
 )
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.source import Attribute
-from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_structure, slot
@@ -251,6 +251,8 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
         if function in COMPARING and len(args) >= 1:
             for item in args:
                 force(tracer, item)
+        if function in (set, frozenset) and values:
+            values = ([concrete(item) for item in values[0]],)  # symbolic numbers have no hash
         result = run_native(tracer, function, values, keywords)
         return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
 
@@ -355,7 +357,7 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
                 return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
         if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
             check_printable(tracer, value)
-        return call_pure(tracer, function, args, kwargs)
+        return call_pure(tracer, function, spelled_out(args), kwargs)
 
     return rule
 
@@ -630,6 +632,8 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
             return call(tracer, raw, (kind, *args), kwargs)
     if issubclass(kind, BaseException):
         return tracer.made(run_native(tracer, kind.__new__, (kind, *args), {}))
+    if isinstance(class_lookup(tracer, kind, "__del__")[0], types.FunctionType):
+        raise RunEager(f"an object of type {kind.__name__} is made, and `__del__` would run when capture drops it")
     if kind.__new__ is object.__new__:
         initialise, _ = class_lookup(tracer, kind, "__init__")
         if (args or kwargs) and initialise is object.__init__:

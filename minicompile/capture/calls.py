@@ -29,7 +29,7 @@ from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, Ru
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall
-from minicompile.capture.symbolic_size import concrete
+from minicompile.capture.symbolic_size import concrete, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, guard_structure, is_outside, slot
@@ -337,6 +337,8 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
         check_hashing(tracer, owner, args)
     values = tuple(native_argument(tracer, item, not shallow) for item in args)
     keywords = {key: native_argument(tracer, item, not shallow) for key, item in kwargs.items()}
+    if isinstance(owner, str):
+        values, keywords = spelled_out(values), spelled_out(keywords)
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
 
@@ -448,6 +450,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise Break("tensor value", "the value of a tensor is needed") from None
     except Exception as error:
         error.__traceback__ = None
+        if isinstance(error, TypeError) and "Sym" in str(error):
+            raise Break("unsupported argument", "a symbolic number where only a plain one will do") from None
         raise RaisedInUserCode(error) from None
 
 

@@ -28,6 +28,7 @@ from minicompile.capture.operators import (
     unary,
 )
 from minicompile.capture.side_effects import MISSING, Lazy
+from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer
 from minicompile.capture.values import force
@@ -349,14 +350,14 @@ def build_list(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("BUILD_SET")
 def build_set(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{a, b}`."""
-    frame.stack.append(tracer.made(set(take(tracer, frame, instruction.arg))))
+    frame.stack.append(tracer.made(set(map(concrete, take(tracer, frame, instruction.arg)))))
 
 
 @opcode("BUILD_MAP")
 def build_map(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`{a: b}`."""
     values = take(tracer, frame, 2 * instruction.arg)
-    frame.stack.append(tracer.made(dict(zip(values[::2], values[1::2], strict=True))))
+    frame.stack.append(tracer.made(dict(zip(map(concrete, values[::2]), values[1::2], strict=True))))
 
 
 @opcode("BUILD_CONST_KEY_MAP")
@@ -427,14 +428,14 @@ def list_append(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def set_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Add in a comprehension."""
     value = tracer.resolve(frame.stack.pop())
-    display(tracer, frame, instruction.arg).add(value)
+    display(tracer, frame, instruction.arg).add(concrete(value))
 
 
 @opcode("MAP_ADD")
 def map_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Set in a comprehension."""
     value, key = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    display(tracer, frame, instruction.arg)[key] = value
+    display(tracer, frame, instruction.arg)[concrete(key)] = value
 
 
 @opcode("LIST_EXTEND")

@@ -13,7 +13,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_safe, has_python_comparison, run_native
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
-from minicompile.capture.symbolic_size import concrete, is_symbolic
+from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -74,6 +74,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         if symbol == "**" and isinstance(right, int) and abs(right) > 10000:
             raise Break("unsupported value", "a very large power")
         return run_native(tracer, function, (left, right), {})
+    if isinstance(left, (str, bytes)):
+        right = spelled_out(right)
     result = user_binary(tracer, name, left, right, in_place)
     if result is not NotImplemented:
         return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import gc
 import types
 from collections.abc import Callable
 from typing import Any
@@ -224,13 +225,32 @@ def build_tensor_method(emitter: Emitter, value: TensorMethod) -> str:
 
 def build_iterator(emitter: Emitter, value: Any) -> str:
     """A builtin iterator at its present position."""
-    reduced = value.__reduce__()
+    try:
+        reduced = value.__reduce__()
+    except RuntimeError:
+        raise RunEager("a dictionary or set has changed while it is iterated over") from None
+    table = next((held for held in gc.get_referents(value) if isinstance(held, dict)), None)
+    if table is not None and type(value) in TABLE_ITERATORS:
+        return build_table_iterator(emitter, value, table, len(table) - len(reduced[1][0]))
     maker, args = reduced[0], reduced[1]
     name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({', '.join(emitter.value(item) for item in args)})",
                           "iterator")
     if len(reduced) > 2 and reduced[2] is not None:
         emitter.body.append(f"{name}.__setstate__({emitter.value(reduced[2])})")
     return name
+
+
+def build_table_iterator(emitter: Emitter, value: Any, table: dict[Any, Any], done: int) -> str:
+    """An iterator over a dictionary after `done` steps; like the original it notices when the dictionary changes."""
+    shadow = emitter.tracer.effects.shadows.get(id(table))
+    if shadow is not None and list(table) != list(shadow.before):
+        raise RunEager("a dictionary has changed while it is iterated over")
+    name = emitter.assign(f"iter({emitter.value(table)}{TABLE_ITERATORS[type(value)]})", "iterator")
+    emitter.body.extend([f"next({name})"] * done)
+    return name
+
+
+TABLE_ITERATORS = {type(iter({})): "", type(iter({}.values())): ".values()", type(iter({}.items())): ".items()"}
 
 
 def build_instance(emitter: Emitter, value: Any) -> str:

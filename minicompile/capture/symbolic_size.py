@@ -14,6 +14,16 @@ def is_symbolic(value: Any) -> bool:
     return type(value) in SYMBOLIC
 
 
+def spelled_out(value: Any) -> Any:
+    """A value with the symbolic numbers inside of its containers fixed too, for text that shows them."""
+    kind = type(value)
+    if kind in (tuple, list, torch.Size, set, frozenset):
+        return kind([spelled_out(item) for item in value])
+    if kind is dict:
+        return {spelled_out(key): spelled_out(item) for key, item in value.items()}
+    return concrete(value)
+
+
 def concrete(value: Any) -> Any:
     """A value with its symbolic numbers fixed, for code that needs the number itself."""
     kind = type(value)
