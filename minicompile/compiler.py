@@ -35,7 +35,7 @@ from minicompile.runtime.autograd_function import bind
 from minicompile.runtime.call_plan import CallPlan, call_plan
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.compiled_graph import CompiledGraph, CompiledPart
-from minicompile.runtime.cuda_graphs import GraphedCall, backward_roles, forward_roles
+from minicompile.runtime.cuda_graphs import GraphedCall, GraphPool, backward_roles, forward_roles
 from minicompile.runtime.device import device_properties
 from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
 from minicompile.runtime.graph_store import StoredGraph
@@ -66,7 +66,7 @@ class Compiler:
         self.around: Callable[[CompiledGraph, str, CompiledPart], FlatCall] | None = None
         self.keep_products = on_part is not None
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
-        self._graph_pool: Any = None
+        self._graph_pools: dict[torch.device, GraphPool] = {}
         self._lock = threading.RLock()
 
     def backend(self, captured: CapturedGraph) -> CompiledGraph:
@@ -188,18 +188,16 @@ class Compiler:
         """A program's kernels compiled and bound, as a CUDA graph if asked for."""
         with clock.stage("kernels"):
             call, path = load_program(program, self._cache, plan.overwritten if half == "forward" else ())
-        if self.config.mode == "reduce-overhead" and program.device.type == "cuda":
-            call = self._graphed(call, plan, half)
-        return CompiledPart(call, program=program, path=path, timings=clock.seconds)
-
-    def _graphed(self, call: FlatCall, plan: CallPlan, half: str) -> FlatCall:
-        """The call as a CUDA graph, if the graph's inputs allow one."""
+        part = CompiledPart(call, program=program, path=path, timings=clock.seconds)
+        if self.config.mode != "reduce-overhead" or program.device.type != "cuda":
+            return part
         roles = forward_roles(plan)
         if isinstance(roles, str):
-            return call
-        if self._graph_pool is None:
-            self._graph_pool = torch.cuda.graph_pool_handle()
-        return GraphedCall(call, roles if half == "forward" else backward_roles(plan), self._graph_pool)
+            return dataclasses.replace(part, never_replayed=roles)
+        device = torch.device("cuda", program.device.index or 0)
+        pool = self._graph_pools.setdefault(device, GraphPool(device))
+        graphed = GraphedCall(call, roles if half == "forward" else backward_roles(plan), pool)
+        return dataclasses.replace(part, call=graphed)
 
 
 class StageClock:

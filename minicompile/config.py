@@ -40,6 +40,7 @@ class Config:
         fallback_random: draw random numbers with eager's kernels instead of fused Philox.
         activation_memory_budget: between 0 (recompute all that may be) and 1 (save what time asks for).
         attention: `auto`, `triton` or `aten`.
+        matmul: `auto` takes our kernel where a model expects it to win, `triton` always, `aten` never.
         cache: use the disk cache.
         cache_directory: where it lies.
         cache_megabytes: its size limit.
@@ -57,6 +58,7 @@ class Config:
     fallback_random: bool = False
     activation_memory_budget: float = 1.0
     attention: str = "auto"
+    matmul: str = "auto"
     cache: bool = True
     cache_directory: pathlib.Path = dataclasses.field(default_factory=default_cache_directory)
     cache_megabytes: int = 4096
@@ -85,6 +87,7 @@ class Config:
 CHOICES: dict[str, tuple[object, ...]] = {
     "mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "attention": ("auto", "triton", "aten"),
+    "matmul": ("auto", "triton", "aten"),
     "dynamic": (None, True, False),
 }
 

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 import torch
 
 from minicompile.codegen import device_functions
+from minicompile.codegen.epilogue import EpilogueText, EpilogueWriter
 from minicompile.codegen.kernel_sharing import kernel_shape
 from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.looped_kernel import write_kernel
 from minicompile.codegen.naming import Namer, buffer_names
 from minicompile.codegen.render import kernel_source, render
 from minicompile.codegen.unsupported import CannotGenerate, reason_not_to_emit
-from minicompile.codegen.wrapper import HostText, HostWriter, Launch, sizes_text
+from minicompile.codegen.wrapper import FUSED_MATMUL, HostText, HostWriter, Launch, sizes_text
 from minicompile.config import Config
 from minicompile.ir.index import Index, as_index, hint
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Origin
@@ -59,10 +60,16 @@ def generate_program(
     names = buffer_names(schedule)
     storage = shared_storage(schedule)
     context = KernelContext(schedule.graph.buffers, names, storage, device, config.emulate_precision_casts)
-    printed, launches, launched = _print_kernels(schedule, context)
-    kernel_names = tuple(kernel.source.name for kernel in printed)
+    namer = Namer(names.values())
+    printed, launches, launched = _print_kernels(schedule, context, namer)
+    epilogues = EpilogueWriter(context, namer)
+    for number, step in enumerate(schedule.steps):
+        if isinstance(step, ExternKernel) and step.epilogue is not None:
+            made = epilogues.write(step)
+            launches[number] = Launch(made.name, ("1", "1", "1"), made.pointers, ())
+    kernel_names = tuple(kernel.source.name for kernel in printed) + tuple(e.name for e in epilogues.written)
     host = HostWriter(schedule, names, kernel_names, target).write(launches)
-    text = _file_text(schedule, printed, host, target, reference)
+    text = _file_text(schedule, printed, epilogues.written, host, target, reference)
     constants = tuple(schedule.graph.constants.items())
     return Program(
         name=schedule.graph.name,
@@ -70,7 +77,7 @@ def generate_program(
         kernels=tuple(kernel.source for kernel in printed),
         launches=tuple(launched),
         extern_calls=tuple((s.target, s.reason) for s in schedule.steps if isinstance(s, ExternKernel)),
-        aligned_inputs=_aligned_inputs(schedule.graph, launches),
+        aligned_inputs=_aligned_inputs(schedule, launches),
         constants=constants,
         device=target,
         key=_content_key(text, constants),
@@ -110,13 +117,12 @@ def _join(roots: dict[str, str], memory: MemoryPlan, name: str, overwritten: str
 
 
 def _print_kernels(
-    schedule: Schedule, context: KernelContext
+    schedule: Schedule, context: KernelContext, namer: Namer
 ) -> tuple[list[_Printed], dict[int, Launch | None], list[str]]:
     """Every distinct kernel once, how each step launches its own, and the names in launch order."""
     printed: dict[object, _Printed] = {}
     launches: dict[int, Launch | None] = {}
     launched: list[str] = []
-    namer = Namer(context.names.values())
     for number, group in enumerate(schedule.steps):
         if not isinstance(group, KernelGroup):
             continue
@@ -183,9 +189,12 @@ def _comment(group: KernelGroup) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _aligned_inputs(graph: LoweredGraph, launches: Mapping[int, Launch | None]) -> tuple[int, ...]:
+def _aligned_inputs(schedule: Schedule, launches: Mapping[int, Launch | None]) -> tuple[int, ...]:
     passed = {name for launch in launches.values() if launch is not None for name in launch.pointers}
-    return tuple(position for position, name in enumerate(graph.inputs) if name in passed)
+    for step in schedule.steps:
+        if isinstance(step, ExternKernel) and step.target == FUSED_MATMUL:
+            passed.update(step.reads)
+    return tuple(position for position, name in enumerate(schedule.graph.inputs) if name in passed)
 
 
 def _content_key(text: str, constants: tuple[tuple[str, torch.Tensor], ...]) -> str:
@@ -200,11 +209,13 @@ def _content_key(text: str, constants: tuple[tuple[str, torch.Tensor], ...]) -> 
 def _file_text(
     schedule: Schedule,
     printed: list[_Printed],
+    epilogues: list[EpilogueText],
     host: HostText,
     device: torch.device,
     reference: str | None,
 ) -> str:
-    definitions = device_functions.sources({name for kernel in printed for name in kernel.text.functions})
+    called = {name for kernel in printed for name in kernel.text.functions}.union(*(e.functions for e in epilogues))
+    definitions = [*device_functions.sources(called), *(epilogue.text for epilogue in epilogues)]
     graph = schedule.graph
     guarded = device.type == "cuda" and torch.cuda.device_count() != 1
     steps = [step for step in schedule.steps if isinstance(step, KernelGroup)]
@@ -218,7 +229,7 @@ def _file_text(
         fast_helpers=_fast_helpers(host, device),
         guarded=guarded,
         indent="        " if guarded else "    ",
-        uses_libdevice=any("libdevice." in kernel.source.text for kernel in printed),
+        uses_libdevice=any("libdevice." in text for text in (*definitions, *(kernel.source.text for kernel in printed))),
         inputs=[_input_text(graph, name) for name in graph.inputs],
         constants=[(name, _constant_text(graph.buffers[name], t)) for name, t in graph.constants.items()],
         reference=reference.strip() if reference else "",

@@ -14,12 +14,14 @@ import torch
 from minicompile.codegen.index_text import host_text, symbols_of
 from minicompile.codegen.naming import Namer, identifier
 from minicompile.codegen.unsupported import CannotGenerate
-from minicompile.ir.index import Index, Symbol, as_index, is_nonnegative
+from minicompile.ir.index import ZERO, Index, Symbol, as_index, coefficient_of, is_nonnegative
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph
 from minicompile.ir.schedule import KernelGroup, Schedule
 
 # The same operators through torch's own argument parser, which takes half the host time of an overload object.
 BOUND_FUNCTIONS = {f"torch.ops.aten.{name}.out": f"torch.{name}" for name in ("mm", "bmm", "addmm", "baddbmm")}
+
+FUSED_MATMUL = "kernels.fused_matmul"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,7 @@ class HostWriter:
                 self._kernel(step, launch)
                 called.append(("", ()) if launch is None else (f"run_{launch.kernel}", launch.pointers))
             else:
-                self._extern(step)
+                self._extern(step, launches.get(number))
                 called.append((self._function(step), ()))
             if number + 1 < len(steps):
                 self._free(number)
@@ -221,8 +223,11 @@ class HostWriter:
             return
         self._lines.append(line)
 
-    def _extern(self, step: ExternKernel) -> None:
+    def _extern(self, step: ExternKernel, epilogue: Launch | None) -> None:
         function = self._function(step)
+        if step.target == FUSED_MATMUL:
+            self._fused_matmul(step, epilogue)
+            return
         arguments = [self._argument(a) for a in step.args]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         if step.overwrites:
@@ -245,6 +250,25 @@ class HostWriter:
         for buffer in step.outputs:
             if buffer is not None:
                 self._check_layout(buffer)
+
+    def _fused_matmul(self, step: ExternKernel, epilogue: Launch | None) -> None:
+        """Our product writes into memory of the program's; what its epilogue reads follows the operands."""
+        made = [buffer for buffer in step.outputs if buffer is not None]
+        for buffer in made:
+            self._obtain(buffer.name, None)
+        out = self._variables[made[0].name]
+        pointers: tuple[str, ...] = ()
+        options = [*step.kwargs]
+        if step.epilogue is not None and epilogue is not None:
+            axes = step.epilogue.axes[-len(step.args[1].sizes) :]
+            strides = tuple(coefficient_of(step.epilogue.store, axis) or ZERO for axis in axes)
+            sizes = tuple(axis.size for axis in axes)
+            out = self.view(BufferView(made[0].name, sizes, strides, ZERO, made[0].dtype))
+            pointers = epilogue.pointers
+        arguments = [out, *map(self._argument, step.args), *(self._variables[name] for name in pointers)]
+        arguments += [f"{name}={self._argument(value)}" for name, value in options]
+        arguments += [f"epilogue={epilogue.kernel}"] if epilogue is not None else []
+        self._lines.append(f"{self._function(step)}({', '.join(arguments)})")
 
     def _check_layout(self, buffer: Buffer) -> None:
         """An operator may lay its result out otherwise than its fake result promised."""

@@ -20,6 +20,9 @@ from minicompile.errors import Location
 from minicompile.ir.expr import Expr, Load, indirect_values, loads
 from minicompile.ir.index import Axis, Index, product
 
+PRODUCT = "(product)"
+"""What the epilogue of a matrix product loads: the product before it is rounded or stored."""
+
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "argmax", "argmin"]
 ScanKind = Literal["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"]
 
@@ -161,6 +164,9 @@ class ExternKernel:
         unpack: the call returns a tuple or list of `outputs`, also where there is only one.
         pure: the same arguments give the same result and nothing else happens (no randomness, no I/O).
         reason: why this is extern, for the report.
+        epilogue: for `kernels.fused_matmul`: a pointwise loop over (batch, row, column) of the product that is evaluated on
+            the tiles of the result before they are stored; its load of `PRODUCT` is the product's element there. The call
+            then computes the loop's buffer, `outputs[0]`; with a second output the product itself is stored too.
     """
 
     target: str
@@ -173,6 +179,7 @@ class ExternKernel:
     pure: bool = True
     reason: str = ""
     origins: tuple[Origin, ...] = ()
+    epilogue: Loop | None = None
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -185,6 +192,8 @@ class ExternKernel:
         found: dict[str, None] = {}
         _collect_views((self.args, self.kwargs), found)
         found.update(dict.fromkeys(self.overwrites))
+        if self.epilogue is not None:
+            found.update(dict.fromkeys(name for name in self.epilogue.reads if name != PRODUCT))
         return tuple(found)
 
 

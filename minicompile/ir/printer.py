@@ -233,6 +233,8 @@ def extern_text(kernel: ExternKernel) -> str:
     lines.append(f"{results} = {kernel.target}({', '.join(arguments)})")
     if kernel.reason:
         lines[-1] += f"  # {kernel.reason}"
+    if kernel.epilogue is not None:
+        lines += ["    on its tiles:", *(f"    {line}" for line in loop_text(kernel.epilogue).splitlines())]
     return "\n".join(lines)
 
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minicompile.kernels.flash_attention import attention_backward, attention_forward, flash_attention
     from minicompile.kernels.flash_decode import flash_decode
-    from minicompile.kernels.matmul import matmul
+    from minicompile.kernels.matmul import fused_matmul, matmul
 
 _HOMES = {
     "flash_attention": "flash_attention",
     "attention_forward": "flash_attention",
     "attention_backward": "flash_attention",
     "flash_decode": "flash_decode",
+    "fused_matmul": "matmul",
     "matmul": "matmul",
 }
 
@@ -46,4 +47,4 @@ for _name in _HOMES:
     setattr(_Package, _name, _lazy(_name))
 sys.modules[__name__].__class__ = _Package
 
-__all__ = ["attention_backward", "attention_forward", "flash_attention", "flash_decode", "matmul"]
+__all__ = ["attention_backward", "attention_forward", "flash_attention", "flash_decode", "fused_matmul", "matmul"]

@@ -268,6 +268,14 @@ MATMUL_TABLE: tuple[MatmulRow, ...] = (
 )
 
 
+def matmul_tile(text: str) -> MatmulConfig:
+    """The configuration that prints as `text`: "128x64x64 w4 s4 split 2 tma"."""
+    tile, warps, stages, *rest = text.split()
+    split = int(rest[rest.index("split") + 1]) if "split" in rest else 1
+    flags = {name: name in rest for name in ("tma", "halves", "swapped")}
+    return MatmulConfig(*map(int, tile.split("x")), int(warps[1:]), int(stages[1:]), split_k=split, **flags)
+
+
 def matmul_rows(numerics: str) -> tuple[MatmulRow, ...]:
     """The tiles that the model may choose among."""
     return tuple(row for row in MATMUL_TABLE if row.numerics == numerics)

@@ -28,7 +28,8 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minicompile.kernels.configs import MatmulConfig
+from minicompile.kernels.attention_problem import dot_precision
+from minicompile.kernels.configs import MatmulConfig, matmul_tile
 from minicompile.kernels.interpret import launch
 from minicompile.kernels.matmul_model import MatmulProblem, choose_config
 
@@ -267,6 +268,19 @@ def matmul(
         else:
             _by_pointers(a, b, c, addend, extra, alpha, beta, precision, config, slots)
     return out[0] if flat and out.dim() == 3 else out
+
+
+def fused_matmul(
+    out: torch.Tensor, addend: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, *extra: torch.Tensor,
+    tile: str, alpha: float = 1.0, beta: float = 1.0, epilogue: Any = None,
+) -> tuple[()]:  # fmt: skip
+    """`matmul` into `out`, as compiled graphs call it: fp32 products by the user's setting, the tile as text."""
+    config = None if a.device.type == "cpu" else matmul_tile(tile)
+    matmul(
+        a, b, addend, alpha=alpha, beta=beta, precision=dot_precision(a), epilogue=epilogue, extra=extra, out=out,
+        config=config,
+    )  # fmt: skip
+    return ()
 
 
 def interpreted_config(m: int, n: int, k: int) -> MatmulConfig:

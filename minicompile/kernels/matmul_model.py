@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from minicompile.kernels.configs import MatmulConfig, MatmulRow, matmul_rows
 
@@ -38,6 +39,7 @@ COPY_BYTES_PER_SECOND = 1.3e12
 COPY_SECONDS = 30e-6
 VENDOR_BANDWIDTH = 0.88
 MARGIN = 1.10
+EPILOGUE_MARGIN = 1.04
 NOT_OVERLAPPED = 0.1
 
 
@@ -91,20 +93,37 @@ class Choice:
 def choose(problem: MatmulProblem) -> Choice:
     """This package or the vendor's library, for one product and what follows it."""
     config, ours = _best_row(problem)
-    extra = problem.epilogue_bytes_saved / BYTES_PER_SECOND
+    saved = problem.epilogue_bytes_saved
+    extra = saved / BYTES_PER_SECOND
+    margin = EPILOGUE_MARGIN if saved else MARGIN
     vendor, padded = vendor_seconds(problem) + extra, padded_seconds(problem) + extra
     estimates = f"estimated {ours * 1e6:.1f} us with {config} against {vendor * 1e6:.1f} us"
     if not problem.aligned and padded * MARGIN < min(vendor, ours):
         estimates = f"estimated {padded * 1e6:.1f} us with copies against {vendor * 1e6:.1f} us"
         return Choice("padded vendor", config, ours, padded, f"aligned copies of the operands pay: {estimates}")
-    if vendor < ours * MARGIN:
+    if vendor < ours * margin:
         return Choice("vendor", config, ours, vendor, f"the vendor's library is expected to be as fast: {estimates}")
     causes = ["three-part bf16 products are faster than plain fp32 ones"] if problem.numerics == "split" else []
     if not problem.aligned_result:
         causes.append("rows of the result are not multiples of 16 bytes, which the vendor's library is slow at")
-    if problem.epilogue_bytes_saved:
-        causes.append(f"the epilogue saves {problem.epilogue_bytes_saved / 1e6:.1f} MB of traffic")
+    if saved:
+        causes.append(f"the epilogue saves {saved / 1e6:.1f} MB of traffic")
     return Choice("triton", config, ours, vendor, f"{'; '.join(causes) or 'better tile quantization'}: {estimates}")
+
+
+def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
+    """Our tile (`None`: the vendor's library) and the reason, under `setting` ("auto", "triton" or "aten").
+
+    `facts` has sizes (`batch`, `m`, `n`, `k`), `dtype`, `aligned` and `bytes_saved`, the traffic of a free epilogue.
+    """
+    is_fp32 = facts.dtype.itemsize == 4
+    precision = ("tf32" if tf32 else "bf16x6") if is_fp32 else "ieee"
+    problem = MatmulProblem(facts.batch, facts.m, facts.n, facts.k, facts.dtype.itemsize, is_fp32, precision,
+                            facts.aligned, facts.bytes_saved)  # fmt: skip
+    if setting == "triton":
+        return str(choose_config(problem)), "as asked for"
+    choice = choose(problem)
+    return (str(choice.config) if choice.who == "triton" else None), choice.reason
 
 
 def choose_config(problem: MatmulProblem) -> MatmulConfig:

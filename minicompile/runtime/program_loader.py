@@ -27,7 +27,7 @@ from minicompile.runtime.kernel_binary import binary_key, compile_kernel
 from minicompile.runtime.launcher import load_launch
 from minicompile.runtime.recorded_call import RecordedCall
 
-RECORDED = ("attention_forward", "attention_backward")
+RECORDED = ("attention_forward", "attention_backward", "fused_matmul")
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
 

@@ -148,6 +148,8 @@ def replay(recording: Recording, pointers: list[int]) -> tuple[Any, ...]:
 
 def placed(value: Any, pointers: list[int]) -> Any:
     """A launch's argument with the addresses of this call."""
+    if type(value) is tuple:
+        return tuple(placed(part, pointers) for part in value)
     if type(value) is Address:
         return pointers[value.index] + value.offset
     if type(value) is Description:
@@ -203,7 +205,7 @@ class Watch(TorchDispatchMode):
                 template = copy.copy(value)
                 template.base = None
                 return Description(address(value.base), template)
-            return value
+            return tuple(map(fixed, value)) if type(value) is tuple else value
 
         launches = tuple(
             Launch(compiled, (*grid, 1, 1)[:3], tuple(map(fixed, values))) for compiled, grid, values in self.launches
@@ -225,5 +227,5 @@ class Watch(TorchDispatchMode):
             launches,
             tuple(results),
             tuple((start & ALIGNMENT) == 0 for start in starts[: len(inputs)]),
-            torch.device("cuda", self.made[0].device.index),
+            torch.device("cuda", (*inputs, *self.made)[0].device.index),
         )

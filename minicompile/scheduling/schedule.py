@@ -12,9 +12,11 @@ from minicompile.config import Config
 from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Origin, Scan
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
+from minicompile.scheduling.batch import batch_steps
 from minicompile.scheduling.domain import Domain, recompute_between_passes, write_over_tiles
 from minicompile.scheduling.fusion import Step, fuse
 from minicompile.scheduling.inline import inline_producers, output_buffers
+from minicompile.scheduling.matmul import Chooser, route_matmuls
 from minicompile.scheduling.memory_plan import plan_memory
 from minicompile.scheduling.naming import kernel_name
 from minicompile.scheduling.online import find_online_softmax
@@ -25,13 +27,21 @@ from minicompile.scheduling.traffic import loop_flops
 from minicompile.scheduling.verify import verify_schedule
 
 
-def schedule_graph(lowered: LoweredGraph, config: Config, device: DeviceProperties) -> Schedule:
-    """Decide which loops of `lowered` share a kernel, over which tiles, in which order and memory."""
+def schedule_graph(
+    lowered: LoweredGraph, config: Config, device: DeviceProperties, choose_matmul: Chooser | None = None
+) -> Schedule:
+    """Decide which loops of `lowered` share a kernel, over which tiles, in which order and memory.
+
+    Without `choose_matmul` every matrix product is the vendor's.
+    """
     outputs = output_buffers(lowered)
     operations, buffers = split_reductions(inline_producers(lowered), lowered.buffers, device)
+    if choose_matmul is not None:
+        operations = route_matmuls(operations, buffers, outputs, choose_matmul)
     fusion = fuse(operations, buffers, outputs)
     taken: set[str] = set()
     steps = tuple(_finish(step, operations, buffers, device, taken) for step in fusion.steps)
+    steps = batch_steps(steps, buffers, device)
     schedule = Schedule(
         graph=dataclasses.replace(lowered, operations=operations, buffers=buffers),
         steps=steps,
