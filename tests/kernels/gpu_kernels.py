@@ -1,7 +1,8 @@
 """The kernels on a GPU: correctness over random problems, then speed beside PyTorch's kernels, configuration by configuration.
 
     python tests/kernels/gpu_kernels.py PART...
-    parts: correctness  diagnose  large  attention  attention_backward  fp32  decode  matmul  matmul_alone
+    parts: correctness  diagnose  large  attention  attention_backward  fp32  decode  matmul  matmul_alone  matmul_graphs
+           epilogues
 
 Each part takes under about four minutes and prints one line per row; with `OUT` set, rows also go to $OUT/kernels_PART.json.
 The lines carry all that is needed to update `minicompile/kernels/configs.py`. Compilation is done first, in parallel
@@ -30,6 +31,7 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
+import minicompile
 from minicompile.kernels import flash_attention as differentiable_attention
 from minicompile.kernels.attention_problem import AttentionProblem, describe, expand_mask, padded_head_dim
 from minicompile.kernels.configs import ATTENTION_CANDIDATES, AttentionConfig, MatmulConfig, attention_tile
@@ -562,9 +564,106 @@ def matmul_alone() -> None:
         report(n=n, epilogue="bias, gelu", ours_ms=ours, eager_ms=theirs)
 
 
+def graphed_milliseconds(call: Callable[[], object], calls: int = 20) -> float:
+    """Time of one call inside a CUDA graph of several: what the GPU alone needs, with a warm L2."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    times = []
+    for _ in range(7):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / calls)
+    return sorted(times)[3]
+
+
+def matmul_graphs() -> None:
+    """The shapes of a language model without the host's share in the time: decides `DESCRIPTOR_SECONDS` and TMA rows."""
+    shapes = tuple(shape for shape in SHAPES if 2**28 < math.prod(shape) < 2**36)[:34]
+    in_parallel(compile_matmuls, shapes)
+    for shape in shapes:
+        a, b = matmul_operands(shape)
+        flops = 2 * math.prod(shape) / 1e9
+        vendor = graphed_milliseconds(lambda: a @ b)  # noqa: B023
+        timed: dict[str, float] = {}
+        for config in tiles_of(shape):
+            try:
+                timed[str(config)] = graphed_milliseconds(lambda: matmul(a, b, config=config))  # noqa: B023
+            except Exception as error:
+                report(shape=shape, tile=str(config), failed=str(error)[:90])
+        ranked = sorted(timed.items(), key=lambda item: item[1])
+        report(
+            shape=shape, cublas_us=vendor * 1e3, cublas_TF=flops / vendor, best_TF=flops / ranked[0][1],
+            ratio=vendor / ranked[0][1], best=ranked[0][0], model=str(choose(problem_of(shape)).who),
+            all=" | ".join(f"{tile}: {flops / ms:.0f}" for tile, ms in ranked),
+        )  # fmt: skip
+
+
+EPILOGUES: dict[str, Callable[..., torch.Tensor]] = {
+    "bias": lambda x, w, u, b, r: functional.linear(x, w, b),
+    "gelu": lambda x, w, u, b, r: functional.gelu(functional.linear(x, w, b), approximate="tanh"),
+    "silu": lambda x, w, u, b, r: functional.silu(functional.linear(x, w)),
+    "residual": lambda x, w, u, b, r: functional.linear(x, w, b) + r,
+    "gated": lambda x, w, u, b, r: functional.silu(functional.linear(x, w)) * functional.linear(x, u),
+}
+
+
+def epilogues() -> None:
+    """A product and what follows it, compiled with the vendor's product, with ours, and by the model's choice."""
+    shapes = ((2048, 3072, 768), (2048, 768, 3072), (2048, 768, 768), (2048, 4096, 1024), (8192, 4096, 1024),
+              (4096, 4096, 4096), (4096, 14336, 4096), (16384, 8192, 2048), (16, 11008, 4096))  # fmt: skip
+    ratios: list[float] = []
+    for dtype, some in ((torch.bfloat16, shapes), (torch.float32, shapes[:5])):
+        for m, n, k in some:
+            given = [torch.randn(*size, device="cuda", dtype=dtype) / scale for size, scale in (
+                ((m, k), 1), ((n, k), k**0.5), ((n, k), k**0.5), ((n,), 1), ((m, n), 1))]  # fmt: skip
+            for name, function in EPILOGUES.items():
+                row: dict[str, Any] = {"dtype": str(dtype)[6:], "shape": (m, n, k), "epilogue": name}
+                wanted = function(*(t.double() for t in given)) if m * n * k < 2**35 else None
+                for setting in ("aten", "triton", "auto"):
+                    try:
+                        call = minicompile.compile(function, options={"matmul": setting, "suppress_errors": False})
+                        outputs = [call(*given) for _ in range(3)]
+                        torch.cuda.synchronize()
+                        if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
+                            row[f"{setting}_differs"] = "two calls gave other bits"
+                        if wanted is not None:
+                            row[f"{setting}_error"] = ((outputs[2].double() - wanted).abs().max() / wanted.abs().max()).item()
+                        row[f"{setting}_us"] = graphed_milliseconds(lambda: call(*given)) * 1e3  # noqa: B023
+                        row[f"{setting}_host_us"] = host_microseconds(lambda: call(*given))  # noqa: B023
+                    except Exception as error:
+                        row[setting] = f"{type(error).__name__}: {str(error)[:160]}"
+                if "auto_us" in row and "aten_us" in row:
+                    row["ours"] = row["aten_us"] / row.get("triton_us", math.inf)
+                    row["auto"] = row["aten_us"] / row["auto_us"]
+                    ratios.append(row["auto"])
+                report(**row)
+    report(geometric_mean=math.exp(sum(map(math.log, ratios)) / len(ratios)), least=min(ratios))
+
+
+def host_microseconds(call: Callable[[], object], calls: int = 50) -> float:
+    """Host time of one call, the GPU not waited for."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    taken = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return taken / calls * 1e6
+
+
 PARTS = {
     "correctness": correctness, "diagnose": diagnose, "large": large, "attention": attention, "attention_backward": attention_backward_part,
     "fp32": fp32, "decode": decode, "matmul": matmul_part, "matmul_alone": matmul_alone,
+    "matmul_graphs": matmul_graphs, "epilogues": epilogues,
 }  # fmt: skip
 
 
