@@ -28,10 +28,12 @@ class Geometry:
     Attributes:
         plan: the tiles.
         wide: positions and offsets need 64 bits.
+        block_number: the variable that says which block a program computes, if that is not the program's number.
     """
 
     plan: TilePlan
     wide: bool
+    block_number: str = ""
 
     @functools.cached_property
     def live(self) -> tuple[Axis, ...]:
@@ -142,7 +144,7 @@ class Geometry:
         return f"tl.arange(0, {block_name(axis)}){self.expand(axis)}{wide}"
 
     def _program_id(self, dimension: int) -> str:
-        return f"tl.program_id({dimension})" + (".to(tl.int64)" if self.wide else "")
+        return (self.block_number or f"tl.program_id({dimension})") + (".to(tl.int64)" if self.wide else "")
 
     def _position(self, tile: TileAxis) -> str:
         program = self._program(tile)

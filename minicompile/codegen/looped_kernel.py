@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from minicompile.codegen.batched_kernel import write_batched_kernel
 from minicompile.codegen.expression_writer import Scope, Value, index_axes
 from minicompile.codegen.folds import fold_of
 from minicompile.codegen.geometry import block_name, mask_name, position_name
@@ -27,6 +28,8 @@ from minicompile.ir.schedule import KernelGroup
 
 def write_kernel(group: KernelGroup, name: str, context: KernelContext) -> KernelText:
     """The text of the kernel for `group`."""
+    if group.batch:
+        return write_batched_kernel(group, name, context)
     walks = group.tile.strategy in ("looped", "crossed")
     return (LoopedKernelWriter if walks else KernelWriter)(group, name, context).write()
 

@@ -22,14 +22,18 @@ from minicompile.ir.schedule import KernelGroup
 class KernelWriter:
     """Prints the kernel of one group; this base class prints straight-line kernels."""
 
-    def __init__(self, group: KernelGroup, name: str, context: KernelContext) -> None:
+    def __init__(self, group: KernelGroup, name: str, context: KernelContext, geometry: Geometry | None = None) -> None:
         self.group, self.name, self.context = group, name, context
         self.values = GroupValues(group, context.buffers)
         plan = plan_for_device(group.tile, context.device)
-        self.geometry = Geometry(plan, self.values.needs_wide_indices())
+        self.geometry = geometry or Geometry(plan, self.values.needs_wide_indices())
         self.pointers = self.values.pointers()
         namer = Namer(["program", *(tile.axis.name for tile in plan.axes)])
         self.parameters = {buffer: namer.fresh(f"{context.names[buffer]}_ptr") for buffer in self.pointers}
+        for loop in group.loops:
+            if loop.overwrites in self.parameters and loop.buffer in self.pointers:
+                self.pointers.remove(loop.buffer)
+                self.parameters[loop.buffer] = self.parameters[loop.overwrites]
         self.writer = ExpressionWriter(self.geometry, self.parameters, context.round_each)
         self._learn()
         self.folds = FoldWriter(self.writer)

@@ -93,6 +93,8 @@ class KernelGroup:
         tile: the iteration space.
         stored: buffers that other kernels or the graph's outputs read; the rest never reach memory.
         online: reductions to be merged into one pass.
+        batch: kernels of one body over other buffers and sizes that one launch does; `loops` are then those of all,
+            `tile` is the first one's.
         bytes_read, bytes_written: exact, at the hinted sizes.
         flops: scalar operations, at the hinted sizes.
     """
@@ -102,6 +104,7 @@ class KernelGroup:
     tile: TilePlan
     stored: frozenset[str]
     online: tuple[OnlineSoftmax, ...] = ()
+    batch: tuple[KernelGroup, ...] = ()
     bytes_read: int = 0
     bytes_written: int = 0
     flops: int = 0

@@ -7,11 +7,13 @@ both have side effects. This module must not decide anything: it only states fac
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Iterator, Sequence
 
 from minicompile.errors import VerificationFailed
 from minicompile.ir.expr import indirect_values
 from minicompile.ir.loops import ExternKernel, Loop, Operation
+from minicompile.ir.schedule import KernelGroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +60,43 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def overwritten(operation: Operation) -> tuple[str, ...]:
+def overwritten(operation: Operation | KernelGroup) -> tuple[str, ...]:
     """The buffers whose storage the operation changes."""
+    if isinstance(operation, KernelGroup):
+        return tuple(name for loop in operation.loops for name in overwritten(loop))
     if isinstance(operation, ExternKernel):
         return operation.overwrites
     return () if operation.overwrites is None else (operation.overwrites,)
 
 
-def find_dependences(operations: Sequence[Operation]) -> Dependences:
+def topological(owner: Sequence[int], predecessors: Sequence[int]) -> list[list[int]]:
+    """The operations by owner, in an order that respects dependence and is close to the given one."""
+    members: dict[int, list[int]] = {}
+    for position, own in enumerate(owner):
+        members.setdefault(own, []).append(position)
+    waiting: dict[int, set[int]] = {}
+    followers: dict[int, list[int]] = {}
+    ready: list[tuple[int, int]] = []
+    for own, positions in members.items():
+        waiting[own] = {owner[i] for position in positions for i in bits(predecessors[position])} - {own}
+        for before in waiting[own]:
+            followers.setdefault(before, []).append(own)
+        if not waiting[own]:
+            ready.append((max(positions), own))
+    heapq.heapify(ready)
+    order: list[list[int]] = []
+    while ready:
+        _, own = heapq.heappop(ready)
+        order.append(members[own])
+        for follower in followers.get(own, ()):
+            waiting[follower].discard(own)
+            if not waiting[follower]:
+                heapq.heappush(ready, (max(members[follower]), follower))
+    assert len(order) == len(members), "fusion made a cycle"
+    return order
+
+
+def find_dependences(operations: Sequence[Operation | KernelGroup]) -> Dependences:
     """The dependences of `operations`, which must be in an order that respects them."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}

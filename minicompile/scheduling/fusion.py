@@ -7,19 +7,21 @@ profit is `profit.refusal`. This module must not rewrite loop bodies.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import heapq
 from collections.abc import Mapping, Sequence
 
+from minicompile.ir.expr import cost
 from minicompile.ir.loops import Buffer, Loop, Operation
 from minicompile.ir.schedule import FusionRefusal
 from minicompile.scheduling.cluster import Cluster, align, cluster_of, merge
-from minicompile.scheduling.dependencies import Dependences, bits, find_dependences
+from minicompile.scheduling.dependencies import Dependences, bits, find_dependences, topological
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
 from minicompile.scheduling.traffic import access_bytes, read_bytes
 
 MAXIMUM_ROUNDS = 6
 SIBLINGS = 2
+LEAST_SHARED = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +75,13 @@ class Fuser:
         self.bytes: dict[int, int] = {}
 
     def fuse_all(self) -> None:
-        """Fuse pairs, best first, until none is left that could be."""
-        pairs = self.candidate_pairs()
+        """Fuse pairs, best first, until none is left that could be; then small kernels that share nothing."""
+        self.fuse_pairs(self.candidate_pairs())
+        self.fuse_pairs(self.small_neighbours())
+        self.refusals = {k: r for k, r in self.refusals.items() if self.owner[k[0]] != self.owner[k[1]]}
+
+    def fuse_pairs(self, pairs: list[tuple[int, int]]) -> None:
+        """Try `pairs` until nothing changes."""
         tried: dict[tuple[int, int], tuple[int, int]] = {}
         for _ in range(MAXIMUM_ROUNDS):
             changed = False
@@ -90,7 +97,6 @@ class Fuser:
                 changed |= self.try_pair(*key)
             if not changed:
                 break
-        self.refusals = {k: r for k, r in self.refusals.items() if self.owner[k[0]] != self.owner[k[1]]}
 
     def candidate_pairs(self) -> list[tuple[int, int]]:
         """Pairs of loops that touch the same buffer, those that would save most bytes first."""
@@ -107,23 +113,34 @@ class Fuser:
                     scores[pair] = scores.get(pair, 0) + 2 * read[reader]
             for number, reader in enumerate(loops):
                 for other in loops[number + 1 : number + 1 + SIBLINGS]:
-                    pair = (reader, other)
-                    scores[pair] = scores.get(pair, 0) + min(read[reader], read[other])
-        for pair in self.small_neighbours():
-            scores.setdefault(pair, 0)
+                    shared = min(read[reader], read[other])
+                    if shared >= LEAST_SHARED:
+                        scores[reader, other] = scores.get((reader, other), 0) + shared
         return sorted(scores, key=lambda pair: (-scores[pair], pair))
 
     def small_neighbours(self) -> list[tuple[int, int]]:
-        """Pairs of small loops over equal spaces that follow each other: one launch instead of two."""
+        """Pairs of small clusters over equal spaces that follow each other: one launch instead of two.
+
+        Pointwise clusters that look alike are left to be batched.
+        """
+        kinds = {key: self.kind(cluster) for key, cluster in self.clusters.items()}
+        count = collections.Counter(kinds.values())
         last: dict[tuple[object, ...], int] = {}
         found: list[tuple[int, int]] = []
-        for position, cluster in self.clusters.items():
-            if not cluster.alone and self.cluster_bytes(cluster) <= SMALL_KERNEL_BYTES:
+        for key, cluster in self.clusters.items():
+            if cluster.alone or self.cluster_bytes(cluster) > SMALL_KERNEL_BYTES:
+                continue
+            if cluster.inner or count[kinds[key]] == 1:
                 space = (cluster.rows, cluster.row_length if cluster.inner else 0)
                 if space in last:
-                    found.append((last[space], position))
-                last[space] = position
+                    found.append((last[space], key))
+                last[space] = key
         return found
+
+    def kind(self, cluster: Cluster) -> tuple[object, ...]:
+        """What clusters with the same body over other buffers have in common."""
+        loops = [self.operations[position] for position in cluster.maps]
+        return tuple((cost(op.value), len(op.loads), op.value.dtype) for op in loops if isinstance(op, Loop))
 
     def try_pair(self, a: int, b: int) -> bool:
         """Fuse two clusters if that is legal and pays; else record why not."""
@@ -246,29 +263,5 @@ class Fuser:
 
     def ordered_steps(self) -> tuple[Step, ...]:
         """Clusters and extern kernels in an order that respects dependence, close to the program's."""
-        waiting: dict[int, set[int]] = {}
-        followers: dict[int, list[int]] = {}
-        ready: list[tuple[int, int]] = []
-        positions: dict[int, list[int]] = {}
-        for position, owner in enumerate(self.owner):
-            positions.setdefault(owner, []).append(position)
-        for owner, members in positions.items():
-            direct = 0
-            for position in members:
-                direct |= self.dependences.predecessors[position]
-            waiting[owner] = {self.owner[i] for i in bits(direct)} - {owner}
-            for before in waiting[owner]:
-                followers.setdefault(before, []).append(owner)
-            if not waiting[owner]:
-                ready.append((max(members), owner))
-        heapq.heapify(ready)
-        steps: list[Step] = []
-        while ready:
-            _, owner = heapq.heappop(ready)
-            steps.append(self.step(owner))
-            for follower in followers.get(owner, ()):
-                waiting[follower].discard(owner)
-                if not waiting[follower]:
-                    heapq.heappush(ready, (max(positions[follower]), follower))
-        assert len(steps) == len(positions), "fusion made a cycle"
-        return tuple(steps)
+        order = topological(self.owner, self.dependences.predecessors)
+        return tuple(self.step(self.owner[members[0]]) for members in order)

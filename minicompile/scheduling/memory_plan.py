@@ -133,7 +133,7 @@ def _extent(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> int | None:
 
 def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -> list[str]:
     """Buffers last read here, by a pointwise kernel over one axis, only where `name` is stored and not after that."""
-    if group.tile.strategy != "pointwise" or len(group.tile.axes) != 1:
+    if group.tile.strategy != "pointwise" or len(group.tile.axes) != 1 or group.batch:
         return []
     writer = next(number for number, loop in enumerate(group.loops) if loop.buffer == name)
     place = group.loops[writer].store

@@ -9,6 +9,7 @@ as the problem. `plan_tile` is a pure function of `TileFacts`.
 from __future__ import annotations
 
 import dataclasses
+
 from minicompile.ir.index import Axis, hint
 from minicompile.ir.schedule import DeviceProperties, Strategy, TileAxis, TilePlan
 

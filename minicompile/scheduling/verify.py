@@ -41,6 +41,11 @@ def verify_schedule(schedule: Schedule) -> None:
 
 def verify_group(group: KernelGroup) -> None:
     """Raise `VerificationFailed` if a kernel breaks the rules of `KernelGroup`."""
+    for member in group.batch:
+        verify_group(member)
+    if group.batch:
+        _require(group.loops == tuple(loop for m in group.batch for loop in m.loops), "loops of no member", group)
+        return
     tile = group.tile
     parallel = tuple(a.axis for a in tile.parallel)
     folded = None if tile.reduction is None else tile.reduction.axis
