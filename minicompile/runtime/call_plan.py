@@ -52,6 +52,11 @@ class CallPlan:
         return ("forward",) if self.tangents is None else ("forward", "backward")
 
     @property
+    def sizes_vary(self) -> bool:
+        """Whether one program serves several sizes."""
+        return "size" in self.input_kinds
+
+    @property
     def overwritten(self) -> tuple[int, ...]:
         """Positions of inputs whose memory the forward changes."""
         return tuple(mutated.input_index for mutated in self.binding.mutated_inputs if mutated.in_graph)

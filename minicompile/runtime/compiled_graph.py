@@ -33,6 +33,12 @@ class CompiledPart:
     path: pathlib.Path | None = None
     fallback: str = ""
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    never_replayed: str = ""
+
+    @property
+    def not_replayed(self) -> str:
+        """Why the half is no CUDA graph although one was asked for, as far as is known by now."""
+        return self.never_replayed or getattr(self.call, "fallback", "")
 
 
 class CompiledGraph:

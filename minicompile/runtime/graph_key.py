@@ -243,9 +243,9 @@ def versions() -> tuple[Any, ...]:
 
 
 def environment() -> tuple[Any, ...]:
-    """Versions, and the variables by which Triton is told to compile differently."""
+    """Versions, how many GPUs there are, and the variables by which Triton is told to compile differently."""
     ignored = ("TRITON_CACHE", "TRITON_HOME", "TRITON_PRINT", "TRITON_DUMP", "TRITON_KERNEL_DUMP")
-    return versions(), sorted(
+    return versions(), torch.cuda.device_count(), sorted(
         item for item in os.environ.items() if item[0].startswith("TRITON_") and not item[0].startswith(ignored)
     )
 
