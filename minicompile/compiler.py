@@ -118,7 +118,13 @@ class Compiler:
             with self._lock, collection_postponed():
                 return (compiled.parts.get("backward") or backward()).call
 
-        call = bind(compiled.plan, forward.call, backward_call)
+        def split_call() -> FlatCall:
+            with self._lock:
+                # Rare, so never stored: an output's gradient is watched while others computed from it are differentiated.
+                artifacts = ArtifactFolder.create(None, compiled.plan.name)
+                return (compiled.parts.get("split_backward") or self._compile_part(compiled, "split_backward", artifacts)).call
+
+        call = bind(compiled.plan, forward.call, backward_call, split_call)
         if compiled.plan.tangents is not None and not compiled.plan.grad_enabled:
             call = torch.enable_grad()(call)  # the graph itself switches gradients on
         compiled.bind(call)

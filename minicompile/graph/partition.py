@@ -7,6 +7,8 @@ written by the forward itself, last, with `aten.copy_`. This module must not cha
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from minicompile.graph.trace import JointGraph
 from minicompile.ir.graph import (
     Binding,
     CapturedGraph,
+    Connection,
     FreshOutput,
     MutatedInput,
     OutputBinding,
@@ -40,14 +43,20 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
     inputs, tangents = placeholders[: len(captured.inputs)], placeholders[len(captured.inputs) :]
     closing = next(iter(reversed(graph.nodes)))
     outputs = list(closing.args[0])  # type: ignore[arg-type]
-    forward_outputs, gradients = outputs[: joint.forward_outputs], outputs[joint.forward_outputs :]
+    forward_outputs, rest = outputs[: joint.forward_outputs], outputs[joint.forward_outputs :]
+    gradients, passed_on = rest[: len(joint.differentiable_inputs)], rest[len(joint.differentiable_inputs) :]
     mutated = {inputs[entry.input_index] for entry in joint.mutated_inputs}
     cut, view = None, None
     if gradients:
-        view = JointView(graph, tangents, [node for node in gradients if node is not None])
+        view = JointView(graph, tangents, [node for node in rest if node is not None])
         cut = choose(view, mutated, config.activation_memory_budget)
     forward = _Forward(joint, inputs, forward_outputs, cut, mutated)
-    backward = _backward(joint, inputs, tangents, gradients, forward, view) if view is not None else None
+    backward = _backward(joint, tangents, gradients, forward, view) if view is not None else None
+    split = None
+    if view is not None and joint.connections:
+        sources = sorted({number for connection in joint.connections for number in connection.sources})
+        totals = dict(zip(passed_on[-len(sources) :], (tangents[n] for n in sources), strict=True))
+        split = _backward(joint, tangents, [*gradients, *passed_on[: -len(sources)]], forward, view, totals)
     return PartitionedGraph(
         forward=forward.module,
         backward=backward,
@@ -58,12 +67,14 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
             differentiable_outputs=tuple(forward.renumbered[i] for i in joint.differentiable_outputs),
             saved=tuple(forward.saved),
             saved_inputs=tuple(forward.saved_inputs),
+            connections=tuple(forward.connection(c, joint.differentiable_outputs) for c in joint.connections),
         ),
         inputs=captured.inputs,
         joint_text=joint.module.print_readable(print_output=False) if config.dump_directory else "",
         saved_tensors=tuple(forward.saved_records(cut)) if cut else (),
         recomputed=tuple(recomputed_records(backward, forward)) if backward is not None else (),
         name=captured.name,
+        split_backward=split,
     )
 
 
@@ -180,6 +191,11 @@ class _Forward:
             return dataclasses.replace(entry, output_index=self.renumbered[entry.output_index])
         return dataclasses.replace(entry, output_index=-1, in_graph=True)
 
+    def connection(self, entry: Connection, outputs: tuple[int, ...]) -> Connection:
+        """A connection between tangents, by forward output indices."""
+        first, second = (tuple(self.renumbered[outputs[n]] for n in numbers) for numbers in (entry.outputs, entry.sources))
+        return Connection(first, second)
+
     def saved_records(self, cut: Cut) -> list[SavedTensor]:
         """What is kept, for the report."""
         return [
@@ -189,16 +205,19 @@ class _Forward:
 
 
 def _backward(
-    joint: JointGraph, inputs: list[Node], tangents: list[Node], gradients: list[Any], forward: _Forward, view: JointView
-) -> GraphModule:
+    joint: JointGraph, tangents: list[Node], gradients: list[Any], forward: _Forward, view: JointView,
+    given: Mapping[Node, Node] = MappingProxyType({}),
+) -> GraphModule:  # fmt: skip
+    """The graph of gradients; values in `given` are not computed, a tangent stands for each."""
     copier = _Copier()
     for node in (*forward.kept_nodes, *forward.saved_input_nodes):
         copier.placeholder(node)
     for node in tangents:
         copier.placeholder(node)
+    copier.copies.update((node, copier.copies[tangent]) for node, tangent in given.items())
     needed = ancestors([node for node in gradients if node is not None])
     for node in view.nodes:
-        if node in view.backward and (node in needed or is_effect(node)):
+        if node in view.backward and (node in needed or is_effect(node)) and not given:
             copier.copy(node)
     results = tuple(None if node is None else copier.copy(node) for node in gradients)
     copier.graph.output(results)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
@@ -23,7 +24,7 @@ from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.random_numbers import Seeds, random_decompositions
 from minicompile.graph.recorder import Recorder
 from minicompile.graph.replacements import REPLACED
-from minicompile.ir.graph import CapturedGraph, MutatedInput, OutputBinding
+from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
 
 # Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python
 # dispatcher (too slow for every operator) put honest ones in their place.
@@ -46,6 +47,8 @@ class JointGraph:
         forward_outputs: how many of the outputs belong to the forward.
         outputs, mutated_inputs, differentiable_inputs, differentiable_outputs: as in `Binding`.
         tangents: how many placeholders are tangents.
+        connections: as in `Binding`, with tangents by number. After the gradients, the module returns what each passes on,
+            and for each source, in order of their numbers, its tangent with all of that added.
     """
 
     module: GraphModule
@@ -55,15 +58,39 @@ class JointGraph:
     mutated_inputs: tuple[MutatedInput, ...]
     differentiable_inputs: tuple[int, ...]
     differentiable_outputs: tuple[int, ...]
+    connections: tuple[Connection, ...] = ()
 
 
 def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
     """The joint graph of a captured graph; raises `CompileFailed` for what must run eagerly."""
-    tracer = _Tracer(captured, config)
+    tracer = _Tracer(captured, config, results_with_users(captured.module.graph))
+    try:
+        joint = tracer.run() if tracer.separable else None
+    except Exception:
+        joint = None  # what is written in place cannot be cut; if that was not the reason, the next attempt tells
+    if joint is not None and tracer.cuts_hold():
+        return joint
+    tracer = _Tracer(captured, config, frozenset())
     try:
         return tracer.run()
     except Exception as failure:
         raise CompileFailed("graph", failure, tracer.location or captured.location) from failure
+
+
+def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
+    """Nodes that the graph returns and also computes with: a gradient of one result may go through them."""
+    closing = next(iter(reversed(graph.nodes)))
+    return frozenset(n for n in closing.all_input_nodes if len(n.users) > 1 and n.op not in ("placeholder", "get_attr"))
+
+
+@dataclasses.dataclass
+class TracedBackward:
+    """Gradients by leaf, which forward outputs have tangents, the connections, and what follows the gradients."""
+
+    gradients: list[Tensor | None] = dataclasses.field(default_factory=list)
+    differentiable: list[int] = dataclasses.field(default_factory=list)
+    connections: list[Connection] = dataclasses.field(default_factory=list)
+    passed_on: list[Tensor] = dataclasses.field(default_factory=list)
 
 
 class _NonLeaf(torch.autograd.Function):
@@ -82,8 +109,17 @@ class _NonLeaf(torch.autograd.Function):
 
 
 class _Tracer:
-    def __init__(self, captured: CapturedGraph, config: Config) -> None:
-        self.captured, self.config = captured, config
+    """One trace.
+
+    Attributes:
+        separable: results to be cut off from what is computed with them, where they need a gradient.
+        cuts: such a result, and what stands for it behind the cut, in order.
+    """
+
+    def __init__(self, captured: CapturedGraph, config: Config, separable: frozenset[Node]) -> None:
+        self.captured, self.config, self.separable = captured, config, separable
+        self.cuts: list[tuple[Tensor, Tensor]] = []
+        self.analysis: OutputAnalysis | None = None
         self.location: Location | None = None
         self.fake_mode = torch_interface.fake_mode_of(entry.example for entry in captured.inputs)
         table = decomposition_table()
@@ -99,15 +135,22 @@ class _Tracer:
 
     def run(self) -> JointGraph:
         """Trace everything."""
-        fakes = [self._add_input(entry) for entry in self.captured.inputs]
+        with torch.inference_mode(False):
+            fakes = [self._add_input(entry) for entry in self.captured.inputs]
         with self._tracing():
             values = [self._wrap_input(index, fake) for index, fake in enumerate(fakes)]
             with torch.set_grad_enabled(self.captured.grad_enabled), restored_autocast():
                 results = self._interpret(values)
             self._refuse_metadata_mutations()
-            analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand)
-            gradients, differentiable = self._backward(analysis)
-        return self._finish(analysis, gradients, differentiable)
+            self.analysis = analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand)
+            backward = self._backward(analysis)
+        return self._finish(analysis, backward)
+
+    def cuts_hold(self) -> bool:
+        """Whether every result that was cut off is a result of its own, and not written in place."""
+        assert self.analysis is not None
+        returned = {id(value) for value in self.analysis.forward_values}
+        return all(id(value) in returned and not torch_interface.data_was_mutated(value) for value, _ in self.cuts)
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -153,17 +196,22 @@ class _Tracer:
     def _interpret(self, values: list[Any]) -> list[Any]:
         """Run the captured graph; returns the flat outputs."""
         environment: dict[Node, Any] = {}
+        uncut: dict[Node, Any] = {}
         remaining = iter(values)
         last_use = last_uses(self.captured.module)
         for node in self.captured.module.graph.nodes:
             if node.op == "placeholder":
                 environment[node] = next(remaining)
             elif node.op == "output":
-                flat = torch.fx.node.map_arg(node.args[0], environment.__getitem__)
+                flat = torch.fx.node.map_arg(node.args[0], lambda used: uncut.get(used, environment[used]))
                 return list(flat) if isinstance(flat, (tuple, list)) else [flat]
             else:
                 self._start(node)
                 environment[node] = self._execute(node, environment)
+                if node in self.separable and isinstance(environment[node], Tensor) and environment[node].requires_grad:
+                    uncut[node] = environment[node]
+                    environment[node] = uncut[node].detach().requires_grad_()
+                    self.cuts.append((uncut[node], environment[node]))
                 for dead in last_use.get(node, ()):
                     del environment[dead]
         raise Untraceable("the captured graph has no output")
@@ -245,45 +293,70 @@ class _Tracer:
             if value.requires_grad and value.is_leaf and not traced.differentiable:
                 raise Untraceable(f"requires_grad of the input {entry.source} is changed")
 
-    def _backward(self, analysis: OutputAnalysis) -> tuple[list[Any], list[int]]:
-        """Trace gradients; returns (input index, node or None) pairs as a list, and forward outputs with tangents."""
+    def _backward(self, analysis: OutputAnalysis) -> TracedBackward:
+        """Trace gradients, back from the last cut to the first."""
         differentiable = [i for i, value in enumerate(analysis.forward_values) if value is not None and value.requires_grad]
-        targets = [traced for traced in self.inputs if traced.leaf is not None]
-        if not differentiable or not targets:
-            return [], []
-        recorder = self.recorder
-        recorder.stage, self.location = "backward", None
-        outs = [analysis.forward_values[i] for i in differentiable]
-        tangents = []
-        for position, out in enumerate(outs):
-            plain = torch_interface.plain_value(out)  # type: ignore[arg-type]
-            fake = torch_interface.fake_tangent(self.fake_mode, plain)
-            recorder.placeholder(f"tangent_{position}", fake)
-            tangents.append(torch_interface.to_functional(fake))
-        with torch_interface.no_autocast():
-            leaves: Any = [t.leaf for t in targets]
-            found = torch.autograd.grad(outs, leaves, tangents, allow_unused=True)  # type: ignore[arg-type]
-        nodes = [None if g is None else recorder.node_of(torch_interface.from_functional(g)) for g in found]
-        return nodes, differentiable
+        leaves: Any = [traced.leaf for traced in self.inputs if traced.leaf is not None]
+        if not differentiable or not leaves:
+            return TracedBackward()
+        self.recorder.stage, self.location = "backward", None
+        outs: list[Any] = [analysis.forward_values[i] for i in differentiable]
+        totals = [self._tangent(number, out) for number, out in enumerate(outs)]
+        number_of = {id(out): number for number, out in enumerate(outs)}
+        cuts = [(number_of[id(value)], cut) for value, cut in self.cuts if id(value) in number_of]
+        last = [number for number in range(len(outs)) if number not in dict(cuts)]
+        groups = [(last, cuts), *(([number], cuts[:earlier]) for earlier, (number, _) in reversed([*enumerate(cuts)]))]
+        result = TracedBackward([None] * len(leaves), differentiable)
+        for group, sources in groups if last else groups[1:]:
+            with torch_interface.no_autocast():
+                found = torch.autograd.grad(
+                    [outs[n] for n in group], [*leaves, *(cut for _, cut in sources)], [totals[n] for n in group],
+                    allow_unused=True, retain_graph=bool(cuts),
+                )  # fmt: skip
+                for slot, gradient in enumerate(found[: len(leaves)]):
+                    result.gradients[slot] = added(result.gradients[slot], gradient)
+                passed = {number: g for (number, _), g in zip(sources, found[len(leaves) :], strict=True) if g is not None}
+                for number, gradient in passed.items():
+                    totals[number] = totals[number] + gradient
+            if passed:
+                result.connections.insert(0, Connection(tuple(group), tuple(passed)))
+                result.passed_on[:0] = passed.values()
+        connected = sorted({number for connection in result.connections for number in connection.sources})
+        result.passed_on.extend(totals[number] for number in connected)
+        return result
 
-    def _finish(self, analysis: OutputAnalysis, gradients: list[Any], differentiable: list[int]) -> JointGraph:
+    def _tangent(self, number: int, out: Tensor) -> Tensor:
+        """The placeholder of the gradient that comes in for an output."""
+        fake = torch_interface.fake_tangent(self.fake_mode, torch_interface.plain_value(out))
+        self.recorder.placeholder(f"tangent_{number}", fake)
+        return torch_interface.to_functional(fake)
+
+    def _finish(self, analysis: OutputAnalysis, backward: TracedBackward) -> JointGraph:
         graph = self.recorder.graph
+        traced = [*backward.gradients, *backward.passed_on]
+        nodes = [None if g is None else self.recorder.node_of(torch_interface.from_functional(g)) for g in traced]
         if self.seeds is not None:
             self.seeds.close()
         move_placeholders_first(graph)
-        graph.output((*analysis.forward_nodes, *gradients))
+        graph.output((*analysis.forward_nodes, *nodes))
         graph.lint() if self.config.verify else None
         return JointGraph(
             module=torch_interface.GraphModule(constants_module(self.recorder.constants), graph),
             forward_outputs=len(analysis.forward_nodes),
-            tangents=len(differentiable),
+            tangents=len(backward.differentiable),
             outputs=tuple(analysis.bindings),
             mutated_inputs=tuple(analysis.mutated_inputs),
             differentiable_inputs=tuple(
-                i for i, traced in enumerate(self.inputs) if gradients and traced.leaf is not None
+                i for i, traced in enumerate(self.inputs) if backward.gradients and traced.leaf is not None
             ),
-            differentiable_outputs=tuple(differentiable),
+            differentiable_outputs=tuple(backward.differentiable),
+            connections=tuple(backward.connections),
         )
+
+
+def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """The sum of what there is."""
+    return second if first is None else first if second is None else first + second
 
 
 def constants_module(constants: dict[str, torch.Tensor]) -> torch.nn.Module:

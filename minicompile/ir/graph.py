@@ -201,6 +201,17 @@ class PatternRecord:
 
 
 @dataclasses.dataclass(frozen=True)
+class Connection:
+    """Outputs that are computed from other outputs: gradients of `outputs` pass through those of `sources`.
+
+    Both are forward output indices. Whoever watches the gradient of a source must see what the outputs add to it.
+    """
+
+    outputs: tuple[int, ...]
+    sources: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Binding:
     """How the forward graph's flat outputs become the user's outputs.
 
@@ -211,6 +222,7 @@ class Binding:
         differentiable_outputs: forward output indices whose tangents the backward takes, in order.
         saved: forward output indices saved for the backward, tensors first then sizes, in the order of its inputs.
         saved_inputs: input indices that the backward takes as they are, after `saved`.
+        connections: between outputs, those that depend on no later connection last.
     """
 
     outputs: tuple[OutputBinding, ...]
@@ -219,6 +231,7 @@ class Binding:
     differentiable_outputs: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
     saved_inputs: tuple[int, ...] = ()
+    connections: tuple[Connection, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +242,8 @@ class PartitionedGraph:
         forward: takes the captured graph's inputs in order; returns a flat tuple.
         backward: takes saved tensors, saved inputs, then tangents; returns one gradient (or `None`) per differentiable
             input. `None` when nothing needs a gradient.
+        split_backward: as `backward`, but the tangents of connected outputs are all that comes in for them; returns the
+            gradients, then what each connection's outputs add to each of its sources. `None` without connections.
         binding: how the runtime uses both.
         inputs: the captured graph's inputs.
         joint_text: the joint graph as text, for dumps.
@@ -246,3 +261,4 @@ class PartitionedGraph:
     recomputed: tuple[Recomputed, ...] = ()
     name: str = "graph"
     patterns: tuple[PatternRecord, ...] = ()
+    split_backward: torch.fx.GraphModule | None = None

@@ -6,6 +6,7 @@ not compile anything and must not look into the graphs: the `CallPlan` says all.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from minicompile.ir.graph import (
     ViewOutput,
 )
 from minicompile.runtime.call_plan import CallPlan, Tangent, call_plan
+from minicompile.runtime.connected_outputs import connected
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -36,19 +38,33 @@ class DoubleBackward(MinicompileError):
 
 
 def bind(
-    plan: CallPlan, forward_call: FlatCall, backward_call: Callable[[], FlatCall] | None = None
+    plan: CallPlan,
+    forward_call: FlatCall,
+    backward_call: Callable[[], FlatCall] | None = None,
+    split_call: Callable[[], FlatCall] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """The callable that stands for a captured graph: takes its inputs, returns its flat outputs.
 
-    `forward_call` and what `backward_call` returns when first needed run the flat graphs on lists of arguments.
+    `forward_call` and what the others return when first needed run the flat graphs on lists of arguments.
     """
     finish = output_builder(plan)
     if plan.tangents is None:
         return _bind_without_gradient(plan, forward_call, finish)
     assert backward_call is not None
-    function = _autograd_function(plan, plan.tangents, forward_call, backward_call)
+    halves = (_Lazy(backward_call), _Lazy(split_call or backward_call))
+    function = _autograd_function(plan, plan.tangents, forward_call, *halves)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    connections = plan.binding.connections
+    if connections:
+        unconnected, gradients = apply, len(plan.binding.differentiable_inputs)
+
+        def split(node: Any, grads: dict[int, Any]) -> tuple[Any, ...]:
+            return node._forward_cls.differentiate(node, grads, halves[1])
+
+        def apply(*inputs: Any) -> tuple[Any, ...]:
+            return connected(connections, unconnected(*inputs), gradients, split)
+
     if finish is None:
         return apply
     build = finish
@@ -80,15 +96,27 @@ def _bind_without_gradient(
     return run
 
 
+class _Lazy:
+    """A flat call that is made when it is first needed."""
+
+    def __init__(self, make: Callable[[], FlatCall]) -> None:
+        self._make = make
+        self._call: FlatCall | None = None
+
+    def __call__(self, arguments: list[Any]) -> tuple[Any, ...]:
+        if self._call is None:
+            self._call = self._make()
+        return self._call(arguments)
+
+
 def _autograd_function(
-    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, backward_call: Callable[[], FlatCall]
+    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, backward_call: _Lazy, split_call: _Lazy
 ) -> type[torch.autograd.Function]:
     binding, user_count = plan.binding, plan.user_results
     saved_inputs = binding.saved_inputs
     saved_tensors, saved_sizes = split_saved(plan)
     silent = tuple(i for i in range(user_count) if i not in set(binding.differentiable_outputs))
     gradient_slots = binding.differentiable_inputs
-    compiled: list[FlatCall] = []
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         with below_autograd():
@@ -104,28 +132,39 @@ def _autograd_function(
             ctx.layouts = [(results[t.position].shape, results[t.position].stride()) for t in tangents]
         return tuple(results[:user_count])
 
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def differentiate(ctx: Any, grads: Any, call: _Lazy) -> tuple[Any, ...]:
+        """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
         arguments = list(ctx.saved_tensors)
         if saved_sizes:
             arguments[len(saved_tensors) : len(saved_tensors)] = ctx.sizes
-        given = [grads[tangent.position] for tangent in tangents]
-        if all(grad is None for grad in given):
-            return (None,) * ctx.input_count
+        given = [grads.get(tangent.position) for tangent in tangents]
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
             shape, strides = ctx.layouts[number] if tangent.shape is None else (tangent.shape, tangent.strides)
             arguments.append(coerced(tangent, shape, strides, grad))
-        if not compiled:
-            compiled.append(backward_call())
         with below_autograd():
-            found = compiled[0](arguments)
+            found = call(arguments)
         if torch.is_grad_enabled():
             found = _refuse_second_derivative(found, [grad for grad in given if grad is not None])
+        return found
+
+    def backward(ctx: Any, *grads: Any) -> Any:
         gradients: list[Any] = [None] * ctx.input_count
-        for slot, gradient in zip(gradient_slots, found, strict=True):
+        missing = {number for number, tangent in enumerate(tangents) if grads[tangent.position] is None}
+        if len(missing) == len(tangents):
+            return tuple(gradients)
+        call = backward_call
+        if binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id():
+            call = split_call
+        found = differentiate(ctx, dict(enumerate(grads)), call)
+        for slot, gradient in zip(gradient_slots, found):  # the split backward returns more
             gradients[slot] = gradient
+        if missing:
+            for slot, needed in zip(gradient_slots, plan.gradient_sources, strict=True):
+                gradients[slot] = gradients[slot] if needed - missing else None
         return tuple(gradients)
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    members = {name: staticmethod(function) for name, function in
+               (("forward", forward), ("backward", backward), ("differentiate", differentiate))}  # fmt: skip
     return type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
 
 
@@ -235,6 +274,8 @@ def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tupl
     def interpreted(module: torch.fx.GraphModule) -> FlatCall:
         return lambda arguments: tuple(module(*arguments))
 
-    backward = partitioned.backward
-    factory = None if backward is None else lambda: interpreted(backward)
-    return bind(call_plan(partitioned), interpreted(partitioned.forward), factory)
+    halves = [
+        None if module is None else functools.partial(interpreted, module)
+        for module in (partitioned.backward, partitioned.split_backward)
+    ]
+    return bind(call_plan(partitioned), interpreted(partitioned.forward), *halves)

@@ -35,6 +35,7 @@ class CallPlan:
         watches_inputs: whether an input requires a gradient.
         tensor_results: of each output of the forward, whether it is a tensor.
         tangents: what the backward takes for each differentiable output; `None` if there is no backward.
+        gradient_sources: by number, which tangents each gradient depends on.
         grad_enabled: whether gradients were on where the graph starts.
     """
 
@@ -44,6 +45,7 @@ class CallPlan:
     watches_inputs: bool
     tensor_results: tuple[bool, ...]
     tangents: tuple[Tangent, ...] | None
+    gradient_sources: tuple[frozenset[int], ...] = ()
     grad_enabled: bool = True
 
     @property
@@ -81,6 +83,7 @@ def call_plan(partitioned: PartitionedGraph, captured: CapturedGraph | None = No
         watches_inputs=any(getattr(entry.example, "requires_grad", False) for entry in partitioned.inputs),
         tensor_results=tuple(isinstance(value, torch.Tensor) for value in results),
         tangents=None if partitioned.backward is None else expected_tangents(partitioned.binding, partitioned.backward),
+        gradient_sources=() if partitioned.backward is None else gradient_sources(partitioned.binding, partitioned.backward),
         grad_enabled=captured is None or captured.grad_enabled,
     )
 
@@ -96,3 +99,19 @@ def expected_tangents(binding: Binding, backward: torch.fx.GraphModule) -> tuple
         shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
         found.append(Tangent(index, shape, strides, value.dtype, value.device))
     return tuple(found)
+
+
+def gradient_sources(binding: Binding, backward: torch.fx.GraphModule) -> tuple[frozenset[int], ...]:
+    """Which tangents each gradient depends on: where none of them came in, eager gives no gradient at all."""
+    if len(binding.differentiable_outputs) == 1:
+        return (frozenset((0,)),) * len(binding.differentiable_inputs)
+    placeholders = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    first = len(placeholders) - len(binding.differentiable_outputs)
+    known = {node: frozenset((number,)) for number, node in enumerate(placeholders[first:])}
+    closing = None
+    for node in backward.graph.nodes:
+        if node not in known:
+            known[node] = frozenset().union(*(known[used] for used in node.all_input_nodes))
+        closing = node
+    assert closing is not None
+    return tuple(known.get(node, frozenset()) for node in closing.args[0])

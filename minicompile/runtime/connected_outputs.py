@@ -1,0 +1,90 @@
+"""Outputs of one compiled call that are computed from each other, as autograd must see them.
+
+One autograd node computes all of them, so that plain `backward()` runs one compiled graph. A second node per connection
+stands between the outputs and their sources, for callers who look at the gradient of a source: by a hook, `retain_grad`,
+or as an argument of `torch.autograd.grad`. Only then gradients really pass through the sources, by the split backward.
+Nothing here looks into the graphs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.ir.graph import Connection
+
+
+class ConnectedCall:
+    """What the connections of one call share.
+
+    Attributes:
+        node: the autograd node of the compiled call.
+        split: the split backward's results, from that node and gradients by forward output.
+        watched: the sources, as the caller has them.
+    """
+
+    def __init__(self, node: Any, split: Callable[[Any, dict[int, Any]], tuple[Any, ...]]) -> None:
+        self.node, self.split = node, split
+        self.watched: list[Any] = []
+
+    def is_watched(self, anchor: Any) -> bool:
+        """Whether somebody may see the gradient of a source in the running backward.
+
+        `anchor` is the node of a leaf that nobody asks for: the engine runs it only where it runs everything.
+        """
+        if not torch._C._will_engine_execute_node(anchor):
+            return True
+        sources = (reference() for reference in self.watched)
+        return any(source is not None and (source.retains_grad or source._backward_hooks) for source in sources)
+
+
+class _Connect(torch.autograd.Function):
+    """Identity on outputs, which depend on their sources too."""
+
+    @staticmethod
+    def forward(ctx: Any, call: ConnectedCall, connection: Connection, offset: int, *tensors: torch.Tensor) -> Any:
+        """Tensors are the sources, the outputs and an anchor."""
+        ctx.call, ctx.connection, ctx.offset = call, connection, offset
+        ctx.set_materialize_grads(False)
+        # Detached tensors share memory and version counter, but are no views in autograd's eyes.
+        return tuple(value.detach() for value in tensors[len(connection.sources) : -1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """To the compiled call, and, if somebody looks, to the sources."""
+        call, sources = ctx.call, ctx.connection.sources
+        passed: Sequence[Any] = [None] * len(sources)
+        if call.is_watched(ctx.next_functions[-1][0]):
+            call.node.split_task = torch._C._current_graph_task_id()
+            given = dict(zip(ctx.connection.outputs, grads, strict=True))
+            passed = call.split(call.node, given)[ctx.offset : ctx.offset + len(sources)]
+        return (None, None, None, *passed, *grads, None)
+
+
+def connected(
+    connections: Sequence[Connection], results: tuple[Any, ...], gradients: int,
+    split: Callable[[Any, Any], tuple[Any, ...]],
+) -> tuple[Any, ...]:  # fmt: skip
+    """The results of a compiled call, with what is computed from each other connected.
+
+    `gradients` is how many results of `split` come before those of the connections.
+    """
+    outputs = list(results)
+    call: ConnectedCall | None = None
+    for connection in connections:
+        tensors = [outputs[i] for i in (*connection.sources, *connection.outputs)]
+        if tensors[-1].requires_grad:
+            if call is None:
+                call = ConnectedCall(tensors[-1].grad_fn, split)
+            anchor = torch.empty(0, device=tensors[-1].device, requires_grad=True)
+            made = _Connect.apply(call, connection, gradients, *tensors, anchor)
+            for index, value in zip(connection.outputs, made, strict=True):
+                outputs[index] = value
+        gradients += len(connection.sources)
+    if call is not None:
+        sources = {index for connection in connections for index in connection.sources}
+        call.watched = [weakref.ref(outputs[index]) for index in sources]
+    return tuple(outputs)

@@ -1,0 +1,524 @@
+"""Training code around a compiled function sees what it sees around a plain one.
+
+Each scenario gets the identity or the compiler, and shows what a caller can see: values, gradients, errors, versions,
+what shares memory. Both must show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import minicompile
+from minicompile.runtime.autograd_function import DoubleBackward
+from tests.differential import leaves
+
+Wrap = Callable[[Any], Any]
+SCENARIOS: list[Callable[[Wrap], Any]] = []
+
+
+def scenario(function: Callable[[Wrap], Any]) -> Callable[[Wrap], Any]:
+    """Add a scenario to the table."""
+    SCENARIOS.append(function)
+    return function
+
+
+def leaf(*size: int) -> Tensor:
+    return torch.randn(size, requires_grad=True)
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """The result, or the kind and beginning of the error."""
+    try:
+        return call()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {str(error)[:60]}"
+
+
+def storage(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.last = nn.Linear(4, 6), nn.Linear(2, 2), nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(F.gelu(self.first(x))))
+
+
+@scenario
+def an_unused_parameter_keeps_no_gradient(wrap: Wrap) -> Any:
+    model = Perceptron()
+    step = wrap(model)
+    step(torch.randn(5, 4)).square().sum().backward()
+    return [p.grad for p in model.parameters()], [b for b in model.buffers()]
+
+
+@scenario
+def gradients_accumulate_and_are_set_to_none(wrap: Wrap) -> Any:
+    model = Perceptron()
+    step, optimizer, seen = wrap(model), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), []
+    for number in range(4):
+        step(torch.randn(5, 4)).square().mean().backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=number == 1)
+        seen.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    return seen, [p.detach() for p in model.parameters()]
+
+
+@scenario
+def a_gradient_is_added_into_the_same_memory(wrap: Wrap) -> Any:
+    w = leaf(4, 4)
+    step = wrap(lambda w, x: (x @ w).tanh())
+    step(w, torch.randn(3, 4)).sum().backward()
+    assert w.grad is not None
+    first, place = w.grad.clone(), storage(w.grad)
+    step(w, torch.randn(3, 4)).sum().backward()
+    return first, w.grad, storage(w.grad) == place
+
+
+@scenario
+def a_subset_of_gradients(wrap: Wrap) -> Any:
+    a, b, c = leaf(3), leaf(3), torch.randn(3)
+    out = wrap(lambda a, b, c: (a * b).exp() + b * c)(a, b, c)
+    found = torch.autograd.grad(out.sum(), [b], retain_graph=True)
+    again = torch.autograd.grad([out], [a, b], [torch.arange(3.0)])
+    return found, again, a.grad, b.grad, attempt(lambda: torch.autograd.grad(out.sum(), [b]))
+
+
+@scenario
+def an_input_that_is_not_used(wrap: Wrap) -> Any:
+    a, b = leaf(3), leaf(3)
+    out = wrap(lambda a, b: a.sin())(a, b).sum()
+    unused = attempt(lambda: torch.autograd.grad(out, [b], retain_graph=True))
+    return unused, torch.autograd.grad(out, [a, b], allow_unused=True)
+
+
+@scenario
+def a_kept_graph_twice_and_a_freed_graph_once(wrap: Wrap) -> Any:
+    a = leaf(3)
+    out = wrap(lambda a: a.sin() * a)(a).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    return a.grad, attempt(lambda: out.backward())
+
+
+@scenario
+def hooks_on_tensors_parameters_and_modules(wrap: Wrap) -> Any:
+    seen: list[Any] = []
+    later: list[Any] = []
+    model = Perceptron()
+    model.first.weight.register_hook(lambda g: g * 2)
+    model.last.bias.register_post_accumulate_grad_hook(lambda p: later.append(p.grad.clone()))
+    x = leaf(5, 4)
+    x.register_hook(lambda g: seen.append(g.clone()))
+    out = wrap(model)(x)
+    out.register_hook(lambda g: g + 1)
+    out.retain_grad()
+    out.sum().backward()
+    return seen, later, [p.grad for p in model.parameters()], out.grad, x.grad
+
+
+@scenario
+def full_backward_hooks(wrap: Wrap) -> Any:
+    seen: list[Any] = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[0].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
+    model.register_full_backward_pre_hook(lambda m, go: seen.append(go[0].clone()))
+    wrap(model)(torch.randn(3, 4)).square().sum().backward()
+    return seen, [p.grad for p in model.parameters()]
+
+
+@scenario
+def intermediate_and_final_result(wrap: Wrap) -> Any:
+    def both(x: Tensor, w: Tensor) -> Any:
+        h = torch.tanh(x @ w)
+        return h, (h * h.sigmoid()).sum() + w.sum()
+
+    x, w = torch.randn(5, 4), leaf(4, 3)
+    h, loss = wrap(both)(x, w)
+    kept = torch.autograd.grad(loss, [h, w], retain_graph=True)
+    mixed = torch.autograd.grad(loss * 2 + h.square().sum(), [h, w], retain_graph=True)
+    h.retain_grad()
+    h.register_hook(lambda g: g * 3)
+    (loss + h.sum()).backward()
+    return kept, mixed, h.grad, w.grad
+
+
+@scenario
+def a_chain_of_results(wrap: Wrap) -> Any:
+    def layers(x: Tensor, a: Tensor, b: Tensor) -> Any:
+        first = torch.tanh(x @ a)
+        second = torch.tanh(first @ b) + first
+        return [first, second, second.sum(0)], second.logsumexp(1).mean()
+
+    x, a, b = torch.randn(5, 4), leaf(4, 4), leaf(4, 4)
+    states, loss = wrap(layers)(x, a, b)
+    per_state = torch.autograd.grad(loss, [*states[:2], a, b], retain_graph=True)
+    between = torch.autograd.grad(states[1].sum(), [states[0], b], retain_graph=True)
+    for state in states:
+        state.retain_grad()
+    (loss + states[2].square().sum()).backward()
+    return per_state, between, [state.grad for state in states], a.grad, b.grad
+
+
+@scenario
+def plain_training_with_an_intermediate_result(wrap: Wrap) -> Any:
+    model = Perceptron()
+
+    def logits_and_loss(x: Tensor, t: Tensor) -> Any:
+        logits = model(x)
+        return logits, F.cross_entropy(logits, t)
+
+    step, seen = wrap(logits_and_loss), []
+    for number in range(3):
+        logits, loss = step(torch.randn(5, 4), torch.randint(0, 3, (5,)))
+        (loss if number < 2 else loss + logits.square().mean()).backward()
+        seen.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    return seen
+
+
+@scenario
+def a_view_of_an_intermediate_result(wrap: Wrap) -> Any:
+    def both(x: Tensor) -> Any:
+        h = x.exp()
+        return h, h.t(), h[0], h.sum(), x
+
+    x = leaf(3, 4)
+    h, turned, row, total, same = wrap(both)(x)
+    found = torch.autograd.grad(total + turned.sum() + row.sum(), [x], retain_graph=True)
+    return found, storage(h) == storage(turned) == storage(row), same is x, turned.shape, row.stride()
+
+
+@scenario
+def a_gradient_penalty(wrap: Wrap) -> Any:
+    w, x = leaf(4, 1), leaf(5, 4)
+    net = wrap(lambda x, w: torch.tanh(x @ w).sum())
+    gradient, = torch.autograd.grad(net(x, w), [x], retain_graph=True)
+    ((gradient.norm(dim=1) - 1) ** 2).sum()
+    score = net(x, w) + (gradient.detach().norm() - 1) ** 2
+    score.backward()
+    return gradient, w.grad
+
+
+@scenario
+def a_saved_input_is_changed_before_the_backward(wrap: Wrap) -> Any:
+    a, b = leaf(3), torch.randn(3)
+    out = wrap(lambda a, b: (a * b).sum())(a, b)
+    b.add_(1)
+    return attempt(lambda: out.backward()), a.grad
+
+
+@scenario
+def an_input_that_is_not_saved_may_change(wrap: Wrap) -> Any:
+    a, b = leaf(3), torch.randn(3)
+    out = wrap(lambda a, b: (a + b).sum())(a, b)
+    b.add_(1)
+    out.backward()
+    return a.grad
+
+
+@scenario
+def parameters_change_between_forward_and_backward(wrap: Wrap) -> Any:
+    w, x = leaf(4, 4), leaf(3, 4)
+    out = wrap(lambda x, w: (x @ w).sum())(x, w)
+    with torch.no_grad():
+        w.mul_(2)
+    return attempt(lambda: out.backward())
+
+
+@scenario
+def without_gradients(wrap: Wrap) -> Any:
+    step, w, x = wrap(lambda x, w: (x @ w).relu()), leaf(4, 4), torch.randn(3, 4)
+    with torch.no_grad():
+        first = step(x, w)
+    with torch.inference_mode():
+        second = step(x, w)
+    third = step(x, w)
+    return first, second, first.requires_grad, second.is_inference(), third.requires_grad, third
+
+
+@scenario
+def switches_inside(wrap: Wrap) -> Any:
+    def mixed(x: Tensor, w: Tensor) -> Any:
+        with torch.no_grad():
+            target = (x @ w).sigmoid()
+        y = (x @ w).tanh()
+        return ((y - target) ** 2).sum() + (y.detach() * w).sum(), target, y.detach()
+
+    x, w = torch.randn(4, 4), leaf(4, 4)
+    loss, target, y = wrap(mixed)(x, w)
+    loss.backward()
+    return loss, target.requires_grad, y.requires_grad, w.grad
+
+
+@scenario
+def gradients_switched_on_inside(wrap: Wrap) -> Any:
+    def inner(x: Tensor, w: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return (x @ w).sum()
+
+    x, w = torch.randn(4, 4), leaf(4, 4)
+    with torch.no_grad():
+        loss = wrap(inner)(x, w)
+    loss.backward()
+    return loss.requires_grad, w.grad
+
+
+@scenario
+def outputs_that_are_inputs_and_views(wrap: Wrap) -> Any:
+    x, y = leaf(3, 4), torch.randn(3, 4)
+    same, turned, row, narrow, other = wrap(lambda x, y: (x, x.t(), x[1], x.narrow(1, 1, 2), y.view(-1)))(x, y)
+    (turned.sum() + (row * 2).sum() + narrow.exp().sum()).backward()
+    return (same is x, turned._base is x, storage(turned) == storage(x), storage(other) == storage(y), row.storage_offset(),
+            narrow.stride(), x.grad)  # fmt: skip
+
+
+@scenario
+def a_view_that_is_returned_is_written(wrap: Wrap) -> Any:
+    x = torch.randn(3, 4)
+    row = wrap(lambda x: x[1])(x)
+    row.add_(10)
+    y = leaf(3, 4) * 1
+    view = wrap(lambda y: y.view(2, 6))(y)
+    view.mul_(3)
+    y.sum().backward(retain_graph=True)
+    return x, y, y._version, view._version
+
+
+@scenario
+def a_leaf_that_must_not_be_written(wrap: Wrap) -> Any:
+    x = leaf(3)
+    return attempt(lambda: wrap(lambda x: x.add_(1))(x)), attempt(lambda: wrap(lambda x: x[0].zero_())(x))
+
+
+@scenario
+def an_input_is_written_with_a_gradient(wrap: Wrap) -> Any:
+    a, b = leaf(3), leaf(3)
+    x = a * 2
+    before = x._version
+    out = wrap(lambda x, b: x.mul_(b).exp().sum())(x, b)
+    out.backward(retain_graph=True)
+    x.sum().backward()
+    return x, x._version - before, a.grad, b.grad
+
+
+@scenario
+def versions_of_written_inputs(wrap: Wrap) -> Any:
+    x, y, z = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    def write(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        x.add_(1)
+        y[1:3] = 2
+        return x + y + z
+
+    out = wrap(write)(x, y, z)
+    return x, y, out, x._version > 0, y._version > 0, z._version
+
+
+@scenario
+def two_arguments_share_memory(wrap: Wrap) -> Any:
+    base = torch.arange(8.0)
+    step = wrap(lambda a, b: (a.add_(1), b * 2, a + b))
+    first = step(base[:5], base[3:])
+    second = step(base[:3], base[5:])
+    third = step(base, base)
+    return first, second, third, base
+
+
+@scenario
+def a_list_holds_one_tensor_twice(wrap: Wrap) -> Any:
+    x = torch.randn(3)
+    def write(pair: list[Tensor]) -> Any:
+        pair[0].mul_(2)
+        return pair[1] + 1
+
+    return wrap(write)([x, x]), x
+
+
+@scenario
+def outputs_share_memory(wrap: Wrap) -> Any:
+    x = torch.randn(4, 4)
+    h, top, flat, again = wrap(lambda x: (lambda h: (h, h[:2], h.view(-1), h))(x + 1))(x)
+    top.zero_()
+    return h, flat, again is h, storage(h) == storage(flat)
+
+
+@scenario
+def parts_of_a_hidden_tensor(wrap: Wrap) -> Any:
+    x = leaf(3, 6)
+    a, b, c = wrap(lambda x: (x * 2).chunk(3, 1))(x)
+    (a.sum() + (b * c).sum()).backward()
+    return x.grad, storage(a) == storage(b), b.storage_offset(), attempt(lambda: a.add_(1).sum())
+
+
+@scenario
+def memory_that_grows(wrap: Wrap) -> Any:
+    x = torch.arange(6.0)
+    def grow(x: Tensor) -> Tensor:
+        x.resize_(2, 3)
+        return x + 1
+
+    return wrap(grow)(x), x.shape
+
+
+@scenario
+def averages_of_weights_and_statistics(wrap: Wrap) -> Any:
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("average", torch.zeros(4, 4))
+            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.average.lerp_(self.layer.weight, 0.1)
+                self.steps += 1
+            return self.layer(x) + F.linear(x, self.average)
+
+    model = Average()
+    step = wrap(model)
+    for _ in range(3):
+        step(torch.randn(2, 4)).sum().backward()
+    return model.average, model.steps, model.layer.weight.grad
+
+
+@scenario
+def a_cache_of_keys_is_filled(wrap: Wrap) -> Any:
+    cache, place = torch.zeros(2, 8, 4), []
+    def store(cache: Tensor, new: Tensor, at: Tensor) -> Tensor:
+        cache.index_copy_(1, at, new)
+        cache[:, 7:] = new.mean(1, keepdim=True)
+        return cache[:, :4].sum((1, 2))
+
+    step = wrap(store)
+    for number in range(3):
+        place.append(step(cache, torch.randn(2, 2, 4), torch.tensor([2 * number, 2 * number + 1])))
+    return cache, place, storage(cache) == cache.data_ptr()
+
+
+@scenario
+def checkpointed_regions(wrap: Wrap) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    w, x = leaf(4, 4), leaf(3, 4)
+    step = wrap(lambda x, w: checkpoint(lambda x: torch.tanh(x @ w).exp(), x, use_reentrant=False) @ w)
+    step(x, w).sum().backward()
+    return x.grad, w.grad
+
+
+@scenario
+def scaled_losses_under_autocast(wrap: Wrap) -> Any:
+    model = Perceptron()
+    step = wrap(lambda x: model(x).float().square().mean())
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = step(torch.randn(5, 4))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return loss.dtype, [p.dtype for p in model.parameters()], scaler.get_scale()
+
+
+@scenario
+def a_gradient_that_is_never_given(wrap: Wrap) -> Any:
+    a, b = leaf(3), leaf(3)
+    first, second = wrap(lambda a, b: (a * 2, b.sin()))(a, b)
+    first.sum().backward()
+    return a.grad, b.grad
+
+
+@scenario
+def gradients_of_other_dtypes_and_layouts(wrap: Wrap) -> Any:
+    a = leaf(3, 4)
+    step = wrap(lambda a: a.sin())
+    step(a).sum().backward()
+    step(a).t().contiguous().view(-1).square().sum().backward()
+    step(a).backward(torch.ones(4, 3).t())
+    step(a).expand(2, 3, 4).sum().backward()
+    step(a).double().sum().backward()
+    return a.grad
+
+
+@scenario
+def two_calls_in_one_graph(wrap: Wrap) -> Any:
+    w, x = leaf(4, 4), torch.randn(3, 4)
+    step = wrap(lambda x, w: (x @ w).tanh())
+    step(step(step(x, w), w), w).sum().backward()
+    return w.grad
+
+
+@scenario
+def integers_beside_floats(wrap: Wrap) -> Any:
+    x = leaf(4)
+    best, place, count = wrap(lambda x: (x.max(), x.argmax(), (x > 0).sum()))(x)
+    best.backward()
+    return best.requires_grad, place.requires_grad, count.requires_grad, place, count, x.grad
+
+
+@pytest.mark.parametrize("function", SCENARIOS, ids=lambda function: function.__name__.replace("_", " "))
+def test_the_caller_sees_what_it_sees_in_eager(function: Callable[[Wrap], Any]) -> None:
+    torch.manual_seed(7)
+    plain = function(lambda target: target)
+    torch.manual_seed(7)
+    compiled = function(lambda target: minicompile.compile(target, options={"suppress_errors": False}))
+    shown, wanted = leaves(compiled), leaves(plain)
+    assert [describe(value) for value in shown] == [describe(value) for value in wanted]
+    tensors = [(a, b) for a, b in zip(shown, wanted, strict=True) if isinstance(a, Tensor)]
+    for one, other in tensors:
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def describe(value: Any) -> Any:
+    """What must be equal at once: everything but the numbers of a tensor."""
+    return (value.shape, value.dtype, value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def test_a_result_changed_before_the_backward_gives_the_gradient_of_the_forward_or_an_error() -> None:
+    a = leaf(3)
+    out = minicompile.compile(lambda a: a.exp())(a)
+    expected = a.detach().exp()
+    out.mul_(2)
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        torch.testing.assert_close(a.grad, 2 * expected)
+
+
+def test_a_second_derivative_is_an_error_that_says_what_to_do() -> None:
+    x, w = leaf(5, 4), leaf(4, 1)
+    out = minicompile.compile(lambda x, w: torch.tanh(x @ w).sum())(x, w)
+    gradient, = torch.autograd.grad(out, [x], create_graph=True)
+    with pytest.raises(DoubleBackward, match="cannot be differentiated twice.*minicompile.disable"):
+        gradient.square().sum().backward()
+
+
+def test_results_computed_from_results_take_one_compiled_backward_unless_somebody_looks_between() -> None:
+    def both(x: Tensor, w: Tensor) -> Any:
+        h = (x @ w).tanh()
+        return h, h.square().sum()
+
+    compiled = minicompile.compile(both, dynamic=True)
+    for rows in (3, 5):
+        w = leaf(4, 4)
+        compiled(torch.randn(rows, 4), w)[1].backward()
+    parts = [part for graph in compiled.compiler.graphs for part in graph.parts]
+    assert "backward" in parts and "split_backward" not in parts
+    h, loss = compiled(torch.randn(6, 4), w)
+    found, = torch.autograd.grad(loss, [h])
+    torch.testing.assert_close(found, 2 * h.detach())
+    assert "split_backward" in [part for graph in compiled.compiler.graphs for part in graph.parts]
