@@ -11,7 +11,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -291,9 +291,24 @@ def is_compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
-def mark_dynamic(tensor: torch.Tensor, index: int | Sequence[int]) -> None:
-    """Make dimensions of an argument symbolic from its first call on."""
-    _mark(tensor, "_dynamo_dynamic_indices", index)
+def mark_dynamic(
+    tensor: torch.Tensor, index: int | Sequence[int], *, min: int | None = None, max: int | None = None
+) -> None:
+    """Make dimensions of an argument symbolic from its first call on; calls with sizes outside of `min` and `max` get
+    another variant. A program that fixes such a size is told about with a warning, an error under `fullgraph`."""
+    if min is not None and max is not None and min > max:
+        raise ValueError(f"the smallest size {min} is above the largest {max}")
+    marked = _mark(tensor, "_dynamo_dynamic_indices", index)
+    others = {each for each in getattr(tensor, "_dynamo_dynamic_range", set()) if each.dim not in marked}
+    tensor._dynamo_dynamic_range = others | {DimRange(each, min, max) for each in marked}  # type: ignore[attr-defined]
+
+
+class DimRange(NamedTuple):
+    """Bounds of a marked dimension, in the form in which torch's own marks keep them."""
+
+    dim: int
+    min: int | None
+    max: int | None
 
 
 def mark_static(tensor: torch.Tensor, index: int | Sequence[int] | None = None) -> None:
@@ -301,11 +316,12 @@ def mark_static(tensor: torch.Tensor, index: int | Sequence[int] | None = None) 
     _mark(tensor, "_dynamo_static_indices", range(tensor.ndim) if index is None else index)
 
 
-def _mark(tensor: torch.Tensor, attribute: str, index: int | Sequence[int]) -> None:
-    """Add dimensions to the set that torch's own marks keep on a tensor, so that both are honoured."""
-    marked = set(getattr(tensor, attribute, ()))
+def _mark(tensor: torch.Tensor, attribute: str, index: int | Sequence[int]) -> set[int]:
+    """Add dimensions to the set that torch's own marks keep on a tensor, so that both are honoured; returns the new ones."""
+    marked = set()
     for dimension in [index] if isinstance(index, int) else index:
         if not -tensor.ndim <= dimension < tensor.ndim:
             raise IndexError(f"dimension {dimension} of a tensor with {tensor.ndim} dimensions")
         marked.add(dimension % tensor.ndim)
-    setattr(tensor, attribute, marked)
+    setattr(tensor, attribute, {*getattr(tensor, attribute, ()), *marked})
+    return marked

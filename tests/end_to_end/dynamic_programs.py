@@ -52,7 +52,7 @@ def program(sizes: Iterable[Any], arguments: Callable[..., tuple[Any, ...]], com
 LENGTHS = (5, 8, 13, 3, 16)
 
 
-@program(LENGTHS, lambda t: (floats(2, t, 6),))
+@program(LENGTHS, lambda t: (floats(2, t, 6),), compiles=4)  # odd and even lengths; a half of 1
 def halves_as_pairs(x):
     b, t, c = x.shape
     return x[:, : t // 2 * 2].view(b, t // 2, 2 * c).relu()
@@ -169,7 +169,7 @@ def interpolate_twice(x):
     return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
 
 
-@program(((8, 4), (12, 8), (4, 16)), lambda h, w: (floats(2, 3, h, w),))
+@program(((8, 4), (12, 8), (16, 16), (8, 20)), lambda h, w: (floats(2, 3, h, w),))
 def patchify(x):
     b, c, h, w = x.shape
     p = 4
@@ -186,7 +186,7 @@ def sliding_windows(x):
     return x.unfold(1, 4, 1).mean(-1)
 
 
-@program((8, 12, 4), lambda t: (floats(2, t, 3),))
+@program((8, 12, 4), lambda t: (floats(2, t, 3),), compiles=3)  # chunks of 1
 def chunk_in_four(x):
     a, b, c, d = x.chunk(4, dim=1)
     return a * b + c * d
@@ -257,7 +257,7 @@ def ignored_labels(logits, labels):
     return F.cross_entropy(logits.transpose(1, 2), labels)
 
 
-@program(((2, 3), (4, 3), (3, 5)), lambda b, beams: (floats(b * beams, 20), floats(b, beams)))
+@program(((2, 3), (4, 5), (3, 7)), lambda b, beams: (floats(b * beams, 20), floats(b, beams)))
 def beam_step(logits, scores):
     b, beams = scores.shape
     vocabulary = logits.shape[-1]

@@ -1,0 +1,313 @@
+"""Sizes that vary from call to call: eager's results, few compiles, guards and complaints in the user's words."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import minicompile
+from minicompile.errors import Unsupported
+from tests.capture.support import capture
+from tests.end_to_end.dynamic_programs import PROGRAMS, DynamicProgram
+
+STRICT = {"suppress_errors": False, "cache": False}
+
+
+def compiles(compiled: Any) -> int:
+    """How often the frame that was compiled most often was compiled."""
+    return 1 + max(collections.Counter(each.function for each in compiled.records.recompiles).values(), default=0)
+
+
+def close(left: Any, right: Any) -> None:
+    """Require equal results, tensors up to rounding."""
+    if isinstance(right, torch.Tensor):
+        torch.testing.assert_close(left, right, rtol=2e-5, atol=2e-5, equal_nan=True)
+    elif isinstance(right, (list, tuple)):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            close(one, other)
+    else:
+        assert left == right and type(left) is type(right)
+
+
+def run(program: DynamicProgram, compiled: Any) -> None:
+    """Call a program at all of its sizes beside eager, which also sees what changed in place."""
+    for position, size in enumerate(program.sizes):
+        torch.manual_seed(position)
+        arguments = program.arguments(*size) if isinstance(size, tuple) else program.arguments(size)
+        own = copy.deepcopy(arguments)
+        close(compiled(*own), program.function(*arguments))
+        close([each for each in own if isinstance(each, torch.Tensor)],
+              [each for each in arguments if isinstance(each, torch.Tensor)])
+    assert compiles(compiled) <= program.compiles, compiled.records.recompiles
+    assert not compiled.records.fallbacks
+    assert program.breaks or not compiled.records.graph_breaks
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_are_captured(name: str) -> None:
+    run(PROGRAMS[name], capture(PROGRAMS[name].function))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_through_the_whole_compiler(name: str) -> None:
+    run(PROGRAMS[name], minicompile.compile(PROGRAMS[name].function, options=STRICT))
+
+
+class Block(nn.Module):
+    """A small language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.position = nn.Embedding(20, 8), nn.Embedding(64, 8)
+        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 20)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of predicting `targets`."""
+        b, t = ids.shape
+        x = self.embedding(ids) + self.position(torch.arange(t))
+        q, k, v = self.qkv(self.norm(x)).view(b, t, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, 8)
+        return F.cross_entropy(self.out(F.gelu(x)).flatten(0, 1), targets.flatten())
+
+
+def test_training_on_thirty_lengths_compiles_twice() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    twin = copy.deepcopy(model)
+    compiled = minicompile.compile(twin, options=STRICT)
+    for length in [17, 9, *range(2, 30)]:
+        ids, targets = torch.randint(0, 20, (2, 3, length)).unbind(0)
+        losses = []
+        for one, forward in ((model, model), (twin, compiled)):
+            one.zero_grad()
+            losses.append(forward(ids, targets))
+            losses[-1].backward()
+        close(losses[1], losses[0])
+        close([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])
+    assert compiles(minicompile.api.compiled_function(compiled)) <= 2
+
+
+def test_batches_of_1_to_64_compile_at_most_three_times() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)).eval()
+    compiled = minicompile.compile(model, options=STRICT)
+    for batch in [*range(1, 9), 16, 31, 64, 1, 63]:
+        x = torch.randn(batch, 6)
+        close(compiled(x), model(x))
+    assert compiles(minicompile.api.compiled_function(compiled)) <= 3
+
+
+STEPS: dict[str, Any] = {
+    "double": lambda x: x * 2 + 1,
+    "transpose": lambda x: x.transpose(0, 1),
+    "softmax": lambda x: x.softmax(-1) if x.shape[-1] else x,
+    "total": lambda x: x + x.sum(0, keepdim=True),
+    "mean": lambda x: x - x.mean(1, keepdim=True),
+    "join": lambda x: torch.cat([x, x[:, : x.shape[1] // 2]], 1),
+    "shift": lambda x: F.pad(x, (1, 0))[:, : x.shape[1]],
+    "positions": lambda x: x + torch.arange(x.shape[1]) * x.shape[0],
+    "square": lambda x: x @ x.t(),
+    "fold": lambda x: x.reshape(-1, x.shape[0]),
+    "flip": lambda x: x.flip(0, 1),
+    "roll": lambda x: x.roll(1, 1),
+    "mask": lambda x: x * (torch.arange(x.shape[0])[:, None] >= torch.arange(x.shape[1])),
+    "outer": lambda x: (x[:, :, None] * x[:, None, :]).sum(1),
+    "spread": lambda x: x[None].expand(2, -1, -1).reshape(-1, x.shape[1]),
+    "half": lambda x: x[x.shape[0] // 2 :],
+    "every_second": lambda x: x[:, ::2],
+    "sum": lambda x: x.cumsum(0),
+    "write": lambda x: x.clone().index_fill_(0, torch.tensor([0]), 3.0) if x.shape[0] else x,
+    "tril": lambda x: x.tril(),
+}
+SIZES = st.sampled_from([0, 1, 2, 3, 5, 8, 16])
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5),
+    st.lists(st.tuples(SIZES, SIZES), min_size=2, max_size=5),
+    st.sampled_from([None, True]),
+)
+def test_random_programs_at_random_sizes(names: list[str], sizes: list[tuple[int, int]], dynamic: bool | None) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for name in names:
+            x = STEPS[name](x)
+        return x
+
+    compiled = minicompile.compile(program, dynamic=dynamic, options={**STRICT, "recompile_limit": 64})
+    for rows, columns in sizes:
+        x = torch.randn(rows, columns)
+        try:
+            expected = program(x)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                compiled(x)
+            continue
+        close(compiled(x), expected)
+
+
+def test_true_compiles_once_and_false_compiles_each_size() -> None:
+    for dynamic, expected in ((True, 1), (None, 2), (False, 4)):
+        compiled = capture(lambda x, n: x.relu() * n, dynamic=dynamic)
+        for size in (5, 7, 9, 4):
+            x = torch.randn(size, 3)
+            close(compiled(x, size), x.relu() * size)
+        assert compiles(compiled) == expected
+
+
+def test_equal_sizes_are_not_tied_to_each_other() -> None:
+    compiled = capture(lambda x, y: (x * 2, y + 1))
+    for rows, columns in ((4, 4), (6, 6), (7, 9), (12, 5)):
+        compiled(torch.randn(rows, 3), torch.randn(columns, 3))
+    assert compiles(compiled) == 2
+
+
+def test_marks_are_honoured() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    for mark in (minicompile.mark_dynamic, torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic):
+        compiled = capture(double)
+        for size in (5, 7, 9):
+            x = torch.randn(size, 3)
+            mark(x, 0)
+            close(compiled(x), x * 2)
+        assert compiles(compiled) == 1
+    for mark in (minicompile.mark_static, torch._dynamo.mark_static):
+        compiled = capture(double)
+        for size in (5, 7, 9):
+            x = torch.randn(size, 3)
+            mark(x, 0)
+            close(compiled(x), x * 2)
+        assert compiles(compiled) == 3
+
+
+def test_marks_have_bounds() -> None:
+    compiled = capture(lambda x: x * 2 if x.shape[0] <= 64 else x)
+    for size in (5, 64, 17):
+        x = torch.randn(size, 3)
+        minicompile.mark_dynamic(x, 0, min=2, max=64)
+        compiled(x)
+    assert compiles(compiled) == 1
+    assert "A[0].size(0) <= 64" in compiled.records.sources[0] or "<= 64" in compiled.records.sources[0]
+    with pytest.raises(ValueError, match="smallest"):
+        minicompile.mark_dynamic(torch.randn(3), 0, min=5, max=4)
+
+
+def test_a_marked_size_that_the_program_fixes_is_told() -> None:
+    def fixed(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(4, 3)
+
+    x = torch.randn(4, 3)
+    minicompile.mark_dynamic(x, 0)
+    with pytest.warns(UserWarning, match=r"`x.shape\[0\]` is marked as dynamic, but the program fixes it to 4 \(at .*test_dyn"):
+        capture(fixed)(x)
+    with pytest.raises(Unsupported, match="fixes it to 4"):
+        capture(fixed, fullgraph=True)(x)
+
+
+def test_guards_on_sizes_have_words_and_the_line_that_needs_them() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] <= 2048:
+            x = x * 2
+        return x.view(x.shape[0], x.shape[1] // 2, 2)
+
+    compiled = capture(program)
+    for size in (4, 6, 4096):
+        compiled(torch.randn(2, size))
+    (record,) = [each for each in compiled.records.recompiles if "2048" in each.sentence]
+    assert record.sentence == "`x.shape[1] <= 2048`" and (record.old, record.new) == (6, 4096)
+    assert record.location.line == program.__code__.co_firstlineno + 1
+    conditions = [each.sentence for each in compiled.records.graphs[1].guards]
+    assert "`x.shape[1] >= 2`" in conditions and any("// 2" in text or "% 2" in text for text in conditions)
+
+
+def test_negative_numbers_share_one_variant() -> None:
+    compiled = capture(lambda x, n: x[n:] * n)
+    for number in (3, 5, 2, -1, -4, -2, 7):
+        x = torch.randn(12, 2)
+        close(compiled(x, number), x[number:] * number)
+    assert compiles(compiled) == 3
+
+
+def test_gradients_flow_through_views_of_varying_sizes() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * x.shape[0]).sigmoid()
+
+    compiled = minicompile.compile(program, options=STRICT)
+    for size in (3, 5, 9, 4):
+        leaf = torch.randn(20, 4, requires_grad=True)
+        twin = leaf.detach().clone().requires_grad_()
+        program(leaf[2:size + 2] * 1).sum().backward()
+        compiled(twin[2:size + 2] * 1).sum().backward()
+        program(leaf[:size].t()).sum().backward()
+        compiled(twin[:size].t()).sum().backward()
+        close(twin.grad, leaf.grad)
+    assert compiles(compiled) <= 3
+
+
+def test_no_more_compiles_than_torch_compile() -> None:
+    def forward(x: torch.Tensor, mask: torch.Tensor, n: int) -> torch.Tensor:
+        t = x.shape[1]
+        return (x.softmax(1) * mask[:, :, None])[:, : t // 2] + torch.arange(t // 2)[:, None] * n
+
+    counts = []
+    for kind in ("torch", "ours"):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounter()
+        compiled: Any = torch.compile(forward, backend=counter) if kind == "torch" else capture(forward)
+        for (batch, length), n in zip(itertools.product((2, 3, 5), (6, 9, 14)), range(2, 20), strict=False):
+            compiled(torch.randn(batch, length, 4), torch.rand(batch, length), n)
+        counts.append(counter.frame_count if kind == "torch" else compiles(compiled))
+    assert counts[1] <= counts[0]
+
+
+def test_a_failed_compile_with_varying_sizes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minicompile.codegen import wrapper
+
+    def refuse(*_: Any) -> Any:
+        raise ValueError("no text")
+
+    compiled = minicompile.compile(lambda x: x * 2, options={"cache": False})
+    compiled(torch.randn(4))
+    monkeypatch.setattr(wrapper, "_all_symbols", lambda graph: refuse() if graph.size_inputs or any(
+        size.constant is None for buffer in graph.buffers.values() for size in buffer.sizes) else set())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        close(compiled(torch.ones(6)), torch.full((6,), 2.0))
+    assert any("no text" in str(each.message) for each in told)
+
+
+@pytest.mark.parametrize("implementation", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_generation_compiles_three_times(kind: str, implementation: str, count: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=256, bos_token_id=0,
+                                         eos_token_id=None)
+        model = transformers.GPT2LMHeadModel(config).eval()
+    else:
+        config = transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, hidden_size=16,
+                                          intermediate_size=24, vocab_size=50, max_position_embeddings=256, bos_token_id=0,
+                                          eos_token_id=None)
+        model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 50, (2, 7))
+    options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    if implementation == "static":
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    expected = model.generate(ids, **options)
+    model.forward = compiled = minicompile.compile(model.forward, options={"cache": False})
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert compiles(compiled) <= 3 and not compiled.records.fallbacks
