@@ -31,6 +31,7 @@ from minicompile.kernels.attention_problem import tf32_allowed
 from minicompile.kernels.matmul_model import route
 from minicompile.lowering.lower import lower_graph
 from minicompile.report.artifacts import ArtifactFolder
+from minicompile.report.checked import Checker
 from minicompile.runtime.autograd_function import bind
 from minicompile.runtime.call_plan import CallPlan, call_plan
 from minicompile.runtime.code_cache import CodeCache
@@ -64,10 +65,15 @@ class Compiler:
         self.on_part = on_part
         self.graphs: list[CompiledGraph] = []
         self.around: Callable[[CompiledGraph, str, CompiledPart], FlatCall] | None = None
-        self.keep_products = on_part is not None
+        self.keep_products = on_part is not None or bool(config.check)
+        self.checker = Checker(config.check, config.cache_directory / "differences", self._alone) if config.check else None
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
         self._graph_pools: dict[torch.device, GraphPool] = {}
         self._lock = threading.RLock()
+
+    def _alone(self, captured: CapturedGraph) -> CompiledGraph:
+        """A graph compiled by itself, for the search of what is wrong with it."""
+        return Compiler(self.config.replace(check=0, cache=False, dump_directory=None)).backend(captured)
 
     def backend(self, captured: CapturedGraph) -> CompiledGraph:
         """Compile one graph, or load it from the disk: forward now, backward when it is first needed."""
@@ -127,7 +133,7 @@ class Compiler:
         call = bind(compiled.plan, forward.call, backward_call, split_call)
         if compiled.plan.tangents is not None and not compiled.plan.grad_enabled:
             call = torch.enable_grad()(call)  # the graph itself switches gradients on
-        compiled.bind(call)
+        compiled.bind(self.checker.graph(compiled, call) if self.checker is not None else call)
 
     def _stored_part(self, compiled: CompiledGraph, half: str, program: Program) -> CompiledPart:
         clock = StageClock(compiled.captured.location)
@@ -149,8 +155,9 @@ class Compiler:
         return part
 
     def _finish(self, compiled: CompiledGraph, half: str, part: CompiledPart) -> CompiledPart:
-        if self.around is not None:
-            part = dataclasses.replace(part, call=self.around(compiled, half, part))
+        for around in (self.checker.part if self.checker is not None else None, self.around):
+            if around is not None:
+                part = dataclasses.replace(part, call=around(compiled, half, part))
         compiled.parts[half] = part
         if self.on_part is not None:
             self.on_part(compiled.captured, half, part)

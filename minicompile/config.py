@@ -48,6 +48,8 @@ class Config:
         verify: run every IR verifier between stages.
         suppress_errors: fall back to eager when the compiler itself fails; tests switch it off.
         disable: run everything eager (`MINICOMPILE_DISABLE=1`).
+        check: run eager beside the first so many calls of every graph and every hundredth (with a pair of numbers, every
+            so many), compare, and use eager's result where they differ.
     """
 
     fullgraph: bool = False
@@ -66,6 +68,7 @@ class Config:
     verify: bool = dataclasses.field(default_factory=lambda: os.environ.get("MINICOMPILE_VERIFY") == "1")
     suppress_errors: bool = True
     disable: bool = dataclasses.field(default_factory=lambda: os.environ.get("MINICOMPILE_DISABLE") == "1")
+    check: int | tuple[int, int] = 0
 
     def replace(self, **changes: object) -> Config:
         """A copy with `changes` applied; an unknown name or a value out of range raises `InvalidOption`."""

@@ -116,3 +116,12 @@ def node_values(module: torch.fx.GraphModule, inputs: Sequence[Any], double: boo
     except Exception:  # an operator without an fp64 form leaves the certificate without this graph
         return None
     return interpreter.values
+
+
+def named(values: dict[str, Any], buffer: str) -> Any:
+    """The value of the node behind a buffer: `var_mean_0` is the first result of `var_mean`."""
+    if buffer in values:
+        return values[buffer]
+    node, _, number = buffer.rpartition("_")
+    several = values.get(node)
+    return several[int(number)] if isinstance(several, (tuple, list)) and int(number) < len(several) else None

@@ -238,6 +238,11 @@ def alive_bytes(schedule: Schedule) -> list[int]:
     ]
 
 
+def draws_random_numbers(graph: Any) -> bool:
+    """Whether a graph draws random numbers of its own, which are not eager's."""
+    return any(str(node.target).startswith("minicompile.seeds") for node in graph.partitioned.forward.graph.nodes)
+
+
 def globals_of(part: Any) -> dict[str, Any]:
     """The namespace of a half's generated file; empty where the half runs eagerly."""
     call = part.call

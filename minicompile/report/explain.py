@@ -19,7 +19,7 @@ import torch
 
 from minicompile.ir.graph import GuardRecord
 from minicompile.report import collect, rewrites, verdict
-from minicompile.report.accuracy import accuracy, node_values, output_accuracies
+from minicompile.report.accuracy import accuracy, named, node_values, output_accuracies
 from minicompile.report.binary import resources
 from minicompile.report.clock import Clock, milliseconds, synchronize
 from minicompile.report.explanation import Explanation
@@ -29,7 +29,6 @@ from minicompile.report.sandbox import Sandbox
 from minicompile.report.watch import Watched, watching, written_tensors
 
 SWEEP = (0.25, 0.5, 1.0, 2.0, 4.0)
-SEEDS = torch.ops.minicompile.seeds.default
 GuardTest = tuple[GuardRecord, Callable[[Any, Any, Any], Any]]
 
 
@@ -225,7 +224,7 @@ class Case:
     def certificate(self) -> Certificate:
         """The errors of every output and kernel."""
         twin = self.sandbox.in_double()
-        if any(node.target is SEEDS for graph in self.graphs for node in graph.partitioned.forward.graph.nodes):
+        if any(map(collect.draws_random_numbers, self.graphs)):
             return Certificate((), (), "random numbers differ from eager's; compile with fallback_random to compare")
         kernels: list[Accuracy] = []
         try:
@@ -276,15 +275,6 @@ class Case:
             return tuple(part.call(inputs))
 
         return call
-
-
-def named(values: dict[str, Any], buffer: str) -> Any:
-    """The value of the node behind a buffer: `var_mean_0` is the first result of `var_mean`."""
-    if buffer in values:
-        return values[buffer]
-    node, _, number = buffer.rpartition("_")
-    several = values.get(node)
-    return several[int(number)] if isinstance(several, (tuple, list)) and int(number) < len(several) else None
 
 
 def advice(graphs: Iterable[Any]) -> str:

@@ -92,13 +92,17 @@ def roofline(kernels: Sequence[Kernel], roofs: Roofs) -> Markup:
     parts = []
     for power in range(math.ceil(low_y), math.floor(high_y) + 1):
         y = at(1, 10.0**power)[1]
-        parts += [f'<path class="grid" d="M{left} {y:.1f}H{width}"/>', text(left - 6, y + 4, amount(10.0**power, ""), "small", "end")]
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{width}"/>')
+        parts.append(text(left - 6, y + 4, amount(10.0**power, ""), "small", "end"))
     for power in range(-3, 5):
         parts.append(text(at(10.0**power, 1)[0], height - bottom + 16, f"{10.0**power:g}", "small", "middle"))
     parts += [text(width / 2, height - 4, "FLOP per byte", "small", "middle"), text(4, 12, "FLOP/s", "small")]
     for name, rate in rates:
         ridge, end = at(rate / roofs.bytes_per_second, rate), at(10**high_x, rate)
-        parts += [f'<path class="roof" d="M{ridge[0]:.1f} {ridge[1]:.1f}H{end[0]:.1f}"/>', text(end[0], end[1] - 4, name, "small", "end")]
+        parts.append(f'<path class="roof" d="M{ridge[0]:.1f} {ridge[1]:.1f}H{end[0]:.1f}"/>')
+        names = [other for other, same in rates if same == rate]
+        if names[-1] == name:
+            parts.append(text(end[0], end[1] - 4 if rate == rates[-1][1] else end[1] + 13, ", ".join(names), "small", "end"))
     slope = at(1e-3, 1e-3 * roofs.bytes_per_second), at(rates[-1][1] / roofs.bytes_per_second, rates[-1][1])
     parts.append(f'<path class="roof" d="M{slope[0][0]:.1f} {slope[0][1]:.1f}L{slope[1][0]:.1f} {slope[1][1]:.1f}"/>')
     for kernel in kernels:

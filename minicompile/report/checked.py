@@ -1,0 +1,267 @@
+"""Checked mode, `options={"check": n}`: eager runs beside the first calls and every so many after, and has the last word.
+
+What runs beside is the captured graph, operation by operation as the user wrote them, on copies of the inputs and from
+the same random state; a backward, and a graph that draws random numbers of its own, is checked against the graph's ATen
+operators. On a difference the user gets eager's result, a warning that names the first kernel that deviates, and a
+folder that reproduces it. This module must not repair anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from minicompile.ir.graph import CapturedGraph
+from minicompile.report.accuracy import Values, named, node_values, ulp_errors
+from minicompile.report.collect import draws_random_numbers, globals_of
+from minicompile.report.reproducer import minimised, write_reproducer
+from minicompile.report.sandbox import copied
+from minicompile.report.watch import Watched, watching_part, written_tensors
+
+EVERY = 100
+EAGER_FACTOR, FEW_ULP = 2.0, 16.0
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+LOOSE = 50.0
+Call = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A call whose compiled result was not eager's: which values, the first kernel that deviates, the reproducer."""
+
+    graph: str
+    half: str
+    call: int
+    values: tuple[str, ...]
+    kernel: str
+    folder: pathlib.Path | None
+
+    def __str__(self) -> str:
+        kept = f"; reproducer in {self.folder}" if self.folder else ""
+        return (
+            f"compiled and eager differ in call {self.call} of {self.graph} ({self.half}): {', '.join(self.values)}; "
+            f"first deviation: {self.kernel}; eager's result is used{kept}"
+        )
+
+
+class Checker:
+    """Compares the calls of all graphs of one compiler with eager.
+
+    Arguments:
+        setting: the first calls to check, or a pair of that and the distance between later checks.
+        directory: where reproducers go.
+        compile_again: compiles a captured graph by itself, for the minimiser.
+    """
+
+    def __init__(
+        self, setting: int | tuple[int, int], directory: pathlib.Path, compile_again: Callable[[CapturedGraph], Call]
+    ) -> None:
+        self.first, self.every = setting if isinstance(setting, tuple) else (setting, EVERY)
+        self.directory, self.compile_again = directory, compile_again
+        self.differences: list[Difference] = []
+        self._inputs: dict[int, list[Any]] | None = None
+
+    def is_due(self, number: int) -> bool:
+        """Whether this call (the first is 1) is checked."""
+        return number <= self.first or number % self.every == 0
+
+    def graph(self, graph: Any, call: Call) -> Call:
+        """The call of a whole graph, checked."""
+        calls = [0]
+
+        def checked(*inputs: Any) -> Any:
+            calls[0] += 1
+            return self.beside(graph, call, inputs, calls[0]) if self.is_due(calls[0]) else call(*inputs)
+
+        return checked
+
+    def part(self, graph: Any, half: str, part: Any) -> Call:
+        """The call of one half: a forward's inputs are kept for the search of a deviation, a backward is checked."""
+        calls = [0]
+
+        @functools.wraps(part.call)
+        def checked(inputs: list[Any]) -> Any:
+            calls[0] += 1
+            if half == "forward":
+                if self._inputs is not None:
+                    self._inputs[id(graph)] = copied(inputs)
+                return part.call(inputs)
+            return self.backward(graph, part, inputs, calls[0]) if self.is_due(calls[0]) else part.call(inputs)
+
+        return checked
+
+    def beside(self, graph: Any, call: Call, inputs: tuple[Any, ...], number: int) -> Any:
+        """One checked call of a graph."""
+        captured = graph.captured
+        state = random_state(inputs)
+        before, shadow = copied(inputs), copied([plain(value) for value in inputs])
+        self._inputs = {}
+        found = call(*inputs)
+        given, self._inputs = self._inputs.get(id(graph), list(before)), None
+        if draws_random_numbers(graph):
+            expected, ours = self.of_operators(graph, given, state, found)
+        else:
+            with torch.no_grad(), restored(state):
+                expected = [*captured.module(*shadow), *shadow]
+            ours = [*found, *inputs]
+        names = [f"output {n}" for n in range(len(found))] + [f"input {entry.source}" for entry in captured.inputs]
+        exact = functools.cache(lambda: exact_values(captured.module, before, state, not draws_random_numbers(graph)))
+        wrong = differing(ours, expected, exact, names)
+        if not wrong:
+            return found
+        self.report(graph, "forward", number, wrong, given, before)
+        with torch.no_grad():
+            for value, old in zip(inputs, before):
+                if isinstance(value, torch.Tensor) and not torch.equal(value, old):
+                    value.copy_(old)
+        set_random_state(state)
+        return captured.module(*inputs)
+
+    def of_operators(self, graph: Any, given: list[Any], state: Any, found: Any) -> tuple[list[Any], list[Any]]:
+        """The outputs of the forward's ATen operators from the same random state, and the compiled half's."""
+        with torch.no_grad(), restored(state):
+            expected = list(graph.partitioned.forward(*copied(given)))
+        with torch.no_grad(), restored(state):
+            return expected, list(graph.parts["forward"].call(copied(given)))
+
+    def backward(self, graph: Any, part: Any, inputs: list[Any], number: int) -> Any:
+        """One checked backward."""
+        given, state = copied(inputs), random_state(inputs)
+        found = part.call(inputs)
+        with torch.no_grad(), restored(state):
+            expected = graph.partitioned.backward(*copied(given))
+        names = [f"gradient {n}" for n in range(len(found))]
+        exact = functools.cache(lambda: exact_values(graph.partitioned.backward, given, state, True))
+        wrong = differing(found, expected, exact, names)
+        if not wrong:
+            return found
+        self.report(graph, "backward", number, wrong, given, None)
+        return tuple(expected)
+
+    def report(
+        self, graph: Any, half: str, number: int, wrong: list[str], given: list[Any], inputs: Sequence[Any] | None
+    ) -> None:
+        """Find the kernel, write the reproducer, warn."""
+        kernel, source = self.first_deviation(graph, half, given)
+        captured = graph.captured
+        module, values = (captured.module, list(inputs)) if inputs is not None else (graph.partitioned.backward, given)
+        if inputs is not None:
+            module, values = minimised(captured, values, self.compile_again, disagree)
+        folder = write_reproducer(self.directory, f"{captured.name}_{half}", module, values, kernel, source)
+        difference = Difference(captured.name, half, number, tuple(wrong), kernel, folder)
+        self.differences.append(difference)
+        warnings.warn(str(difference), stacklevel=4)
+
+    def first_deviation(self, graph: Any, half: str, given: list[Any]) -> tuple[str, str]:
+        """The first step whose result is not that of the graph's operators: its name and source."""
+        part, module = graph.parts[half], getattr(graph.partitioned, half)
+        names = globals_of(part)
+        eager, exact = (node_values(module, given, double) for double in (False, True))
+        if not names or eager is None or part.schedule is None:
+            return "not looked for", ""
+        found: list[tuple[str, str]] = []
+
+        def around(which: Watched, step: Callable[[], Any]) -> Any:
+            result = step()
+            for buffer, tensor in written_tensors(part, which, result).items():
+                expected = named(eager, buffer)
+                if not found and isinstance(expected, torch.Tensor) and expected.shape == tensor.shape:
+                    reference = named(exact, buffer) if exact is not None else None
+                    if disagrees(tensor, expected, lambda: reference):
+                        name = part.program.steps[which.number][0].removeprefix("run_")
+                        sources = [kernel.text for kernel in part.program.kernels if kernel.name == name]
+                        found.append((f"{name}, in {buffer}", sources[0] if sources else ""))
+            return result
+
+        with torch.no_grad(), watching_part(0, half, part.program.steps, names, around):
+            part.call(copied(given))
+        return found[0] if found else ("no kernel: the graph stage, before kernels were made", "")
+
+
+def plain(value: Any) -> Any:
+    """A tensor without its autograd history."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def disagree(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether any value is not eager's, without fp64 to judge."""
+    return any(disagrees(one, other, lambda: None) for one, other in zip(ours, theirs))
+
+
+def differing(ours: Sequence[Any], theirs: Sequence[Any], exact: Callable[[], Any], names: Sequence[str]) -> list[str]:
+    """The values that are not eager's; fp64 judges what is not simply close."""
+    wrong = []
+    for place, (one, other) in enumerate(zip(ours, theirs)):
+
+        def reference(place: int = place) -> Any:
+            values = exact()
+            return values[place] if values is not None and place < len(values) else None
+
+        if disagrees(one, other, reference):
+            wrong.append(names[place] if place < len(names) else f"value {place}")
+    return wrong
+
+
+def disagrees(one: Any, other: Any, exact: Callable[[], Any]) -> bool:
+    """Whether a compiled value is farther from fp64 than twice eager's distance and a few ulp."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and isinstance(one, (int, float, bool)) and one != other
+    one, other = one.detach(), other.detach()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return True
+    if not one.is_floating_point():
+        return not torch.equal(one, other)
+    finite = other[torch.isfinite(other)]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    close = CLOSE.get(one.dtype, 0.1)
+    if torch.allclose(one.double(), other.double(), rtol=close, atol=close * scale, equal_nan=True):
+        return False
+    reference = exact()
+    if not isinstance(reference, torch.Tensor) or reference.shape != one.shape:
+        return not torch.allclose(one, other, rtol=close * LOOSE, atol=close * LOOSE * scale, equal_nan=True)
+    allowed = EAGER_FACTOR * ulp_errors(other, reference).max() + FEW_ULP
+    return bool(ulp_errors(one, reference).max() > allowed)
+
+
+def exact_values(module: torch.fx.GraphModule, inputs: Sequence[Any], state: Any, usable: bool) -> list[Any] | None:
+    """The outputs of a graph in fp64, then its inputs after it; `None` where it does not run that way."""
+    if not usable:
+        return None
+    runner = Values(module, True)
+    widened = runner.widened([plain(value) for value in copied(list(inputs))])
+    try:
+        with torch.no_grad(), restored(state):
+            return [*runner.run(*widened), *widened]
+    except Exception:  # no fp64 form: eager's own value judges
+        return None
+
+
+def random_state(inputs: Sequence[Any]) -> list[torch.Tensor | None]:
+    """The state of the random number generators that a graph may use."""
+    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
+    return [torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None]
+
+
+def set_random_state(state: Any) -> None:
+    """Go back to a state."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])
+
+
+@contextlib.contextmanager
+def restored(state: Any) -> Iterator[None]:
+    """Run from a state, and leave the present one untouched."""
+    now = [torch.get_rng_state(), torch.cuda.get_rng_state() if state[1] is not None else None]
+    set_random_state(state)
+    try:
+        yield
+    finally:
+        set_random_state(now)
