@@ -160,7 +160,7 @@ def _autograd_function(
             gradients[slot] = gradient
         if missing:
             for slot, needed in zip(gradient_slots, plan.gradient_sources, strict=True):
-                gradients[slot] = gradients[slot] if needed - missing else None
+                gradients[slot] = None if missing.issuperset(needed) else gradients[slot]
         return tuple(gradients)
 
     members = {name: staticmethod(function) for name, function in

@@ -45,7 +45,7 @@ class CallPlan:
     watches_inputs: bool
     tensor_results: tuple[bool, ...]
     tangents: tuple[Tangent, ...] | None
-    gradient_sources: tuple[frozenset[int], ...] = ()
+    gradient_sources: tuple[tuple[int, ...], ...] = ()
     grad_enabled: bool = True
 
     @property
@@ -101,17 +101,17 @@ def expected_tangents(binding: Binding, backward: torch.fx.GraphModule) -> tuple
     return tuple(found)
 
 
-def gradient_sources(binding: Binding, backward: torch.fx.GraphModule) -> tuple[frozenset[int], ...]:
+def gradient_sources(binding: Binding, backward: torch.fx.GraphModule) -> tuple[tuple[int, ...], ...]:
     """Which tangents each gradient depends on: where none of them came in, eager gives no gradient at all."""
     if len(binding.differentiable_outputs) == 1:
-        return (frozenset((0,)),) * len(binding.differentiable_inputs)
+        return ((0,),) * len(binding.differentiable_inputs)
     placeholders = [node for node in backward.graph.nodes if node.op == "placeholder"]
     first = len(placeholders) - len(binding.differentiable_outputs)
-    known = {node: frozenset((number,)) for number, node in enumerate(placeholders[first:])}
+    known: dict[Any, frozenset[int]] = {node: frozenset((number,)) for number, node in enumerate(placeholders[first:])}
     closing = None
     for node in backward.graph.nodes:
         if node not in known:
             known[node] = frozenset().union(*(known[used] for used in node.all_input_nodes))
         closing = node
     assert closing is not None
-    return tuple(known.get(node, frozenset()) for node in closing.args[0])
+    return tuple(tuple(sorted(known.get(node, ()))) for node in closing.args[0])

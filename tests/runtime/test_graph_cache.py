@@ -251,3 +251,16 @@ def test_a_backward_compiled_under_other_flags_is_not_kept(tmp_path: pathlib.Pat
             warnings.simplefilter("ignore")
             result.sum().backward()
     assert stages.runs == 2
+
+
+def test_connected_outputs_come_back_connected(tmp_path: pathlib.Path, stages: Stages) -> None:
+    def both(x: torch.Tensor, w: torch.Tensor) -> Any:
+        h = (x @ w).tanh()
+        return h, h.square().sum()
+
+    for _ in range(3):
+        x, w = torch.ones(2, 3), torch.ones(3, 3, requires_grad=True)
+        h, loss = compiled(both, tmp_path)(x, w)
+        loss.backward(retain_graph=True)
+        watched = torch.autograd.grad(loss, [h])[0] if stages.runs > 1 else None
+        assert watched is None or torch.equal(watched, 2 * h.detach())
