@@ -1,13 +1,16 @@
-"""The command line: `minicompile demo`, `minicompile bench`. This module must only parse and delegate."""
+"""The command line: `minicompile demo`, `minicompile bench`, `minicompile cache`. This module must only parse and delegate."""
 
 from __future__ import annotations
 
 import argparse
+import pathlib
 from collections.abc import Sequence
 
 import minicompile
+from minicompile import config
 from minicompile.bench.run import COMPILERS, SECTIONS, run_bench
 from minicompile.demo.run import SIZES, run_demo
+from minicompile.runtime.code_cache import CodeCache
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.command == "demo":
         return run_demo(options.size, options.device, options.seconds, options.characters)
+    if options.command == "cache":
+        return run_cache(options.action, options.file)
     return run_bench(
         options.names,
         json_path=options.json,
@@ -23,6 +28,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timeout=options.timeout,
         compilers=options.compilers,
     )
+
+
+def run_cache(action: str, file: str | None) -> int:
+    """Describe, empty, pack or fill the disk cache of this user."""
+    settings = config.current()
+    cache = CodeCache(settings.cache_directory, settings.cache_megabytes)
+    if not cache.usable:
+        print(f"{cache.directory} cannot be used: it must be a folder of yours that nobody else may write")
+        return 1
+    if action in ("export", "import"):
+        if file is None:
+            print(f"minicompile cache {action} needs a FILE")
+            return 2
+        work = cache.export_to if action == "export" else cache.import_from
+        print(f"{work(pathlib.Path(file))} entries {action}ed; their code runs where they are used")
+        return 0
+    if action == "clear":
+        cache.clear()
+    sizes = [(path.relative_to(cache.directory).parts[0], status.st_size) for path, status in cache.entries()]
+    print(f"{cache.directory}: {sum(size for _, size in sizes) / 2**20:.1f} of {settings.cache_megabytes} MB")
+    for kind in sorted({kind for kind, _ in sizes}):
+        found = [size for name, size in sizes if name == kind]
+        print(f"  {kind:10} {len(found):6} files {sum(found) / 2**20:9.1f} MB")
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,4 +77,8 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--compilers", default=COMPILERS, help="each with its mode, as in torch:max-autotune (default %(default)s)"
     )
+
+    cache = commands.add_parser("cache", help="the compiled graphs and kernels on disk")
+    cache.add_argument("action", choices=("info", "clear", "export", "import"))
+    cache.add_argument("file", nargs="?", metavar="FILE", help="the archive to export to or import from")
     return top

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "compiler": STAGE | STAGES | {"report", "kernels"},
     "compiled_module": STAGE,
     "api": STAGE | {"capture", "compiler", "compiled_module", "report", "runtime"},
-    "cli": {"config", "errors", "demo", "bench", ROOT},
+    "cli": {"config", "errors", "demo", "bench", "runtime", ROOT},
     "demo": {"config", "errors", "bench", ROOT},
     "bench": {"config", "errors", "report", ROOT},
     "__main__": {"cli"},

@@ -1,8 +1,8 @@
 """A content-addressed store on disk: bytes by key, written atomically, never trusted when damaged or foreign.
 
 An entry is a file that starts with the SHA-256 of its payload. A folder that belongs to someone else, or that others may
-write, is not used at all: loading an entry runs code. An unwritable folder costs speed, never correctness. Nothing here
-knows what the entries mean.
+write, is not used at all: loading an entry runs code. An unwritable folder costs speed, never correctness. Only files in
+the subfolders of `KINDS` are ever counted or removed. Nothing here knows what the entries mean.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import re
 import stat
+import tarfile
 import tempfile
 from collections.abc import Iterator
 
+PORTABLE = ("graphs", "kernels", "tunings")
+KINDS = (*PORTABLE, "bytecode", "programs", "cubins")
+"""Subfolders. What is not portable is made anew from the rest."""
 _DIGEST_BYTES = 32
 _MAGIC = b"minicompile1"
+_HEADER_BYTES = len(_MAGIC) + _DIGEST_BYTES
 
 
 class CodeCache:
@@ -41,8 +47,8 @@ class CodeCache:
             content = path.read_bytes()
         except OSError:
             return None
-        payload = content[len(_MAGIC) + _DIGEST_BYTES :]
-        if content[: len(_MAGIC) + _DIGEST_BYTES] != _MAGIC + hashlib.sha256(payload).digest():
+        payload = content[_HEADER_BYTES:]
+        if content != _sealed(payload):
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
@@ -54,7 +60,7 @@ class CodeCache:
         """Store `payload`; another process may do the same at the same time. Failure is silent."""
         if not self.usable:
             return
-        content = _MAGIC + hashlib.sha256(payload).digest() + payload
+        content = _sealed(payload)
         if write_atomically(self.path(kind, key), content):
             self._written_since_trim += len(content)
             if self._written_since_trim * 20 > self.limit_bytes:
@@ -63,11 +69,12 @@ class CodeCache:
 
     def entries(self) -> Iterator[tuple[pathlib.Path, os.stat_result]]:
         """Every entry with its size and time of last use."""
-        for root, _, names in os.walk(self.directory):
-            for name in names:
-                path = pathlib.Path(root) / name
-                with contextlib.suppress(OSError):
-                    yield path, path.stat()
+        for kind in KINDS:
+            for root, _, names in os.walk(self.directory / kind):
+                for name in names:
+                    path = pathlib.Path(root) / name
+                    with contextlib.suppress(OSError):
+                        yield path, path.stat()
 
     def trim(self) -> None:
         """Remove the least recently used entries until the limit holds."""
@@ -85,6 +92,37 @@ class CodeCache:
         for path, _ in list(self.entries()):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+    def export_to(self, file: pathlib.Path) -> int:
+        """Write the portable entries that are whole to an archive; how many there were is returned."""
+        count = 0
+        with tarfile.open(file, "w:gz", compresslevel=3) as archive:
+            for path, status in self.entries():
+                kind = path.relative_to(self.directory).parts[0]
+                if kind in PORTABLE and self.read(kind, path.name) is not None:
+                    archive.add(path, f"{kind}/{path.name}", recursive=False)
+                    count += status.st_size > 0
+        return count
+
+    def import_from(self, file: pathlib.Path) -> int:
+        """Take over the whole entries of an archive. Their code will be run: the archive must come from a friend."""
+        count = 0
+        with tarfile.open(file, "r:*") as archive:
+            for member in archive:
+                kind, _, key = member.name.partition("/")
+                opened = archive.extractfile(member) if member.isfile() else None
+                if opened is None or kind not in PORTABLE or not re.fullmatch("[0-9a-f]{64}", key):
+                    continue
+                content = opened.read()
+                if content == _sealed(content[_HEADER_BYTES:]) and self.usable:
+                    count += write_atomically(self.path(kind, key), content)
+        self.trim()
+        return count
+
+
+def _sealed(payload: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(payload).digest() + payload
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> bool:

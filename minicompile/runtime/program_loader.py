@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import hashlib
 import importlib.util
+import marshal
 import os
 import pathlib
-import sys
 import tempfile
 import types
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ def load_program(
     `overwritten_inputs` are the positions of inputs whose memory the program changes.
     """
     path = _write_file(program, cache)
-    module = _import_file(program, path)
+    module = _import_file(program, path, cache)
     for name, constant in program.constants:
         module.CONSTANTS[name] = constant.to(program.device)
     if program.device.type == "cuda":
@@ -69,15 +70,24 @@ def _holds(path: pathlib.Path, content: bytes) -> bool:
         return False
 
 
-def _import_file(program: Program, path: pathlib.Path) -> types.ModuleType:
-    name = f"minicompile_program_{program.key[:16]}_{program.name}"
-    specification = importlib.util.spec_from_file_location(name, path)
-    if specification is None or specification.loader is None:
-        raise ImportError(f"cannot import {path}")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # Triton and the profiler look functions up by their module's name.
-    specification.loader.exec_module(module)
+def _import_file(program: Program, path: pathlib.Path, cache: CodeCache | None) -> types.ModuleType:
+    """The file as a module that lives as long as its functions; its bytecode is kept in the cache, not beside it."""
+    module = types.ModuleType(f"minicompile_program_{program.key[:16]}_{program.name}")
+    module.__file__ = str(path)
+    exec(_bytecode(program, path, cache), module.__dict__)
     return module
+
+
+def _bytecode(program: Program, path: pathlib.Path, cache: CodeCache | None) -> types.CodeType:
+    magic = importlib.util.MAGIC_NUMBER
+    key = hashlib.sha256(repr((program.text, str(path), magic)).encode()).hexdigest()
+    stored = cache.read("bytecode", key) if cache else None
+    if stored is not None:
+        return marshal.loads(stored)
+    code = compile(program.text, str(path), "exec", dont_inherit=True)
+    if cache:
+        cache.write("bytecode", key, marshal.dumps(code))
+    return code
 
 
 def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache | None) -> None:
