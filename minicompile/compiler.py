@@ -32,6 +32,7 @@ from minicompile.kernels.matmul_model import route
 from minicompile.lowering.lower import lower_graph
 from minicompile.report.artifacts import ArtifactFolder
 from minicompile.report.checked import Checker
+from minicompile.runtime.autocast import without_autocast
 from minicompile.runtime.autograd_function import bind
 from minicompile.runtime.call_plan import CallPlan, call_plan
 from minicompile.runtime.code_cache import CodeCache
@@ -148,7 +149,7 @@ class Compiler:
             if not self.config.suppress_errors:
                 raise
             warnings.warn(f"{failure}; this part runs eagerly", stacklevel=2)
-            call = eager_call(getattr(compiled.partitioned, half))
+            call = without_autocast(eager_call(getattr(compiled.partitioned, half)))
             part = CompiledPart(call=call, fallback=str(failure), timings=clock.seconds)
         part = self._finish(compiled, half, part)
         self._store(compiled)
@@ -201,6 +202,8 @@ class Compiler:
         """A program's kernels compiled and bound, as a CUDA graph if asked for."""
         with clock.stage("kernels"):
             call, path = load_program(program, self._cache, plan.overwritten if half == "forward" else ())
+            if program.extern_calls:
+                call = without_autocast(call)
         part = CompiledPart(call, program=program, path=path, timings=clock.seconds)
         if self.config.mode != "reduce-overhead" or program.device.type != "cuda":
             return part
