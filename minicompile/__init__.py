@@ -2,15 +2,18 @@
 
 from minicompile import config, errors
 from minicompile.api import (
+    compare,
     compile,
     disable,
     explain,
     is_compiling,
     mark_dynamic,
     mark_static,
+    profile,
     reset,
     source_paths,
     sources,
+    stages,
     stats,
 )
 from minicompile.compiled_module import CompiledModule
@@ -19,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CompiledModule",
+    "compare",
     "compile",
     "config",
     "disable",
@@ -27,8 +31,10 @@ __all__ = [
     "is_compiling",
     "mark_dynamic",
     "mark_static",
+    "profile",
     "reset",
     "source_paths",
     "sources",
+    "stages",
     "stats",
 ]

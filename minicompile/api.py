@@ -5,6 +5,7 @@ Thin on purpose: capture decides when to compile, `compiler.py` compiles. This m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import types
@@ -21,12 +22,13 @@ from minicompile.capture.frame_cache import guard_test
 from minicompile.compiled_module import CompiledModule, compile_module
 from minicompile.compiler import Compiler
 from minicompile.config import Config
-from minicompile.ir.graph import CapturedGraph
+from minicompile.report import compare as comparing
 from minicompile.report import explain as explaining
-from minicompile.report import logs
+from minicompile.report import logs, profiling
+from minicompile.report.compare import Comparison
 from minicompile.report.explanation import Explanation
 from minicompile.report.sources import Sources
-from minicompile.runtime.compiled_graph import CompiledPart
+from minicompile.report.stages import Stages, stages_of
 from minicompile.runtime.kernel_binary import machine_code
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -68,7 +70,7 @@ class CompiledFunction(CompiledCallable):
     def restart(self) -> None:
         """Forget every compiled variant."""
         topics = logs.enabled_topics()
-        self.compiler = Compiler(self.config, log_part(topics) if topics else None)
+        self.compiler = Compiler(self.config, functools.partial(logs.emit_part, topics) if topics else None)
         super().__init__(python_function(self.__wrapped__), self.compiler.backend, self.config)
         if "help" in topics:
             logs.emit("help", logs.help_text())
@@ -188,20 +190,6 @@ def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def log_part(topics: frozenset[str]) -> Callable[[CapturedGraph, str, CompiledPart], None]:
-    """What the compiler calls for every compiled half of a graph, to print the topics about it."""
-
-    def on_part(captured: CapturedGraph, half: str, part: CompiledPart) -> None:
-        if "guards" in topics and half == "forward":
-            logs.emit("guards", logs.guards_text(captured))
-        if "fusion" in topics and part.schedule is not None:
-            logs.emit("fusion", logs.fusion_text(f"{captured.name} {half}", part.schedule))
-        if "output_code" in topics and part.program is not None:
-            logs.emit("output_code", f"{part.path or part.program.name}\n{part.program.text}")
-
-    return on_part
-
-
 def sources(compiled: Any) -> Sources:
     """The generated Triton and host source of everything that `compiled` has compiled so far, by file name."""
     return Sources.collect(file for graph in compiled_function(compiled).compiler.graphs for file in graph.sources)
@@ -254,6 +242,34 @@ def report_tools(compile_options: dict[str, Any]) -> explaining.Tools:
 
     directory = configuration.current().cache_directory
     return explaining.Tools(compile_kept, compiled_function, guard_tests, machine_code, directory)
+
+
+def compare(function: Any, **compile_options: Any) -> Callable[..., Comparison]:
+    """`compare(f)(*args)` runs `f` under eager, `torch.compile` and minicompile, side by side."""
+    compilers = {
+        "eager": lambda target: target,
+        "torch.compile": torch.compile,
+        "minicompile": report_tools(compile_options).compile,
+    }
+
+    def graphs(made: Any) -> list[Any] | None:
+        ours = isinstance(made, (CompiledFunction, CompiledModule))
+        return list(compiled_function(made).compiler.graphs) if ours else None
+
+    return lambda *args, **kwargs: comparing.compare(function, args, kwargs, compilers, graphs)
+
+
+def stages(compiled: Any) -> Stages:
+    """The program of every stage, in order, of everything that `compiled` has compiled so far."""
+    compiler = compiled_function(compiled).compiler
+    return stages_of(compiler.graphs, compiler.products)
+
+
+def profile(path: str | None = None) -> contextlib.AbstractContextManager[torch.profiler.profile]:
+    """A `torch.profiler` profile of a block in which every kernel of what was compiled before has a range (on a GPU an
+    NVTX range too) named after the user's module; with `path`, written there as a Chrome trace.
+    """
+    return profiling.profile([graph for function in _living for graph in function.compiler.graphs], path)
 
 
 def reset() -> None:

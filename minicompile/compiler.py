@@ -53,14 +53,14 @@ class Compiler:
 
     Attributes:
         config: the settings.
-        on_part: told of every compiled half: the captured graph, `forward` or `backward`, the product.
+        on_part: told of every compiled half: the graph, `forward` or `backward`, the product.
         graphs: every compiled graph, in order.
         keep_products: run every stage, so that its product can be looked at, where the disk has the finished program.
         around: replaces the call of every compiled half, for those who watch it run.
     """
 
     def __init__(
-        self, config: Config, on_part: Callable[[CapturedGraph, str, CompiledPart], None] | None = None
+        self, config: Config, on_part: Callable[[CompiledGraph, str, CompiledPart], None] | None = None
     ) -> None:
         self.config = config
         self.on_part = on_part
@@ -161,8 +161,15 @@ class Compiler:
                 part = dataclasses.replace(part, call=around(compiled, half, part))
         compiled.parts[half] = part
         if self.on_part is not None:
-            self.on_part(compiled.captured, half, part)
+            self.on_part(compiled, half, part)
         return part
+
+    def products(self, compiled: CompiledGraph, half: str) -> CompiledPart:
+        """A half with the product of every stage, compiled once more if it came from the disk."""
+        part = compiled.parts[half]
+        if part.schedule is not None or part.fallback:
+            return part
+        return self._run_stages(compiled, half, StageClock(None), ArtifactFolder(None))
 
     def _store(self, compiled: CompiledGraph) -> None:
         """Keep a graph for later processes once all of it is compiled; a forward never without its own backward."""

@@ -10,11 +10,12 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from minicompile.errors import InvalidOption
 from minicompile.ir.graph import CapturedGraph
+from minicompile.ir.printer import captured_text, partitioned_text, schedule_text
 from minicompile.ir.schedule import KernelGroup, Schedule
 
 VARIABLE = "MINICOMPILE_LOGS"
@@ -23,7 +24,11 @@ TOPICS = {
     "graph_breaks": "where capture cut a function, why, and a rewrite where one is known",
     "recompiles": "which guard failed, and what the new variant was compiled for",
     "guards": "every condition a compiled variant depends on",
+    "graph_code": "the captured graph, operations as the user wrote them",
+    "aot_graphs": "forward and backward as ATen operators, and what is saved between them",
     "fusion": "which operations share a kernel, and each fusion refused with its reason",
+    "schedule": "kernels in order with their loops, tiles and memory",
+    "kernel_code": "the generated Triton kernels alone",
     "output_code": "the generated Triton and host code",
     "help": "this list",
 }
@@ -65,6 +70,25 @@ class LoggedRecords(list[Any]):
         """Keep the record and write it."""
         super().append(record)
         emit(self.topic, str(record))
+
+
+def emit_part(topics: frozenset[str], graph: Any, half: str, part: Any) -> None:
+    """Write what the enabled topics have to say about one compiled half."""
+    captured, name = graph.captured, f"{graph.captured.name} {half}"
+    texts: dict[str, Callable[[], str]] = {}
+    if half == "forward":
+        texts["guards"] = lambda: guards_text(captured)
+        texts["graph_code"] = lambda: captured_text(captured)
+        texts["aot_graphs"] = lambda: partitioned_text(graph.partitioned)
+    if part.schedule is not None:
+        texts["fusion"] = lambda: fusion_text(name, part.schedule)
+        texts["schedule"] = lambda: schedule_text(part.schedule)
+    if part.program is not None:
+        texts["kernel_code"] = lambda: "\n\n\n".join([name, *(kernel.text for kernel in part.program.kernels)])
+        texts["output_code"] = lambda: f"{part.path or part.program.name}\n{part.program.text}"
+    for topic, text in texts.items():
+        if topic in topics:
+            emit(topic, text())
 
 
 def guards_text(captured: CapturedGraph) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -38,7 +39,22 @@ def watching(graphs: Iterable[Any], around: Callable[[Watched, Callable[[], Any]
                 names = globals_of(part)
                 if names:
                     stack.enter_context(watching_part(place, half, part.program.steps, names, around))
+                    stack.enter_context(without_recording(part))
         yield
+
+
+@contextlib.contextmanager
+def without_recording(part: Any) -> Iterator[None]:
+    """Have a half that replays a CUDA graph run its program instead."""
+    call = inspect.unwrap(part.call)
+    before = getattr(call, "fallback", None)
+    if before is not None:
+        call.fallback = "it is being watched"
+    try:
+        yield
+    finally:
+        if before is not None:
+            call.fallback = before
 
 
 @contextlib.contextmanager
@@ -75,7 +91,7 @@ def written_tensors(part: Any, which: Watched, result: Any) -> dict[str, torch.T
     if isinstance(step, KernelGroup):
         given = dict(zip(part.program.steps[which.number][1], which.arguments[1:]))
         return {name: given[name] for name in step.writes if name in given}
-    if step.out_argument:
+    if "out" in which.keywords:
         result = which.keywords["out"]
     results = result if isinstance(result, (tuple, list)) else (result,)
     pairs = zip((b.name if b is not None else "" for b in step.outputs), results)

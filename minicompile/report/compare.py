@@ -1,0 +1,164 @@
+"""Eager, `torch.compile` and minicompile side by side on one call: time, kernels, bytes, memory, compile time, error.
+
+Compilers are handed in. This module must not print.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minicompile.report.accuracy import output_accuracies
+from minicompile.report.clock import Clock, synchronize
+from minicompile.report.collect import steps_of
+from minicompile.report.sandbox import Sandbox, leaves
+from minicompile.report.text_page import amount, duration
+
+NO_KERNEL = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """The figures of one compiler; `None` where a figure cannot be had, `failure` where it does not run."""
+
+    name: str
+    call_us: float | None = None
+    kernels: int | None = None
+    bytes_moved: int | None = None
+    peak_bytes: int | None = None
+    compile_seconds: float | None = None
+    worst_ulp: float | None = None
+    mean_ulp: float | None = None
+    failure: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One function under several compilers; prints as a table."""
+
+    function: str
+    device: str
+    columns: tuple[Column, ...]
+
+    def __str__(self) -> str:
+        rows: dict[str, Callable[[Column], str]] = {
+            "time of a call": lambda c: duration(c.call_us),
+            "kernels": lambda c: shown(c.kernels, str),
+            "bytes through kernels": lambda c: shown(c.bytes_moved, amount),
+            "peak memory": lambda c: shown(c.peak_bytes, amount),
+            "compile seconds": lambda c: shown(c.compile_seconds, "{:.2f}".format),
+            "mean error, ulp": lambda c: shown(c.mean_ulp, "{:.3g}".format),
+            "worst error, ulp": lambda c: shown(c.worst_ulp, "{:.3g}".format),
+        }
+        lines = [f"{self.function} on {self.device}", f"{'':<22}" + "".join(f"{c.name:>16}" for c in self.columns)]
+        lines += [f"{name:<22}" + "".join(f"{text(c):>16}" for c in self.columns) for name, text in rows.items()]
+        lines += [f"{column.name} failed: {column.failure}" for column in self.columns if column.failure]
+        if self.device == "cpu":
+            lines.append("without a GPU, minicompile's time is that of Triton's interpreter")
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> str:
+        """Every figure as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+
+def shown(value: Any, text: Callable[[Any], str]) -> str:
+    """A figure, or a dash."""
+    return "-" if value is None else text(value)
+
+
+def compare(
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    compilers: dict[str, Callable[[Any], Any]],
+    graphs: Callable[[Any], Any],
+    clock: Callable[[str], Clock] = Clock,
+) -> Comparison:
+    """One call of `target` under every compiler; `graphs` gives what minicompile made, `None` for others."""
+    target = getattr(target, "__wrapped__", target)
+    sandbox = Sandbox(target, args, kwargs)
+    twin, watch = sandbox.in_double(), clock(sandbox.device)
+    try:
+        exact = sandbox.once(twin, double=True) if twin is not None else None
+    except Exception:  # no fp64 form: no errors
+        exact = None
+    columns = []
+    for name, compiler in compilers.items():
+        try:
+            columns.append(measured(name, compiler, sandbox, watch, exact, graphs))
+        except Exception as failure:  # one compiler's failure must not hide the others' figures
+            columns.append(Column(name, failure=f"{type(failure).__name__}: {str(failure).splitlines()[0][:120]}"))
+    label = torch.cuda.get_device_name() if watch.is_gpu else "cpu"
+    return Comparison(getattr(target, "__qualname__", type(target).__name__), label, tuple(columns))
+
+
+def measured(
+    name: str, compiler: Callable[[Any], Any], sandbox: Sandbox, clock: Clock, exact: Any, graphs: Callable[[Any], Any]
+) -> Column:
+    """The figures of one compiler."""
+    function = compiler(sandbox.target)
+    start = time.perf_counter()
+    found = sandbox.once(function)
+    synchronize(sandbox.device)
+    first = time.perf_counter() - start
+    with sandbox.untouched():
+        call = sandbox.prepared(function)
+        call_us = clock.call_us(call)
+        kernels, moved = None, None
+        if (made := graphs(function)) is not None:
+            steps = [step for _, _, _, step in steps_of(made)]
+            kernels, moved = len(steps), sum(step.bytes_moved for step in steps)
+        elif name == "eager" or clock.is_gpu:
+            kernels, moved = counted(call, sandbox.device)
+        peak = peak_bytes(call) if clock.is_gpu else None
+    judged = output_accuracies(found, found, exact, [""] * len(found)) if exact is not None else []
+    return Column(
+        name, call_us, kernels, moved if name != "torch.compile" else None, peak,
+        None if name == "eager" else max(0.0, first - call_us / 1e6),
+        max((entry.compiled.worst_ulp for entry in judged), default=None),
+        max((entry.compiled.mean_ulp for entry in judged), default=None),
+    )  # fmt: skip
+
+
+class Work(TorchDispatchMode):
+    """Counts operators that launch something, and the bytes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.num_bytes = 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operator."""
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view and function.overloadpacket.__name__ not in NO_KERNEL:
+            tensors = leaves((args, kwargs or {}, result))
+            self.kernels += 1
+            self.num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return result
+
+
+def counted(call: Callable[[], Any], device: str) -> tuple[int, int | None]:
+    """Kernels of one call by the profiler on a GPU, operators elsewhere; bytes of the operators' tensors."""
+    with Work() as work:
+        call()
+    if device != "cuda":
+        return work.kernels, work.num_bytes
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        synchronize(device)
+    kernels = sum("mem" not in event.name.lower()[:4] for event in profile.events() if event.device_type.name == "CUDA")
+    return kernels, work.num_bytes
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """What the allocator held at most during one call."""
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return int(torch.cuda.max_memory_allocated())
