@@ -1,6 +1,6 @@
-"""Kernels that do several independent pointwise kernels of one body: each program finds its member by its number.
+"""Kernels that do several independent kernels of one body: each program finds its member by its number.
 
-The body is printed once, over the pointers and the size that the choice of the member has set. This module must not decide
+The body is printed once, over the pointers and sizes that the choice of the member has set. This module must not decide
 what belongs together.
 """
 
@@ -8,32 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
 
 import torch
 
 from minicompile.codegen.geometry import Geometry, plan_for_device
+from minicompile.codegen.group_values import GroupValues
 from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.naming import Namer
 from minicompile.codegen.triton_kernel import KernelWriter
 from minicompile.ir.expr import IndexValue, rewrite
-from minicompile.ir.index import Axis, Index, Symbol, as_index, hint
-from minicompile.ir.loops import Loop
+from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
+from minicompile.ir.loops import Loop, Reduction
 from minicompile.ir.schedule import KernelGroup
 
-SIZE = Symbol("size", 1 << 20, 1)
+SIZES = ("size", "length")
+"""Names for the extent of the parallel and of the folded axis."""
 
 
 def write_batched_kernel(group: KernelGroup, name: str, context: KernelContext) -> KernelText:
     """The text of the kernel for all members of `group`."""
     members = group.batch
-    model = _of_any_size(members[0])
-    geometry = Geometry(plan_for_device(model.tile, context.device), _is_wide(group), "block")
+    model = _of_any_size(members)
+    geometry = Geometry(plan_for_device(model.tile, context.device), _is_wide(group, context), "block")
     alike = {row[0]: row for row in zip(*map(_in_order, members), strict=True)}
-    names = {buffer: _common_name([context.names[other] for other in row]) for buffer, row in alike.items()}
+    common = Namer(["block", "program", *SIZES])
+    names = {
+        buffer: common.fresh(_common_name([context.names[other] for other in row])) for buffer, row in alike.items()
+    }
     inner = dataclasses.replace(context, names={**context.names, **names})
     text = KernelWriter(model, name, inner, geometry).write()
-    namer = Namer([*text.parameters, "block", "program", "size"])
+    namer = Namer([*text.parameters, *SIZES, "block", "program"])
     parameters: list[str] = []
     pointers: list[str] = []
     chosen_names: list[str] = []
@@ -50,33 +56,36 @@ def write_batched_kernel(group: KernelGroup, name: str, context: KernelContext) 
             chosen[number].append(parameters[-1])
     block = geometry.plan.axes[0].block
     programs = [-(-hint(member.tile.axes[0].axis.size) // block) for member in members]
+    sizes = [[hint(tile.axis.size) for tile, name in zip(member.tile.axes, SIZES, strict=False) if name in text.symbols]
+             for member in members]  # fmt: skip
+    targets = [name for name in SIZES if name in text.symbols] + chosen_names
+    values = [[*map(str, own), *names] for own, names in zip(sizes, chosen, strict=True)]
     return dataclasses.replace(
         text,
         parameters=tuple(parameters),
         pointers=tuple(pointers),
         symbols=(),
-        setup=(*_choice(members, programs, chosen_names, chosen), *text.setup),
+        setup=(*_choice(programs, targets, values, any("block" in line for line in text.setup)), *text.setup),
         grid=(str(sum(programs)), "1", "1"),
     )
 
 
-def _choice(
-    members: tuple[KernelGroup, ...], programs: list[int], names: list[str], chosen: list[list[str]]
-) -> Iterator[str]:
-    """The lines that set the pointers, the size and the number of the block within its member."""
+def _choice(programs: list[int], targets: list[str], values: list[list[str]], in_blocks: bool) -> Iterator[str]:
+    """The lines that set the member's sizes and pointers, and `in_blocks` the number of the block within it."""
     yield "program = tl.program_id(0)"
     first = 0
-    for number, member in enumerate(members):
-        end = first + programs[number]
-        yield "else:" if number == len(members) - 1 else f"{'elif' if number else 'if'} program < {end}:"
-        yield f"    block, size = program{f' - {first}' if first else ''}, {hint(member.tile.axes[0].axis.size)}"
-        yield f"    {', '.join(names)} = {', '.join(chosen[number])}"
+    for number, (count, own) in enumerate(zip(programs, values, strict=True)):
+        end = first + count
+        yield "else:" if end == sum(programs) else f"{'elif' if number else 'if'} program < {end}:"
+        if in_blocks:
+            yield f"    block = program - {first}" if first else "    block = program"
+        yield f"    {', '.join(targets)} = {', '.join(own)}"
         first = end
 
 
 def _common_name(names: list[str]) -> str:
     """What the names have in common, without numbers at the end."""
-    return os.path.commonprefix(names).rstrip("_0123456789") or names[0]
+    return re.sub(r"_?\d*$", "", os.path.commonprefix(names)) or names[0]
 
 
 def _in_order(group: KernelGroup) -> dict[str, None]:
@@ -87,24 +96,28 @@ def _in_order(group: KernelGroup) -> dict[str, None]:
     return found
 
 
-def _of_any_size(member: KernelGroup) -> KernelGroup:
-    """The kernel with a size that is known only at run time."""
-    tile = member.tile.axes[0]
-    axis = Axis(tile.axis.name, as_index(SIZE))
-
-    def moved(index: Index) -> Index:
-        probe = rewrite(IndexValue(index, torch.int64), {tile.axis: as_index(axis)})
-        assert isinstance(probe, IndexValue)
-        return probe.index
+def _of_any_size(members: tuple[KernelGroup, ...]) -> KernelGroup:
+    """The first kernel, with sizes that are known only at run time where the members' differ."""
+    member = members[0]
+    tiles = member.tile.axes
+    moved = {tile.axis: tile.axis for tile in tiles}
+    for number, (tile, name) in enumerate(zip(tiles, SIZES, strict=False)):
+        if any(other.tile.axes[number].axis is not tile.axis for other in members):
+            moved[tile.axis] = Axis(tile.axis.name, as_index(Symbol(name, hint(tile.axis.size), 1)))
+    changes: dict[Atom, Index] = {old: as_index(new) for old, new in moved.items()}
 
     def resized(loop: Loop) -> Loop:
-        axes = tuple(axis if a is tile.axis else a for a in loop.axes)
-        value = rewrite(loop.value, {tile.axis: as_index(axis)})
-        return dataclasses.replace(loop, axes=axes, value=value, store=moved(loop.store))
+        place = rewrite(IndexValue(loop.store, torch.int64), changes)
+        assert isinstance(place, IndexValue)
+        fold = loop.fold
+        if isinstance(fold, Reduction):
+            fold = Reduction(fold.kind, tuple(moved[axis] for axis in fold.axes))
+        return dataclasses.replace(loop, axes=tuple(moved[axis] for axis in loop.axes), fold=fold,
+                                   value=rewrite(loop.value, changes), store=place.index)  # fmt: skip
 
-    plan = dataclasses.replace(member.tile, axes=(dataclasses.replace(tile, axis=axis),))
+    plan = dataclasses.replace(member.tile, axes=tuple(dataclasses.replace(t, axis=moved[t.axis]) for t in tiles))
     return dataclasses.replace(member, loops=tuple(map(resized, member.loops)), tile=plan)
 
 
-def _is_wide(group: KernelGroup) -> bool:
-    return any(hint(member.tile.axes[0].axis.size) >= 1 << 31 for member in group.batch)
+def _is_wide(group: KernelGroup, context: KernelContext) -> bool:
+    return any(GroupValues(member, context.buffers).needs_wide_indices() for member in group.batch)

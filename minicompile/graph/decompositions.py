@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from minicompile.graph import torch_interface
+from minicompile.graph.foreach import foreach_decompositions
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -41,6 +42,7 @@ def decomposition_table() -> dict[Any, Decomposition]:
         for found in overloads(packet, overload):
             table.pop(found, None)
     table.update(more_from_torch())
+    table.update(foreach_decompositions())
     for names, function in OWN.items():
         for name in names.split():
             packet, _, overload = name.partition(".")

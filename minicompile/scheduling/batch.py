@@ -1,6 +1,6 @@
-"""Batches: independent pointwise kernels with one body over other buffers and sizes become one launch.
+"""Batches: independent kernels with one body over other buffers and sizes become one launch.
 
-That is what an optimizer's step is made of, one body per parameter. The programs of a batch share its code; each finds by
+That is what an optimizer's step is made of: one update, one sum of squares per parameter. The programs of a batch share its code; each finds by
 its number which member's buffers it works on. This module must not change what a kernel computes.
 """
 
@@ -13,13 +13,15 @@ import torch
 
 from minicompile.ir.expr import Expr, IndexValue, Load, rewrite
 from minicompile.ir.index import Axis, Symbol, as_index, hint
-from minicompile.ir.loops import Buffer, ExternKernel
+from minicompile.ir.loops import Buffer, ExternKernel, Scan
 from minicompile.ir.schedule import DeviceProperties, KernelGroup
 from minicompile.scheduling.dependencies import bits, find_dependences, is_scatter, overwritten, topological
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 
 MAXIMUM_POINTERS = 112
 MAXIMUM_DISTANCE = 48
+SMALL_RESULT = 1 << 16
+SHORT_ROW = 1024
 ANY_SIZE = Symbol("size", 16, 1)
 Steps = tuple[KernelGroup | ExternKernel, ...]
 
@@ -61,33 +63,38 @@ def _has_room(steps: Steps, members: Sequence[int]) -> bool:
     """Whether one launch can take the pointers, and no new tensor has to live for long."""
     groups = [group for group in (steps[i] for i in members) if isinstance(group, KernelGroup)]
     pointers = {name for group in groups for name in (*group.reads, *group.writes)}
-    in_place = all(len(overwritten(group)) == len(group.writes) for group in groups)
+    lasting = any(g.bytes_written > SMALL_RESULT and len(overwritten(g)) < len(g.writes) for g in groups)
     shared = sum(len(overwritten(group)) for group in groups)
-    return len(pointers) - shared <= MAXIMUM_POINTERS and (in_place or members[-1] - members[0] <= MAXIMUM_DISTANCE)
+    return len(pointers) - shared <= MAXIMUM_POINTERS and not (lasting and members[-1] - members[0] > MAXIMUM_DISTANCE)
 
 
 def _body(step: KernelGroup | ExternKernel, buffers: Mapping[str, Buffer]) -> object | None:
     """What members of a batch have in common; `None` for a step that belongs in none."""
-    if not isinstance(step, KernelGroup) or step.tile.strategy != "pointwise" or len(step.tile.axes) != 1:
+    if not isinstance(step, KernelGroup) or step.tile.strategy not in ("pointwise", "persistent"):
         return None
-    axis = step.tile.axes[0].axis
-    if not axis.size.constant or any(is_scatter(loop) for loop in step.loops):
+    axes = tuple(tile.axis for tile in step.tile.axes)
+    if len(step.tile.parallel) != 1 or not all(axis.size.constant for axis in axes):
+        return None
+    if any(is_scatter(loop) or isinstance(loop.fold, Scan) for loop in step.loops):
         return None
     numbers: dict[str, int] = {}
-    anywhere = {axis: as_index(Axis(axis.name, as_index(ANY_SIZE)))}
+    anywhere: dict[Atom, Index] = {axis: as_index(Axis(axis.name, as_index(ANY_SIZE))) for axis in axes}
 
     def renamed(load: Load) -> Expr:
         return Load(str(numbers.setdefault(load.buffer, len(numbers))), load.index, load.dtype)
 
     bodies = []
     for loop in step.loops:
-        value = rewrite(loop.value, anywhere, renamed)  # type: ignore[arg-type]
-        place = rewrite(IndexValue(loop.store, torch.int64), anywhere)  # type: ignore[arg-type]
+        value = rewrite(loop.value, anywhere, renamed)
+        place = rewrite(IndexValue(loop.store, torch.int64), anywhere)
         number = numbers.setdefault(loop.buffer, len(numbers))
         old = None if loop.overwrites is None else numbers.setdefault(loop.overwrites, len(numbers))
-        bodies.append((value, place, number, old, loop.axes == (axis,), loop.buffer in step.stored))
+        kind = loop.fold.kind if loop.fold else len(loop.axes)
+        bodies.append((value, place, number, old, kind, loop.buffer in step.stored))
     dtypes = tuple(buffers[name].dtype for name in numbers)
-    return tuple(bodies), dtypes, hint(axis.size) % 16 == 0
+    row = step.tile.reduction
+    blocks = None if row is None else (step.tile.axes[0].block, max(row.block, SHORT_ROW))
+    return tuple(bodies), dtypes, blocks, tuple(hint(axis.size) % 16 == 0 for axis in axes)
 
 
 def _batch(
@@ -97,12 +104,15 @@ def _batch(
     groups = [member for member in members if isinstance(member, KernelGroup)]
     if len(groups) < 2:
         return members[0]
-    total = Axis("x", sum(hint(group.tile.axes[0].axis.size) for group in groups))
-    itemsize = max(buffers[name].dtype.itemsize for name in (*groups[0].reads, *groups[0].writes))
-    plan = plan_tile(TileFacts((total,), None, False, itemsize, 0), device)
-    tiles = [dataclasses.replace(g.tile.axes[0], block=plan.axes[0].block) for g in groups]
-    plans = [dataclasses.replace(plan, axes=(tile,)) for tile in tiles]
-    groups = [dataclasses.replace(group, tile=tile) for group, tile in zip(groups, plans, strict=True)]
+    plan = max((group.tile for group in groups), key=lambda tile: (tile.axes[-1].block, tile.num_warps))
+    if plan.strategy == "pointwise":
+        total = Axis("x", sum(hint(group.tile.axes[0].axis.size) for group in groups))
+        itemsize = max(buffers[name].dtype.itemsize for name in (*groups[0].reads, *groups[0].writes))
+        plan = plan_tile(TileFacts((total,), None, False, itemsize, 0), device)
+    blocks = [tile.block for tile in plan.axes]
+    for number, group in enumerate(groups):
+        tiles = [dataclasses.replace(t, block=block) for t, block in zip(group.tile.axes, blocks, strict=True)]
+        groups[number] = dataclasses.replace(group, tile=dataclasses.replace(plan, axes=tuple(tiles)))
 
     def together(size: Callable[[KernelGroup], int]) -> int:
         return sum(map(size, groups))

@@ -121,20 +121,19 @@ class Fuser:
     def small_neighbours(self) -> list[tuple[int, int]]:
         """Pairs of small clusters over equal spaces that follow each other: one launch instead of two.
 
-        Pointwise clusters that look alike are left to be batched.
+        Clusters that look alike are left to be batched.
         """
         kinds = {key: self.kind(cluster) for key, cluster in self.clusters.items()}
         count = collections.Counter(kinds.values())
         last: dict[tuple[object, ...], int] = {}
         found: list[tuple[int, int]] = []
         for key, cluster in self.clusters.items():
-            if cluster.alone or self.cluster_bytes(cluster) > SMALL_KERNEL_BYTES:
+            if cluster.alone or self.cluster_bytes(cluster) > SMALL_KERNEL_BYTES or count[kinds[key]] > 1:
                 continue
-            if cluster.inner or count[kinds[key]] == 1:
-                space = (cluster.rows, cluster.row_length if cluster.inner else 0)
-                if space in last:
-                    found.append((last[space], key))
-                last[space] = key
+            space = (cluster.rows, cluster.row_length if cluster.inner else 0)
+            if space in last:
+                found.append((last[space], key))
+            last[space] = key
         return found
 
     def kind(self, cluster: Cluster) -> tuple[object, ...]:

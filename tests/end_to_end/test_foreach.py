@@ -1,0 +1,57 @@
+"""Operators over lists of tensors compute what they compute in eager, also in place, and become loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile
+
+Lists = list[list[torch.Tensor]]
+
+
+def lists(dtype: torch.dtype = torch.float32) -> Lists:
+    generator = torch.Generator().manual_seed(0)
+    return [[torch.rand(size, generator=generator).add(0.5).to(dtype) for size in ((3, 5), (7,), (), (2, 0))]
+            for _ in range(3)]  # fmt: skip
+
+
+FUNCTIONS: dict[str, Callable[[Lists], Any]] = {
+    "add": lambda x: torch._foreach_add(x[0], x[1], alpha=2),
+    "add_scalar": lambda x: torch._foreach_add(x[0], 3),
+    "sub_scalars": lambda x: torch._foreach_sub(x[0], [1.0, 2.0, 3.0, 4.0]),
+    "mul_tensor": lambda x: torch._foreach_mul(x[0], x[1][2]),
+    "div": lambda x: torch._foreach_div(x[0], x[1]),
+    "addcmul": lambda x: torch._foreach_addcmul(x[0], x[1], x[2], 0.5),
+    "addcdiv_scalars": lambda x: torch._foreach_addcdiv(x[0], x[1], x[2], [1.0, 2.0, 3.0, 4.0]),
+    "lerp": lambda x: torch._foreach_lerp(x[0], x[1], 0.25),
+    "lerp_lists": lambda x: torch._foreach_lerp(x[0], x[1], x[2]),
+    "pow": lambda x: torch._foreach_pow(x[0], 2),
+    "power_of_a_number": lambda x: torch._foreach_pow(2.0, x[0]),
+    "maximum_scalar": lambda x: torch._foreach_maximum(x[0], 0.9),
+    "minimum": lambda x: torch._foreach_minimum(x[0], x[1]),
+    "clamp_max": lambda x: torch._foreach_clamp_max(x[0], 0.8),
+    "sqrt": lambda x: torch._foreach_sqrt(x[0]),
+    "sign": lambda x: torch._foreach_sign(x[0]),
+    "norm": lambda x: torch._foreach_norm(x[0]),
+    "norm_1": lambda x: torch._foreach_norm(x[0], 1),
+    "in_place": lambda x: (torch._foreach_mul_(x[0], 0.9), torch._foreach_add_(x[0], x[1], alpha=0.1), x[0])[2],
+    "zero": lambda x: (torch._foreach_zero_(x[0]), x[0])[1],
+    "copy": lambda x: (torch._foreach_copy_(x[0], x[1]), x[0])[1],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_list_operator_is_compiled(name: str, dtype: torch.dtype) -> None:
+    function = FUNCTIONS[name]
+    compiled = minicompile.compile(function, fullgraph=True, options={"suppress_errors": False})
+    expected_inputs, inputs = lists(dtype), lists(dtype)
+    expected, found = function(expected_inputs), compiled(inputs)
+    for want, have in zip([*expected, *expected_inputs[0]], [*found, *inputs[0]], strict=True):
+        assert have.dtype == want.dtype and have.shape == want.shape
+        torch.testing.assert_close(have, want)
+    assert compiled.stats.extern_calls <= 1  # the tensor without elements
