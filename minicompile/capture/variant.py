@@ -11,6 +11,7 @@ import linecache
 import math
 import operator
 import types
+import weakref
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -442,6 +443,7 @@ def compile_source(text: str, name: str, namespace: dict[str, Any]) -> Callable[
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec"), namespace)  # noqa: S102 - the text is ours
     function: Callable[..., Any] = namespace[name]
+    weakref.finalize(function, linecache.cache.pop, filename, None).atexit = False
     return function
 
 

@@ -83,14 +83,13 @@ def runs_interpreted(*args: Any) -> bool:
 def interpret(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     """Run `kernel` (a `@triton.jit` function or its plain Python function) on NumPy, one program after the other."""
     plain = getattr(kernel, "fn", kernel)
-    parameters = _parameters(plain)
+    parameters, rewritten = _prepared(plain)
     names = list(parameters)
     values = dict(zip(names, args, strict=False)) | {name: value for name, value in meta.items() if name in parameters}
     for name, (default, _) in parameters.items():
         values.setdefault(name, default)
     shape = tuple(grid(values)) if callable(grid) else tuple(grid)
     with interpreting() as interpreter:
-        rewritten = interpreter.InterpretedFunction(plain).rewrite()
         converted = {
             name: value if parameters[name][1] else interpreter._implicit_cvt(value) for name, value in values.items()
         }
@@ -101,11 +100,20 @@ def interpret(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
             rewritten(**converted)
 
 
-@functools.cache
-def _parameters(plain: Callable[..., None]) -> dict[str, tuple[Any, bool]]:
-    """Name to (default, is it a constexpr) of each parameter of a kernel."""
-    jitted = triton_jit.JITFunction(plain)
-    return {p.name: (p.default if p.has_default else None, p.is_constexpr) for p in jitted.params}
+def _prepared(plain: Callable[..., None]) -> tuple[dict[str, tuple[Any, bool]], Callable[..., None]]:
+    """Name to (default, is it a constexpr) of each parameter, and the kernel as the interpreter runs it.
+
+    Both are kept on the function and die with it, which Triton's own table of rewritten functions would prevent.
+    """
+    kept = plain.__dict__.get("_minicompile_prepared")
+    if kept is None:
+        jitted = triton_jit.JITFunction(plain)
+        parameters = {p.name: (p.default if p.has_default else None, p.is_constexpr) for p in jitted.params}
+        with interpreting() as interpreter:
+            rewritten = interpreter.InterpretedFunction(plain).rewrite()
+            getattr(interpreter.InterpretedFunction, "rewritten_fn", {}).pop(plain, None)
+        kept = plain.__dict__["_minicompile_prepared"] = parameters, rewritten
+    return kept
 
 
 @contextlib.contextmanager
