@@ -18,7 +18,7 @@ from minicompile.capture.source import Source, identifier
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode, python_dispatcher
 from minicompile.errors import Location
-from minicompile.ir.graph import GraphInput
+from minicompile.ir.graph import GraphInput, GraphModule
 
 PLAIN = (int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
@@ -73,7 +73,7 @@ class InnerGraph:
     def finish(self, results: list[Any]) -> torch.fx.GraphModule:
         """Close the graph."""
         self.graph.output(tuple(self.outer.argument(item) for item in results))
-        return torch.fx.GraphModule(torch.nn.Module(), self.graph)
+        return GraphModule(torch.nn.Module(), self.graph)
 
 
 class OutputGraph:
@@ -275,7 +275,7 @@ class OutputGraph:
                     self.graph.erase_node(node)
         closing = self.graph.output(nodes)
         closing.meta["example_value"], closing.meta["location"] = tuple(outputs), None
-        return torch.fx.GraphModule(torch.nn.Module(), self.graph)
+        return GraphModule(torch.nn.Module(), self.graph)
 
     def graph_inputs(self) -> tuple[GraphInput, ...]:
         """The placeholders in order."""

@@ -17,20 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minicompile.ir.graph import GraphModule
+
 __all__ = ["FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
-
-class GraphModule(torch.fx.GraphModule):
-    """A graph module that writes and compiles its Python only when it is first called."""
-
-    def recompile(self) -> Any:
-        """Nothing yet."""
-        return None
-
-    def forward(self, *args: Any) -> Any:
-        """Run the graph; from the second call on, the class has a real `forward`."""
-        super().recompile()
-        return self(*args)
-
 
 FAKE_DEVICE = torch.ops.prim.device.default
 

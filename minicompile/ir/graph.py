@@ -17,6 +17,19 @@ import torch
 from minicompile.errors import Location
 
 
+class GraphModule(torch.fx.GraphModule):
+    """A graph module that writes and compiles its Python only when it is first called."""
+
+    def recompile(self) -> Any:
+        """Nothing yet."""
+        return None
+
+    def forward(self, *args: Any) -> Any:
+        """Run the graph; from the second call on, the class has a real `forward`."""
+        super().recompile()
+        return self(*args)
+
+
 @dataclasses.dataclass(frozen=True)
 class GraphInput:
     """One placeholder of a captured graph.
