@@ -47,6 +47,12 @@ class AttentionProblem:
         """Whether no block is free of per-element masking: a mask tensor, or a band with a lower edge."""
         return self.mask_kind != "none" or self.lower is not None
 
+    def is_bounded(self, mask: torch.Tensor | None) -> bool:
+        """Whether looking through a boolean mask beforehand pays: it is read for several heads, or the walk is long."""
+        if mask is None or mask.dtype != torch.bool or mask.shape[-2] == 1:
+            return False
+        return self.queries > 16 and self.keys > 16
+
     @property
     def threshold(self) -> int:
         """Random 31-bit numbers below this are dropped."""

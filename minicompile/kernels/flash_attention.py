@@ -41,7 +41,11 @@ from minicompile.kernels.flash_attention_backward import (
     flash_attention_key_gradient_kernel,
     flash_attention_query_gradient_kernel,
 )
-from minicompile.kernels.flash_attention_forward import dropout_mask_kernel, flash_attention_forward_kernel
+from minicompile.kernels.flash_attention_forward import (
+    dropout_mask_kernel,
+    flash_attention_forward_kernel,
+    mask_bounds_kernel,
+)
 from minicompile.kernels.flash_decode import flash_decode, suits_decode
 from minicompile.kernels.interpret import launch
 
@@ -115,16 +119,19 @@ def attention_forward(
         return out.fill_(empty), lse.fill_(float("nan") if nan_rows else float("-inf"))
     config = _usable(config or _choose("forward", problem, q, mask), k, v)
     entries, mask_strides = expand_mask(mask, problem)
+    bounds, bounds_strides = _mask_bounds(problem, mask, config, False)
     try:
         launch(
             flash_attention_forward_kernel, (triton.cdiv(problem.queries,
             config.block_m) * problem.batch * problem.heads,),
-            q, *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(seed, q),
+            q, *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(bounds, q),
+            _or(seed, q),
             *q.stride()[:3],
-            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, problem.heads, problem.queries,
+            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, *bounds_strides, problem.heads,
+            problem.queries,
             problem.keys, problem.lower or 0,
             problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
-            **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config),
+            **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config, bounds),
             FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
         )  # fmt: skip
     except REFUSALS:
@@ -152,7 +159,7 @@ def attention_backward(
     delta = _delta(problem, out, dout, dlse)
     entries, mask_strides = expand_mask(mask, problem)
     inverse = torch.empty_like(delta)
-    shared = (_or(entries, q), _or(seed, q), mask_strides, inverse)
+    shared = (_or(entries, q), _or(seed, q), mask_strides, inverse, mask)
     dq, dmask = _query_gradient(problem, q, k, v, dout, lse, delta, shared, mask if mask_gradient else None, configs[0])
     dk, dv = _key_gradient(problem, q, k, v, dout, lse, delta, shared, configs[1])
     return dq, dk, dv, dmask
@@ -174,8 +181,9 @@ def _query_gradient(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
     delta: torch.Tensor, shared: tuple[Any, ...], bias: torch.Tensor | None, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    entries, seed, mask_strides, inverse = shared
+    entries, seed, mask_strides, inverse, mask = shared
     config = _usable(config or _choose("query gradient", problem, q, shared[0]), k, v)
+    bounds, bounds_strides = _mask_bounds(problem, mask, config, False)
     dq = torch.empty_like(q)
     dbias = None
     if bias is not None:
@@ -186,12 +194,13 @@ def _query_gradient(
         launch(
             flash_attention_query_gradient_kernel,
             (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-            q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, inverse, dq, _or(dbias, q), entries, seed,
+            q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, inverse, dq, _or(dbias, q), entries,
+            _or(bounds, q), seed,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides,
-            problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
+            *bounds_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
             problem.scale, problem.keep_scale,
             problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0,
-            config),
+            config, bounds),
             HAS_DBIAS=bias is not None, RENORMALISE=problem.renormalise,
         )  # fmt: skip
     except REFUSALS:
@@ -209,8 +218,9 @@ def _key_gradient(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
     delta: torch.Tensor, shared: tuple[Any, ...], config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    entries, seed, mask_strides, inverse = shared
+    entries, seed, mask_strides, inverse, mask = shared
     config = _usable(config or _choose("key gradient", problem, q, shared[0]), q, dout)
+    bounds, bounds_strides = _mask_bounds(problem, mask, config, True)
     blocks = triton.cdiv(problem.keys, config.block_n)
     heads_each = problem.group if problem.group == 1 or _fills_gpu(blocks * problem.batch * problem.kv_heads, q) else 1
     if heads_each == problem.group:
@@ -222,12 +232,13 @@ def _key_gradient(
     try:
         launch(
             flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
-            walked[0], k, v, walked[1], lse, delta, inverse, dk, dv, entries, seed, *q.stride()[:3], *k.stride()[:3],
-            *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, problem.heads,
+            walked[0], k, v, walked[1], lse, delta, inverse, dk, dv, entries, _or(bounds, q), seed,
+            *q.stride()[:3], *k.stride()[:3],
+            *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, *bounds_strides, problem.heads,
             problem.queries,
             problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale,
             problem.keep_scale,
-            problem.threshold, **problem.constants(config), **_loops(problem, False, config), HEADS_EACH=heads_each,
+            problem.threshold, **problem.constants(config), **_loops(problem, False, config, bounds), HEADS_EACH=heads_each,
             RENORMALISE=problem.renormalise,
             CHECK_ROWS=problem.queries % config.block_m != 0,
         )  # fmt: skip
@@ -275,10 +286,36 @@ def _walked(
     return describe_one(first), describe_one(second)
 
 
-def _loops(problem: AttentionProblem, ragged: bool, config: AttentionConfig) -> dict[str, bool]:
-    """Which loops a kernel needs: over blocks free of masking, and over masked ones."""
-    everywhere = problem.masked_everywhere or (config.one_loop and (ragged or problem.upper is not None))
-    return {"FULL_LOOP": not everywhere, "MASKED_LOOP": everywhere or problem.upper is not None or ragged}
+def _mask_bounds(
+    problem: AttentionProblem, mask: torch.Tensor | None, config: AttentionConfig, by_keys: bool
+) -> tuple[torch.Tensor | None, tuple[int, int]]:
+    """Where a boolean mask shows anything, by blocks of queries or of keys, and the strides over batch and heads."""
+    if mask is None or not problem.is_bounded(mask):
+        return None, (0, 0)
+    mask = mask[(None,) * (4 - mask.dim())].view(torch.uint8)
+    mask = mask.expand(*mask.shape[:2], problem.queries, problem.keys)
+    rows, columns = (config.block_m, config.block_n)
+    if by_keys:
+        mask, rows, columns = mask.transpose(2, 3), columns, rows
+    batch, heads, count, walked = mask.shape
+    blocks = triton.cdiv(count, rows)
+    bounds = torch.empty((batch, heads, blocks, 4), dtype=torch.int32, device=mask.device)
+    launch(
+        mask_bounds_kernel, (batch * heads * blocks,), mask, bounds, *mask.stride(), heads, count, walked,
+        BLOCK_M=rows, BLOCK_N=columns, num_warps=4,
+    )  # fmt: skip
+    return bounds, (bounds.stride(0) * (batch > 1), bounds.stride(1) * (heads > 1))
+
+
+def _loops(
+    problem: AttentionProblem, ragged: bool, config: AttentionConfig, bounds: torch.Tensor | None
+) -> dict[str, bool]:
+    """Which loops a kernel needs: over blocks free of masking, and over masked ones; and whether a mask bounds them."""
+    bounded, causal = bounds is not None, problem.upper is not None
+    everywhere = problem.lower is not None if bounded else problem.masked_everywhere
+    everywhere = everywhere or (config.one_loop and (ragged or causal or bounded))
+    masked = everywhere or causal or ragged or bounded
+    return {"HAS_BOUNDS": bounded, "FULL_LOOP": not everywhere, "MASKED_LOOP": masked}
 
 
 def _fills_gpu(programs: int, q: torch.Tensor) -> bool:

@@ -30,6 +30,7 @@ from minicompile.kernels.flash_attention_forward import (
     dropout_keeps,
     load_rows,
     visible_pairs,
+    within_mask,
 )
 
 
@@ -119,13 +120,15 @@ def query_gradient_blocks(
 
 @triton.jit
 def flash_attention_query_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dq_ptr, dbias_ptr, mask_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dq_ptr, dbias_ptr, mask_ptr, bounds_ptr, seed_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gm, stride_db, stride_dh, stride_dm, stride_mb, stride_mh, stride_mm, stride_mn,
+    stride_xb, stride_xh,
     heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
-    HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
+    DROPOUT: tl.constexpr,
     HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
@@ -155,6 +158,9 @@ def flash_attention_query_gradient_kernel(
         full_stop = tl.maximum(tl.minimum(keys, first + upper + 1), 0) // BLOCK_N * BLOCK_N
     if HAS_LOWER:
         start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
+    if HAS_BOUNDS:
+        bounds = bounds_ptr + b * stride_xb + h * stride_xh + first // BLOCK_M * 4
+        start, full_stop, stop = within_mask(bounds, start, full_stop, stop)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     if FULL_LOOP:
@@ -232,14 +238,15 @@ def key_gradient_blocks(
 
 @triton.jit
 def flash_attention_key_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dk_ptr, dv_ptr, mask_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dk_ptr, dv_ptr, mask_ptr, bounds_ptr, seed_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    stride_mb, stride_mh, stride_mm, stride_mn,
+    stride_mb, stride_mh, stride_mm, stride_mn, stride_xb, stride_xh,
     heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold,
     GROUP: tl.constexpr, HEADS_EACH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr,
+    MASKED_LOOP: tl.constexpr,
     CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -268,17 +275,23 @@ def flash_attention_key_gradient_kernel(
         statistics = head.to(tl.int64) * queries
         lse_base, delta_base, inverse_base = lse_ptr + statistics, delta_ptr + statistics, inverse_ptr + statistics
         mask_base = mask_ptr + b * stride_mb + h * stride_mh
-        masked_stop = stop
+        masked_start, masked_stop, free_start, free_stop = start, stop, full_start, queries
+        if HAS_BOUNDS:
+            bounds = bounds_ptr + b * stride_xb + h * stride_xh + first // BLOCK_N * 4
+            masked_start = tl.maximum(start, tl.load(bounds))
+            masked_stop = tl.minimum(stop, tl.load(bounds + 3))
+            free_stop = masked_stop
+            free_start = tl.maximum(masked_start, tl.maximum(full_start, tl.load(bounds + 2)))
         if FULL_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, full_start,
-                queries, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, free_start,
+                free_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
                 stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
                 HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
-            masked_stop = tl.minimum(full_start, queries)
+            masked_stop = tl.minimum(free_start, free_stop)
         if MASKED_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, start,
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, masked_start,
                 masked_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
                 stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
                 HAS_LOWER, HAS_UPPER, True, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip

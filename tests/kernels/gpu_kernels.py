@@ -263,7 +263,7 @@ def pass_call(
     if phase == "forward":
         return lambda: attention_forward(q, k, v, upper=upper, precision=precision, config=config)
     problem = describe(q, k, v, None, None, upper, None, 0.0, False, precision)
-    shared = (q, q, expand_mask(None, problem)[1], torch.ones(q.shape[:3], device=q.device))
+    shared = (q, q, expand_mask(None, problem)[1], torch.ones(q.shape[:3], device=q.device), None)
     statistics = torch.zeros(q.shape[:3], device=q.device)
     if phase == "query gradient":
         return lambda: _query_gradient(problem, q, k, v, dout, statistics, statistics, shared, None, config)

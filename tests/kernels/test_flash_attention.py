@@ -243,3 +243,50 @@ def test_a_refused_configuration_is_replaced_by_a_smaller_one(monkeypatch: pytes
     out, _ = module.attention_forward(q, q, q, config=attention_tile("64x16 w4 s2 tma"))
     assert tried == [(True, 2, 64), (False, 2, 64), (False, 1, 64)]
     torch.testing.assert_close(out, module.attention_reference(q, q, q)[0])
+
+
+BANDS = {
+    "causal": lambda i, j: j <= i, "window": lambda i, j: (j <= i) & (j > i - 20), "documents": lambda i, j: i // 20 == j // 20,
+    "padding": lambda i, j: (j < 50) & (i >= 0), "late": lambda i, j: (j > 40) & (i >= 0), "nothing": lambda i, j: j < i * 0,
+    "everything": lambda i, j: j >= i * 0, "scattered": lambda i, j: (i * 7 + j * 13) % 5 < 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("band", BANDS)
+@pytest.mark.parametrize(("queries", "keys", "upper"), [(70, 70, None), (33, 96, 0)])
+def test_blocks_that_a_boolean_mask_hides_or_shows_whole(band: str, queries: int, keys: int, upper: int | None) -> None:
+    tile = attention_tile("16x32 w1 s1")
+    mask = BANDS[band](torch.arange(queries)[:, None], torch.arange(keys)[None, :])
+    mask = torch.stack([mask, mask.roll(5, 1)])[:, None]
+    q, k, v, dout = (torch.randn(2, 2, length, 16) for length in (queries, keys, keys, queries))
+    out, lse = attention_forward(q, k, v, mask, upper=upper, config=tile)
+    gradients = attention_backward(dout, q, k, v, out, lse, mask, upper=upper, configs=(tile, tile))[:3]
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    wanted, _ = attention_reference(*leaves, mask, upper=upper)
+    for got, want in zip((out, *gradients), (wanted, *torch.autograd.grad(wanted, leaves, dout.double()))):
+        assert (got.double() - want).abs().max() < 1e-5
+
+
+def test_a_causal_mask_in_memory_skips_as_many_blocks_as_causal() -> None:
+    q, mask = torch.randn(1, 1, 96, 16), torch.ones(96, 96, dtype=torch.bool).tril()
+    problem = IMPLEMENTATION.describe(q, q, q, mask, None, None, None, 0.0, False, None)
+    bounds, _ = IMPLEMENTATION._mask_bounds(problem, mask, attention_tile("32x32 w1 s1"), False)
+    assert bounds[0, 0, :, [0, 1, 3]].tolist() == [[0, 0, 32], [0, 32, 64], [0, 64, 96]]
+    bounds, _ = IMPLEMENTATION._mask_bounds(problem, mask, attention_tile("32x32 w1 s1"), True)
+    assert bounds[0, 0, :, [0, 2, 3]].tolist() == [[0, 32, 96], [32, 64, 96], [64, 96, 96]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_query_whose_keys_are_all_hidden_by_a_least_number_weighs_them_alike(dtype: torch.dtype) -> None:
+    """What Hugging Face's additive masks do to a padded query: the score is rounded away."""
+    q, k, v, dout = (torch.randn(1, 2, 40, 16).to(dtype) for _ in range(4))
+    mask = torch.zeros(40, 40, dtype=dtype).masked_fill(torch.ones(40, 40).triu(1) > 0, torch.finfo(dtype).min)
+    mask[:7] = torch.finfo(dtype).min
+    out, lse = attention_forward(q, k, v, mask, config=SMALL)
+    gradients = attention_backward(dout, q, k, v, out, lse, mask, configs=(SMALL, SMALL))[:3]
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    scores = (leaves[0].float() @ leaves[1].float().mT) / 4 + mask.float()
+    wanted = torch.softmax(scores, -1) @ leaves[2].float()
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    for got, want in zip((out, *gradients), (wanted, *torch.autograd.grad(wanted, leaves, dout.float()))):
+        torch.testing.assert_close(got.float(), want.float(), rtol=tolerance, atol=tolerance)

@@ -39,17 +39,16 @@ def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
     q = torch.empty(2, 16, 4096, row.head_dim, dtype=HALF_ONLY[row.numerics])
     shared = {"precision": PRECISIONS[row.numerics], **options}
     if row.phase == "forward":
-        return recorded_launches(ATTENTION, lambda: ATTENTION.attention_forward(q, q, q, config=row.config, **shared))[
-            0
-        ]
+        forward = lambda: ATTENTION.attention_forward(q, q, q, config=row.config, **shared)  # noqa: E731
+        return recorded_launches(ATTENTION, forward)[-1]
     mask = options.get("mask")
     problem = describe(q, q, q, mask, None, options.get("upper"), None, 0.0, False, shared["precision"])
     entries, strides = expand_mask(mask, problem)
     rows = torch.empty(2, 16, 4096)
-    given = (problem, q, q, q, q, rows, rows, (q if entries is None else entries, q, strides, rows))
+    given = (problem, q, q, q, q, rows, rows, (q if entries is None else entries, q, strides, rows, mask))
     if row.phase.endswith("query gradient"):
-        return recorded_launches(ATTENTION, lambda: ATTENTION._query_gradient(*given, None, row.config))[0]
-    return recorded_launches(ATTENTION, lambda: ATTENTION._key_gradient(*given, row.config))[0]
+        return recorded_launches(ATTENTION, lambda: ATTENTION._query_gradient(*given, None, row.config))[-1]
+    return recorded_launches(ATTENTION, lambda: ATTENTION._key_gradient(*given, row.config))[-1]
 
 
 def _check(launch: Launch, spill_bytes: int, may_serialize: bool = False) -> None:
