@@ -48,10 +48,11 @@ class Unsupported(MinicompileError):
         reason: what was found, in the user's terms.
         hint: a rewrite that removes the break, or an empty string.
         stack: the user's frames, outermost first.
+        why: what the kind of graph break means.
     """
 
-    def __init__(self, kind: str, reason: str, hint: str = "", stack: tuple[Location, ...] = ()) -> None:
-        self.kind, self.reason, self.hint, self.stack = kind, reason, hint, stack
+    def __init__(self, kind: str, reason: str, hint: str = "", stack: tuple[Location, ...] = (), why: str = "") -> None:
+        self.kind, self.reason, self.hint, self.stack, self.why = kind, reason, hint, stack, why
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -60,6 +61,8 @@ class Unsupported(MinicompileError):
             lines.append(f"  at {location}")
             if location.text:
                 lines.append(f"      {location.text}")
+        if self.why:
+            lines.append(f"  why: {self.why}")
         if self.hint:
             lines.append(f"  what to do: {self.hint}")
         return "\n".join(lines)

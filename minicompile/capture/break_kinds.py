@@ -31,7 +31,7 @@ KINDS: dict[str, BreakKind] = {
                                  "`minicompile.disable`"),
     "unknown call": BreakKind("the callable is not written in Python and not known to be free of side effects",
                               "call it outside of the compiled function"),
-    "disabled function": BreakKind("the function is marked with `disable`", ""),
+    "disabled function": BreakKind("the function is marked with `disable`", "call it outside, or take the mark away"),
     "NumPy": BreakKind("NumPy arrays are not captured", "use the torch function of the same name"),
     "random seed": BreakKind("the call reads or sets the state of a random number generator",
                              "seed before the compiled function is called"),
@@ -47,28 +47,37 @@ KINDS: dict[str, BreakKind] = {
                             "pass `use_reentrant=False`, and keep side effects out of the checkpointed function"),
     "tensor hook": BreakKind("hooks on tensors run outside of the graph", "register it outside"),
     "recurrent network": BreakKind("LSTM, GRU and RNN layers run as the vendor's one kernel, with a workspace of its own",
-                                   ""),
+                                   "compile the modules around the layer instead"),
     "real memory": BreakKind("the call looks at a tensor's memory", "do it outside of the compiled function"),
-    "tensor subclass": BreakKind("only plain tensors and parameters are captured", ""),
-    "sparse tensor": BreakKind("sparse tensors are not captured", ""),
-    "unsupported tensor": BreakKind("this kind of tensor is not captured", ""),
-    "tensor attribute": BreakKind("the attribute of the tensor is not captured", ""),
-    "nested compiler": BreakKind("the call compiles another function", ""),
-    "torch.func transform": BreakKind("torch.func transforms are not captured", ""),
-    "higher-order operator": BreakKind("the operator takes functions", ""),
-    "operation failed": BreakKind("the operation cannot be run on fake tensors; eager raises its own error", ""),
-    "unsupported argument": BreakKind("an argument of a torch function cannot be part of a graph", ""),
-    "unsupported instruction": BreakKind("the tracer has no rule for this instruction", ""),
-    "unsupported value": BreakKind("the tracer cannot follow this value", ""),
-    "iterator": BreakKind("an iterator from outside is advanced", ""),
+    "tensor subclass": BreakKind("only plain tensors and parameters are captured",
+                                 "call `.as_subclass(torch.Tensor)` before the compiled function"),
+    "sparse tensor": BreakKind("sparse tensors are not captured", "call `.to_dense()` before the compiled function"),
+    "unsupported tensor": BreakKind("this kind of tensor is not captured",
+                                    "convert it to a plain strided tensor before the compiled function"),
+    "tensor attribute": BreakKind("the attribute of the tensor is not captured",
+                                  "read or set it outside of the compiled function"),
+    "nested compiler": BreakKind("the call compiles another function", "compile once, outside"),
+    "torch.func transform": BreakKind("torch.func transforms are not captured",
+                                      "compile the function inside of the transform"),
+    "higher-order operator": BreakKind("the operator takes functions",
+                                       "write the branches with `torch.where`, or call the operator outside"),
+    "operation failed": BreakKind("the operation cannot be run on fake tensors; eager raises its own error",
+                                  "run the function uncompiled to see whether the operation is valid"),
+    "unsupported argument": BreakKind("an argument of a torch function cannot be part of a graph",
+                                      "pass tensors, numbers and lists of them"),
+    "unsupported instruction": BreakKind("the tracer has no rule for this instruction",
+                                         "move the statement out of the compiled function"),
+    "unsupported value": BreakKind("the tracer cannot follow this value",
+                                   "make or read it outside, and pass in what is needed"),
+    "iterator": BreakKind("an iterator from outside is advanced", "pass a list or a tuple"),
     "time": BreakKind("the clock differs from call to call", "measure outside of the compiled function"),
     "imports": BreakKind("a module that is not loaded yet is imported", "import it at the top of the file"),
-    "asynchronous code": BreakKind("coroutines are not captured", ""),
-    "generator": BreakKind("a generator crosses the border of the captured function", "make it a list"),
-    "user object": BreakKind("a method of the object would run inside a C function", ""),
-    "recursion": BreakKind("the recursion is too deep to inline", ""),
+    "asynchronous code": BreakKind("coroutines are not captured",
+                                   "compile the functions that the coroutine calls"),
+    "user object": BreakKind("a method of the object would run inside a C function",
+                             "call the method itself, or use a plain key or number"),
+    "recursion": BreakKind("the recursion is too deep to inline", "write it as a loop"),
     "shared memory": BreakKind("an input that is changed shares memory with another input", "clone one of them"),
-    "inlined break": BreakKind("a function called here has a graph break inside that cannot be cut out", ""),
 }
 
 
@@ -86,11 +95,11 @@ class Break(Exception):
 
 
 class RaisedInUserCode(Exception):
-    """The user's code raised `value` while it was being traced."""
+    """The user's code raised `value` while it was being traced, or raised it `again` as it was."""
 
-    def __init__(self, value: BaseException) -> None:
+    def __init__(self, value: BaseException, again: bool = False) -> None:
         super().__init__(value)
-        self.value = value
+        self.value, self.again = value, again
 
 
 class CutHere(Exception):
@@ -102,7 +111,9 @@ class RunEager(Exception):
 
     def __init__(self, reason: str, kind: str = "unsupported value", expected: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.kind, self.expected = reason, kind, expected
+        self.reason, self.kind, self.expected, self.hint = reason, kind, expected, KINDS[kind].hint
+        self.stack: tuple[Location, ...] = ()
+        self.depth = 0
 
 
 CONTROL: tuple[Any, ...] = (Break, RaisedInUserCode, CutHere, RunEager)

@@ -52,7 +52,7 @@ from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.source import Attribute
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_structure, slot
 
 Args = tuple[Any, ...]
@@ -214,6 +214,22 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     else:
         force(tracer, value, False)
     return run_native(tracer, len, (value,), {})
+
+
+def generator_method(function: Any) -> Any:
+    """The rule of a method of a traced generator."""
+
+    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        try:
+            return tracer.resolve(function(*args))
+        except StopIteration as stop:
+            raise RaisedInUserCode(StopIteration(stop.value)) from None
+
+    return rule
+
+
+for _function in (Generator.__next__, Generator.send, Generator.throw, Generator.close):
+    special(_function)(generator_method(_function))
 
 
 @special(bool)

@@ -325,6 +325,8 @@ SHALLOW_METHODS = frozenset({"append", "appendleft", "extend", "extendleft", "in
 def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a C method of a container, string, number, iterator or exception."""
     kind = type(owner)
+    if isinstance(owner, types.GeneratorType) and is_outside(tracer, owner):
+        raise Break("iterator", f"`{function.__name__}` of a generator that was made outside")
     if not isinstance(owner, NATIVE_OWNERS) and kind not in CONSTANT_TYPES:
         if is_outside(tracer, owner) or kind.__module__.partition(".")[0] not in ("builtins", "itertools", "re", "datetime",
                                                                                    "decimal", "fractions", "collections",

@@ -21,7 +21,7 @@ from minicompile.capture.dynamic import DynamicPlan
 from minicompile.capture.guards import TensorGuard, Writer, same_float
 from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
 from minicompile.capture.records import Fallback, Recompile, Records
-from minicompile.capture.resume import ResumePoint, ResumeShape, build_resume_code
+from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape, build_resume_code
 from minicompile.capture.variant import (
     MISS,
     Context,
@@ -49,22 +49,25 @@ class Session:
     def __init__(self, backend: Backend, config: Config) -> None:
         self.backend, self.config = backend, config
         self.records = Records()
-        self.resume_points: dict[Any, ResumePoint] = {}
+        self.resume_points: dict[Any, Any] = {}
         self.origins: dict[types.CodeType, tuple[Program, ResumeShape]] = {}
         self.callees: dict[Any, CallCache] = {}
         self.warned: set[str] = set()
         self.keep: list[Any] = []
 
-    def resume_point(self, program: Program, namespace: dict[str, Any], shape: ResumeShape) -> ResumePoint:
+    def resume_point(self, program: Program, namespace: dict[str, Any], shape: ResumeShape) -> Callable[..., Any]:
         """The resume function of a shape, made once."""
         program, shape = self.in_original(program, shape)
         key = (program.code, id(namespace), shape)
         point = self.resume_points.get(key)
         if point is None:
             code = build_resume_code(program, shape)
-            point = ResumePoint(code, namespace, CallCache(self, code.co_name))
+            if shape.generator:
+                point = GeneratorPoint(code, namespace, program.code, bool(shape.stack))
+            else:
+                point = ResumePoint(code, namespace, CallCache(self, code.co_name))
+                self.origins[code] = (program, shape)
             self.resume_points[key] = point
-            self.origins[code] = (program, shape)
         return point
 
     def in_original(self, program: Program, shape: ResumeShape) -> tuple[Program, ResumeShape]:
@@ -76,7 +79,7 @@ class Session:
         if origin is None:
             return program, shape
         original, former = origin
-        index = shape.index - len(former.stack) - 1
+        index = shape.index - former.prologue
         if former.raises and index > former.index:
             index -= 2
         return original, dataclasses.replace(shape, index=index)

@@ -12,12 +12,10 @@ from typing import Any
 
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
-from minicompile.capture.liveness import live_locals
 from minicompile.capture.opcodes import after_end_for
 from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.operators import BINARY
 from minicompile.capture.reconstruct import Emitter
-from minicompile.capture.resume import ResumeShape
 from minicompile.capture.tracer import NULL, Frame, Tracer
 from minicompile.capture.user_line import UserLine, call_at
 
@@ -44,19 +42,15 @@ class Cutter:
     """Writes the end of a frame that was cut."""
 
     def __init__(self, tracer: Tracer, frame: Frame, stop: Break, emitter: Emitter,
-                 resume_point: Callable[..., Any], call_compiled: Callable[..., Any]) -> None:
+                 call_compiled: Callable[..., Any]) -> None:
         self.tracer, self.frame, self.stop, self.emitter = tracer, frame, stop, emitter
-        self.resume_point, self.call_compiled = resume_point, call_compiled
+        self.call_compiled = call_compiled
         self.program = frame.program
         self.instruction: Instruction = self.program.instructions[frame.index]
 
     def write(self) -> list[str]:
         """The statements from the side effects on; the last one returns."""
         frame, instruction = self.frame, self.instruction
-        if frame.handled:
-            raise RunEager("a graph break inside an `except` block", self.stop.kind)
-        if frame.code.co_flags & 0x20:
-            raise RunEager("a graph break inside a generator", self.stop.kind)
         name = instruction.name
         if name in BRANCHES:
             return self.write_branch()
@@ -64,10 +58,7 @@ class Cutter:
             return self.write_for_iter()
         step = self.step()
         base = frame.stack[: len(frame.stack) - step.operands]
-        for value in base:
-            if value is not NULL:
-                self.emitter.value(value)
-        self.save_locals(frame.index + 1)
+        self.save(base, frame.index + 1)
         return [*self.at_user_line(step.lines, base), self.resume(frame.index + 1, base, step.pushes)]
 
     def at_user_line(self, lines: Lines, base: list[Any]) -> Lines:
@@ -75,40 +66,26 @@ class Cutter:
         if not lines:
             return []
         place = self.emitter.constant(UserLine(self.frame.code, self.instruction.line), "user_line")
-        if self.program.handler_of(self.frame.index) is not None:
-            last = self.resume(self.frame.index, base, [], raised=f"{place}(error)")
-        else:
-            last = f"raise {place}(error)"
-        return ["try:", *(f"    {line}" for line in lines), "except BaseException as error:", f"    {last}"]
+        if self.frame.handled:
+            lines = self.while_handling(self.emitter.value(self.frame.handled[-1]), lines)
+        if self.program.handler_of(self.frame.index) is None:
+            return ["try:", *indented(lines), "except BaseException as error:", f"    raise {place}(error)"]
+        return ["failure = None", "try:", *indented(lines), "except BaseException as error:", f"    failure = {place}(error)",
+                "if failure is not None:", f"    {self.resume(self.frame.index, base, [], raised='failure')}"]
 
-    def save_locals(self, index: int) -> None:
-        """Build the live locals before the instruction runs."""
-        for name in self.live(index):
-            self.emitter.value(self.frame.variables[name])
-        for cell in self.frame.cells.values():
-            self.emitter.value(cell)
+    def while_handling(self, error: str, lines: Lines) -> Lines:
+        """Statements that run while an exception is handled, which what they call may look at."""
+        return [f"trace, context = {error}.__traceback__, {error}.__context__", "try:", f"    raise {error}",
+                "except BaseException:", f"    {error}.__traceback__, {error}.__context__ = trace, context", *indented(lines)]
 
-    def live(self, index: int) -> list[str]:
-        """Names of the bound locals that may be read from `index` on."""
-        if index >= len(self.program.instructions):
-            return []
-        live = live_locals(self.program, index)
-        return [name for name in self.frame.variables if name in live]
+    def save(self, base: list[Any], *places: int) -> None:
+        """Build the stack and the locals that are live at some instructions before the cut one runs."""
+        for index in places:
+            self.emitter.frame_state(self.frame, index, base)
 
     def resume(self, index: int, base: list[Any], pushes: list[str | None], raised: str = "") -> str:
         """The statement that calls a resume function."""
-        flags = tuple([value is not NULL for value in base] + [text is not None for text in pushes])
-        names = tuple(self.live(index))
-        cells = tuple(self.frame.cells)
-        shape = ResumeShape(index, flags, names, cells, bool(raised))
-        point = self.emitter.constant(self.resume_point(self.program, self.frame.globals, shape), "resume")
-        closure = "".join(f"{self.emitter.value(cell)}, " for cell in self.frame.cells.values())
-        args = [self.emitter.value(value) for value in base if value is not NULL]
-        args.extend(text for text in pushes if text is not None)
-        args.extend(self.emitter.value(self.frame.variables[name]) for name in names)
-        if raised:
-            args.append(raised)
-        return f"return {point}(({closure}){''.join(', ' + text for text in args)})"
+        return f"return {self.emitter.resumption(self.frame, index, base, pushes, raised)}"
 
     def write_branch(self) -> list[str]:
         """A jump on a value that only exists at run time."""
@@ -116,11 +93,7 @@ class Cutter:
         base, condition = frame.stack[:-1], self.emitter.value(frame.stack[-1])
         keeps = "OR_POP" in instruction.name
         test = condition if "TRUE" in instruction.name else f"not {condition}"
-        for value in base:
-            if value is not NULL:
-                self.emitter.value(value)
-        self.save_locals(instruction.target)
-        self.save_locals(frame.index + 1)
+        self.save(base, instruction.target, frame.index + 1)
         taken = self.resume(instruction.target, base, [condition] if keeps else [])
         lines = self.at_user_line([f"truth = True if {test} else False"], base)
         return [*lines, "if truth:", f"    {taken}", self.resume(frame.index + 1, base, [])]
@@ -130,12 +103,8 @@ class Cutter:
         frame, instruction = self.frame, self.instruction
         base = frame.stack[:-1]
         iterator = self.emitter.value(frame.stack[-1])
-        for value in base:
-            if value is not NULL:
-                self.emitter.value(value)
         end = after_end_for(frame, instruction.target) if VERSION >= (3, 12) else instruction.target
-        self.save_locals(end)
-        self.save_locals(frame.index + 1)
+        self.save(base, end, frame.index + 1)
         missing = self.emitter.constant(NULL, "end")
         lines = self.at_user_line([f"item = next({iterator}, {missing})"], frame.stack)
         return [*lines, f"if item is {missing}:", f"    {self.resume(end, base, [])}",
@@ -164,6 +133,17 @@ class Cutter:
     def result(self) -> str:
         """A variable for the instruction's result."""
         return self.emitter.writer.unique("result")
+
+
+def indented(lines: Lines) -> Lines:
+    """Statements one level deeper."""
+    return [f"    {line}" for line in lines]
+
+
+def with_exit_step(cutter: Cutter) -> Step:
+    """The exit of a context manager, called with the exception that ended its block."""
+    name, leave, error = cutter.result(), cutter.emitter.value(cutter.frame.stack[-4]), cutter.operands(1)[0]
+    return Step(0, [f"{name} = {leave}(type({error}), {error}, {error}.__traceback__)"], [name])
 
 
 def expression_step(count: int, template: str) -> Callable[[Cutter], Step]:
@@ -333,6 +313,7 @@ STEPS: dict[str, Callable[[Cutter], Step]] = {
     "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step, "BINARY_OP": binary_step,
     "COMPARE_OP": compare_step, "CONTAINS_OP": membership_step, "LOAD_ATTR": attribute_step, "LOAD_METHOD": attribute_step,
     "LOAD_GLOBAL": global_step, "LOAD_NAME": global_step, "UNPACK_SEQUENCE": unpack_step, "BEFORE_WITH": with_step,
+    "WITH_EXCEPT_START": with_exit_step,
     "IMPORT_NAME": import_step, "IMPORT_FROM": import_from_step, "FORMAT_VALUE": format_step,
     "LOAD_SUPER_ATTR": super_step, "STORE_GLOBAL": store_global_step, "LIST_EXTEND": extend_step,
     "SET_UPDATE": extend_step, "DICT_UPDATE": extend_step, "LIST_APPEND": extend_step, "SET_ADD": extend_step,

@@ -186,8 +186,8 @@ def inline_literal(value: Any) -> str | None:
     return text if text is not None and len(text) < 40 else None
 
 
-KEYWORDS = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"same_float", "torch", "no_overlap", "torch_state",
-                                                                  "is_empty_cell", "GUARD_ERRORS", "truth", "item", "error"}
+OUR_NAMES = ("same_float torch no_overlap torch_state is_empty_cell GUARD_ERRORS truth item error failure trace context").split()
+KEYWORDS = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | frozenset(OUR_NAMES)
 
 
 def same_float(value: Any, expected: float) -> bool:

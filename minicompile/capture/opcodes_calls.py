@@ -10,14 +10,14 @@ import types
 from typing import Any
 
 from minicompile.capture.attributes import get_attribute
-from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, get_iterator, native_iterable
 from minicompile.capture.opcodes import opcode, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked
-from minicompile.capture.tracer import NULL, Frame, Tracer
+from minicompile.capture.tracer import NULL, Frame, Handling, Tracer
 
 
 @opcode("KW_NAMES")
@@ -167,14 +167,14 @@ def before_with(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def with_except_start(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Call the exit of a context manager with the exception."""
     error = frame.stack[-1]
-    frame.stack.append(call(tracer, tracer.resolve(frame.stack[-4]), (type(error), error, None), {}))
+    frame.stack.append(call(tracer, tracer.resolve(frame.stack[-4]), (type(error), error, error.__traceback__), {}))
 
 
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Begin to handle an exception."""
     error = tracer.resolve(frame.stack.pop())
-    frame.stack.extend((frame.handled[-1] if frame.handled else None, error))
+    frame.stack.extend((Handling(error), error))
     frame.handled.append(error)
 
 
@@ -196,7 +196,7 @@ def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
 @opcode("RERAISE")
 def reraise(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Raise again what was being handled."""
-    raise RaisedInUserCode(tracer.resolve(frame.stack.pop()))
+    raise RaisedInUserCode(tracer.resolve(frame.stack.pop()), again=True)
 
 
 @opcode("CLEANUP_THROW")
@@ -215,11 +215,13 @@ def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
     if instruction.arg == 0:
         for active in reversed(tracer.frames):
             if active.handled:
-                raise RaisedInUserCode(active.handled[-1])
+                raise RaisedInUserCode(active.handled[-1], again=active is frame)
         raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
     cause = make_exception(tracer, tracer.resolve(frame.stack.pop())) if instruction.arg == 2 else None
     error = make_exception(tracer, tracer.resolve(frame.stack.pop()))
-    if instruction.arg == 2 and id(error) in tracer.fresh:
+    if id(error) in tracer.sources and (instruction.arg == 2 or any(active.handled for active in tracer.frames)):
+        raise RunEager("an exception made outside is raised, and its context or cause would change")
+    if instruction.arg == 2:
         error.__cause__ = cause
     raise RaisedInUserCode(error)
 

@@ -18,16 +18,21 @@ import torch
 
 from minicompile.capture.attributes import TensorMethod
 from minicompile.capture.break_kinds import RunEager
+from minicompile.capture.builtin_rules import Predicate
+from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
+from minicompile.capture.liveness import live_locals
+from minicompile.capture.resume import ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
 from minicompile.capture.source import literal
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
 
-ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, type(iter("")),
-             type(reversed(range(0))), type(iter({})), type(iter({}.values())), type(iter({}.items())), type(iter(set())))
+ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
+             type(iter("")), type(reversed(range(0))), type(iter({})), type(iter({}.values())), type(iter({}.items())),
+             type(iter(set())))
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -39,8 +44,8 @@ class Emitter:
         outputs: the graph's outputs in order; each is the variable `output_k`.
     """
 
-    def __init__(self, tracer: Tracer, writer: Writer) -> None:
-        self.tracer, self.writer = tracer, writer
+    def __init__(self, tracer: Tracer, writer: Writer, resume_point: Callable[..., Any]) -> None:
+        self.tracer, self.writer, self.resume_point = tracer, writer, resume_point
         self.body: list[str] = []
         self.outputs: list[Any] = []
         self.memo: dict[int, str] = {}
@@ -119,6 +124,28 @@ class Emitter:
         if kind.__module__ in ("types", "typing") or isinstance(value, (types.CodeType, property)):
             return self.constant(value, "made")
         raise RunEager(f"an object of type {kind.__name__} crosses the end of the captured code")
+
+
+    def frame_state(self, frame: Frame, index: int, stack: list[Any]) -> tuple[str, list[str], tuple[str, ...], list[str]]:
+        """A frame's stack and what is live of it at an instruction: kinds and texts of the stack, names and texts of locals."""
+        kinds = "".join("n" if value is NULL else "h" if isinstance(value, Handling) else "v" for value in stack)
+        saved = [self.value(value.error if isinstance(value, Handling) else value) for value in stack if value is not NULL]
+        for cell in frame.cells.values():
+            self.value(cell)
+        live = live_locals(frame.program, index) if index < len(frame.program.instructions) else ()
+        names = tuple(name for name in frame.variables if name in live)
+        return kinds, saved, names, [self.value(frame.variables[name]) for name in names]
+
+    def resumption(self, frame: Frame, index: int, stack: list[Any], pushes: list[str | None], raised: str = "",
+                   generator: bool = False) -> str:
+        """The call that goes on with a frame at an instruction, with its stack and then some expressions pushed."""
+        kinds, saved, names, values = self.frame_state(frame, index, stack)
+        kinds += "".join("n" if text is None else "v" for text in pushes)
+        shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator)
+        point = self.constant(self.resume_point(frame.program, frame.globals, shape), "resume")
+        closure = "".join(f"{self.value(cell)}, " for cell in frame.cells.values())
+        args = [*saved, *(text for text in pushes if text is not None), *values, *([raised] if raised else [])]
+        return f"{point}(({closure}){''.join(', ' + text for text in args)})"
 
 
 def has_plain_layout(value: Any) -> bool:
@@ -202,6 +229,8 @@ def build_cell(emitter: Emitter, value: types.CellType) -> str:
 
 def build_method(emitter: Emitter, value: types.MethodType) -> str:
     """A bound method."""
+    if isinstance(value.__self__, Generator):
+        return f"{emitter.value(value.__self__)}.{value.__func__.__name__}"
     maker = emitter.constant(types.MethodType, "MethodType")
     return emitter.assign(f"{maker}({emitter.value(value.__func__)}, {emitter.value(value.__self__)})", "method")
 
@@ -221,6 +250,20 @@ def build_super(emitter: Emitter, value: Any) -> str:
 def build_tensor_method(emitter: Emitter, value: TensorMethod) -> str:
     """A method of a tensor."""
     return f"{emitter.value(value.tensor)}.{value.name}"
+
+
+def build_generator(emitter: Emitter, value: Generator) -> str:
+    """A generator of the traced program: one that goes on where it is."""
+    frame = value.frame
+    if frame in emitter.tracer.frames:
+        raise RunEager("a generator is running where the graph breaks")
+    if value.finished:
+        return emitter.assign("(item for item in ())", "generator")
+    if frame.started:
+        text = emitter.resumption(frame, frame.index - 1, frame.stack, ["None"], generator=True)
+    else:
+        text = emitter.resumption(frame, 2, [], [], generator=True)  # after RETURN_GENERATOR and POP_TOP
+    return emitter.assign(text, "generator")
 
 
 def build_iterator(emitter: Emitter, value: Any) -> str:
@@ -254,7 +297,7 @@ TABLE_ITERATORS = {type(iter({})): "", type(iter({}.values())): ".values()", typ
 
 
 def build_instance(emitter: Emitter, value: Any) -> str:
-    """An instance of a user class, or of a subclass of a builtin container or exception."""
+    """An instance of a user class, a namespace, or of a subclass of a builtin container or exception."""
     kind = type(value)
     cls = emitter.constant(kind, kind.__name__)
     base = next((one for one in (collections.OrderedDict, dict, list, set, collections.deque) if isinstance(value, one)), None)
@@ -265,7 +308,7 @@ def build_instance(emitter: Emitter, value: Any) -> str:
         name = emitter.assign(f"{cls}(maxlen={value.maxlen})", kind.__name__)
     else:
         maker = "object" if base is None else emitter.constant(base, base.__name__)
-        if isinstance(value, collections.defaultdict):
+        if isinstance(value, (collections.defaultdict, types.SimpleNamespace)):
             maker = cls
         name = emitter.assign(f"{maker}.__new__({cls})", kind.__name__)
     emitter.memo[id(value)] = name
@@ -291,6 +334,8 @@ def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
     emitter.body.append(f"{name}.args = {args}")
     if value.__cause__ is not None:
         emitter.body.append(f"{name}.__cause__ = {emitter.value(value.__cause__)}")
+    if value.__traceback__ is not None:
+        emitter.body.append(f"{name}.__traceback__ = {emitter.constant(value.__traceback__, 'trace_of_error')}")
     if value.__context__ is not None:
         emitter.body.append(f"{name}.__context__ = {emitter.value(value.__context__)}")
 
@@ -301,7 +346,7 @@ def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
         emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
     for base in type(value).__mro__:
         for attribute, raw in base.__dict__.items():
-            if isinstance(raw, types.MemberDescriptorType) and raw.__objclass__.__module__ != "builtins":
+            if attribute != "__dict__" and isinstance(raw, types.MemberDescriptorType) and raw.__objclass__.__module__ != "builtins":
                 try:
                     item = raw.__get__(value)
                 except AttributeError:
@@ -313,7 +358,10 @@ Builder = Callable[[Emitter, Any], str]
 BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple, slice: build_slice,
     types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
-    functools.partial: build_partial, super: build_super, TensorMethod: build_tensor_method,
+    functools.partial: build_partial, types.SimpleNamespace: build_instance, super: build_super,
+    TensorMethod: build_tensor_method, Generator: build_generator,
+    Callback: lambda emitter, value: emitter.value(value.function),
+    Predicate: lambda emitter, value: emitter.value(value.function),
 }
 
 

@@ -26,22 +26,29 @@ class ResumeShape:
 
     Attributes:
         index: the instruction to go on at (index into the decoded stream).
-        stack: one flag per stack element: whether it is a value (else an empty slot).
+        stack: one letter per stack element: a value (`v`), an empty slot (`n`), an exception that is being handled (`h`).
         names: the live locals that are passed.
         cells: the cells that are passed, in the order of the closure.
         raises: the function raises its last argument at the instruction instead of executing it.
+        generator: the function makes a generator, which goes on there when it is first advanced.
     """
 
     index: int
-    stack: tuple[bool, ...]
+    stack: str
     names: tuple[str, ...]
     cells: tuple[str, ...]
     raises: bool = False
+    generator: bool = False
+
+    @property
+    def prologue(self) -> int:
+        """How many instructions put the stack in place and jump."""
+        return len(self.stack) + 2 * self.stack.count("h") + 1
 
 
 def stack_names(shape: ResumeShape) -> list[str]:
-    """Parameter names for the stack elements that are values."""
-    return [f"{STACK_PREFIX}{place}" for place, is_value in enumerate(shape.stack) if is_value]
+    """Parameter names for the stack elements that are not empty."""
+    return [f"{STACK_PREFIX}{place}" for place, kind in enumerate(shape.stack) if kind != "n"]
 
 
 def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
@@ -58,14 +65,20 @@ def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
     result.filename, result.first_lineno, result.docstring = code.co_filename, code.co_firstlineno, None
     result.argnames, result.argcount, result.posonlyargcount, result.kwonlyargcount = parameters, len(parameters), 0, 0
     result.freevars, result.cellvars = list(shape.cells), []
-    kept = bytecode.CompilerFlags(code.co_flags) & ~(bytecode.CompilerFlags.VARARGS | bytecode.CompilerFlags.VARKEYWORDS)
-    result.flags = kept | bytecode.CompilerFlags.OPTIMIZED | bytecode.CompilerFlags.NEWLOCALS
+    flags = bytecode.CompilerFlags
+    kept = flags(code.co_flags) & ~(flags.VARARGS | flags.VARKEYWORDS)
+    result.flags = kept | flags.OPTIMIZED | flags.NEWLOCALS
     if shape.cells:
-        result.flags |= bytecode.CompilerFlags.NESTED
+        result.flags |= flags.NESTED
         result.append(Instr("COPY_FREE_VARS", len(shape.cells), lineno=line))
+    if shape.generator:
+        result.extend((Instr("RETURN_GENERATOR", lineno=line), Instr("POP_TOP", lineno=line)))
     result.append(Instr("RESUME", 0, lineno=line))
-    for place, is_value in enumerate(shape.stack):
-        result.append(Instr("LOAD_FAST", f"{STACK_PREFIX}{place}", lineno=line) if is_value else Instr("PUSH_NULL", lineno=line))
+    for place, kind in enumerate(shape.stack):
+        push = Instr("PUSH_NULL", lineno=line) if kind == "n" else Instr("LOAD_FAST", f"{STACK_PREFIX}{place}", lineno=line)
+        result.append(push)
+        if kind == "h":
+            result.extend((Instr("PUSH_EXC_INFO", lineno=line), Instr("POP_TOP", lineno=line)))
     result.append(Instr("JUMP_FORWARD", label, lineno=line))
     result.extend(body)
     # The depths of exception handlers are the original's: what is left of the code before the target cannot tell them.
@@ -106,6 +119,21 @@ def converted(item: Instr, cells: set[str]) -> Instr:
     if isinstance(arg, str) and arg in cells and VERSION >= (3, 13) and item.name == "LOAD_FAST":
         return Instr(item.name, FreeVar(arg), location=item.location)
     return item
+
+
+class GeneratorPoint:
+    """Makes a generator that goes on where one that was traced has stopped."""
+
+    def __init__(self, code: types.CodeType, namespace: dict[str, Any], original: types.CodeType, started: bool) -> None:
+        self.code, self.namespace, self.original, self.started = code, namespace, original, started
+
+    def __call__(self, closure: tuple[Any, ...], *args: Any) -> Any:
+        """The generator, advanced to the `yield` at which it waits."""
+        generator = types.FunctionType(self.code, self.namespace, self.original.co_name, None, closure)(*args)
+        generator.__qualname__ = self.original.co_qualname
+        if self.started:
+            next(generator)
+        return generator
 
 
 class ResumePoint:

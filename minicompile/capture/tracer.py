@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode
+from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
 from minicompile.capture.output_graph import OutputGraph
 from minicompile.capture.side_effects import MISSING, Lazy, SideEffects
 from minicompile.capture.source import Attribute, Baked, FreeVariable, Item, Source, is_trusted_module
+from minicompile.capture.user_line import as_if_raised_at
 from minicompile.config import Config
 from minicompile.errors import Location
 
@@ -67,6 +68,13 @@ class Null:
 
 
 NULL = Null()
+
+
+class Handling:
+    """What CPython keeps on the stack below an exception that is handled: here, which one that is."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
 
 class Outcome:
@@ -133,6 +141,15 @@ class Generator:
         self.returned = outcome.value
         raise StopIteration(outcome.value)
 
+    def send(self, value: Any) -> Any:
+        """As `generator.send(value)`."""
+        return self.resume(value)
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
+        """As `generator.throw(error)`, or with a type, a value and a traceback."""
+        error = kind if value is None else value
+        return self.resume(None, error() if isinstance(error, type) else error)
+
     def close(self) -> None:
         """As `generator.close()`."""
         if self.finished or not self.frame.started:
@@ -147,6 +164,11 @@ class Generator:
                 raise
             return
         raise RaisedInUserCode(RuntimeError("generator ignored GeneratorExit"))
+
+
+def unknown_instruction(tracer: Tracer, frame: Frame, instruction: Instruction) -> Outcome | None:
+    """What stands for the handler of an instruction that has none."""
+    raise Break("unsupported instruction", f"the instruction {instruction.name}")
 
 
 class Tracer:
@@ -320,15 +342,12 @@ class Tracer:
                 frame.step += 1
                 instruction = instructions[frame.index]
                 frame.index += 1
-                handler = handlers.get(instruction.name)
-                if handler is None:
-                    raise Break("unsupported instruction", f"the instruction {instruction.name}")
                 try:
-                    outcome = handler(self, frame, instruction)
+                    outcome = handlers.get(instruction.name, unknown_instruction)(self, frame, instruction)
                 except RaisedInUserCode as error:
                     self.unwind(frame, error)
                     continue
-                except Break as stop:
+                except (Break, RunEager) as stop:
                     if not stop.stack:
                         stop.stack, stop.depth = self.user_stack(), len(self.frames)
                     raise
@@ -340,14 +359,16 @@ class Tracer:
 
     def unwind(self, frame: Frame, error: RaisedInUserCode) -> None:
         """Continue at the handler that covers the current instruction, or let the exception out."""
-        position = frame.index - 1
+        position, value = frame.index - 1, error.value
+        handled = next((active.handled[-1] for active in reversed(self.frames) if active.handled), None)
+        if id(value) not in self.sources and not error.again:
+            if value.__traceback__ is None and handled is not value:
+                value.__context__ = handled
+            value.__traceback__ = as_if_raised_at(value.__traceback__, frame.code, frame.line())
+        error.again = False
         entry = frame.program.handler_of(position)
         if entry is None:
             raise error
-        if frame.handled and error.value.__context__ is None and error.value is not frame.handled[-1]:
-            context = frame.handled[-1]
-            if isinstance(context, BaseException):
-                error.value.__context__ = context
         del frame.stack[entry.depth:]
         if entry.push_offset:
             frame.stack.append(frame.program.instructions[max(position, 0)].offset)

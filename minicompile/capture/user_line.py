@@ -24,8 +24,13 @@ class UserLine:
         """The same exception, its traceback starting at the user's line."""
         generated = error.__traceback__
         inner = generated.tb_next if generated is not None else None
-        error.__traceback__ = types.TracebackType(inner, stand_in_frame(self.code), 0, self.line)
+        error.__traceback__ = as_if_raised_at(inner, self.code, self.line)
         return error
+
+
+def as_if_raised_at(inner: types.TracebackType | None, code: types.CodeType, line: int) -> types.TracebackType:
+    """A traceback that begins at a line of the user's code and goes on as `inner`."""
+    return types.TracebackType(inner, stand_in_frame(code), 0, line)
 
 
 def stand_in_frame(code: types.CodeType) -> types.FrameType:

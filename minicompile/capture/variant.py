@@ -20,7 +20,7 @@ import torch
 
 from minicompile.capture import copying, custom_function, opcodes_calls, torch_interface
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
-from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import KINDS, Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
@@ -172,7 +172,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                     attempt.tracer.forget_places()
         except Break as error:
             if context.config.fullgraph:
-                raise Unsupported(error.kind, error.reason, error.hint, error.stack) from None
+                raise unsupported(error, attempt) from None
             if attempt.frame is None or stop is not None:
                 return Assembly(attempt).eager(f"{error.reason}", error.stack[-1] if error.stack else None)
             stop, step = error, attempt.frame.step - 1
@@ -180,12 +180,26 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
             return Assembly(attempt).eager(f"the call raises {type(error.value).__name__}", None, expected=True)
         except RunEager as error:
             if context.config.fullgraph and not error.expected:
-                stack = stop.stack if stop is not None else ()
-                raise Unsupported(error.kind, error.reason, "", stack) from None
-            place = stop.stack[-1] if stop is not None and stop.stack else None
+                raise unsupported(error, attempt) from None
+            stack = error.stack or (stop.stack if stop is not None else ())
+            place = stack[-1] if stack else None
             reason = error.reason if stop is None else f"{error.reason} (the graph broke because: {stop.reason})"
             return Assembly(attempt).eager(reason, place, error.expected)
     raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
+
+
+def unsupported(stop: Break | RunEager, attempt: Attempt) -> Unsupported:
+    """The error of `fullgraph=True`."""
+    start = start_of(attempt.frame)
+    stack = stop.stack or ((start,) if start is not None else ())
+    return Unsupported(stop.kind, stop.reason, stop.hint, stack, KINDS[stop.kind].explanation)
+
+
+def start_of(frame: Frame | None) -> Location | None:
+    """Where the captured code begins."""
+    if frame is None:
+        return None
+    return Location(frame.code.co_filename, frame.code.co_firstlineno, frame.code.co_name)
 
 
 class Assembly:
@@ -194,7 +208,7 @@ class Assembly:
     def __init__(self, attempt: Attempt) -> None:
         self.attempt, self.tracer, self.context = attempt, attempt.tracer, attempt.context
         self.writer = Writer()
-        self.emitter = Emitter(self.tracer, self.writer)
+        self.emitter = Emitter(self.tracer, self.writer, self.context.resume_point)
         self.state_after = torch_interface.torch_state()
         torch_interface.restore_state(self.tracer.state)  # guards and compiled graphs belong to the state at the start
         self.writer.used.add(self.name)
@@ -216,7 +230,7 @@ class Assembly:
 
     def cut(self, frame: Frame, stop: Break) -> Variant:
         """The function for a frame that ends in a graph break."""
-        cutter = Cutter(self.tracer, frame, stop, self.emitter, self.context.resume_point, self.context.call_compiled)
+        cutter = Cutter(self.tracer, frame, stop, self.emitter, self.context.call_compiled)
         lines = cutter.write()
         self.check_intermediates(stop, frame.code.co_names)
         write_side_effects(self.emitter)
@@ -246,7 +260,7 @@ class Assembly:
             module = graph.finish(self.emitter.outputs)
             inputs = graph.graph_inputs()
             captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name, tracer.state[0],
-                                     self.start())
+                                     start_of(self.attempt.frame))
             compiled = self.context.compile_graph(captured)
             arguments = ", ".join(self.input_text(entry) for entry in graph.inputs)
             outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
@@ -262,13 +276,6 @@ class Assembly:
     def input_text(self, entry: Any) -> str:
         """The expression of a graph input."""
         return self.writer.fetch(entry.source)
-
-    def start(self) -> Location | None:
-        """Where the captured code begins."""
-        frame = self.attempt.frame
-        if frame is None:
-            return None
-        return Location(frame.code.co_filename, frame.code.co_firstlineno, frame.code.co_name)
 
     def state_lines(self) -> list[str]:
         """Statements that set torch's global state as the traced code left it."""

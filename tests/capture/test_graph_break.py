@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -121,3 +123,110 @@ def test_values_that_differ_after_a_break_are_not_guarded_when_only_passed_on() 
         compiled(X + shift)
     assert len(seen) == 4
     assert not compiled.records.recompiles
+
+
+def test_break_inside_an_except_block_stays_there() -> None:
+    def function(x: torch.Tensor, log: list[object]) -> torch.Tensor:
+        try:
+            raise KeyError("gone")
+        except KeyError as error:
+            x = x + 1
+            print(end="")
+            log.append((str(error), type(sys.exc_info()[1]), error.__traceback__ is not None))
+            x = x * 2
+        log.append(sys.exc_info()[0])
+        return x
+
+    compiled, log, expected = capture(function), [], []
+    assert equal(compiled(X, log), function(X, expected)) and log == expected
+    assert not compiled.records.fallbacks
+    assert len(compiled.records.graphs) == 2
+
+
+def test_a_callee_sees_the_exception_that_its_caller_handles() -> None:
+    def function(x: torch.Tensor) -> str:
+        try:
+            raise ValueError(str(x.shape[0]))
+        except ValueError:
+            return traceback.format_exc()
+
+    text = capture(function)(X)
+    assert text == function(X)
+
+
+def test_an_exception_handled_after_a_break_is_not_the_context_of_the_next() -> None:
+    def fails() -> None:
+        print(end="")
+        raise KeyError("first")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            fails()
+        except KeyError:
+            x = x + 1
+        print(end="")
+        if x.shape[0] == 2:
+            raise ValueError("second")
+        return x
+
+    for run in (function, capture(function)):
+        with pytest.raises(ValueError) as caught:
+            run(X)
+        assert caught.value.__context__ is None
+
+
+def test_a_generator_crosses_a_break_where_it_is() -> None:
+    closed = []
+
+    def steps(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        try:
+            for index in range(3):
+                received = yield x * index
+                assert received is None
+        finally:
+            closed.append("closed")
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, object]:
+        generator = steps(x)
+        total = next(generator)
+        print(end="")
+        total = total + next(generator)
+        generator.close()
+        other = steps(x)
+        return total, other
+
+    compiled = capture(function)
+    total, other = compiled(X)
+    expected, plain = function(X)
+    assert equal(total, expected) and closed == ["closed", "closed"]
+    assert not compiled.records.fallbacks
+    assert type(other) is type(plain) and equal(list(other), list(plain))
+
+
+def test_breaks_in_loops_over_iterators_stay_in_the_loop() -> None:
+    def function(x: torch.Tensor, names: list[str], table: dict[str, float]) -> torch.Tensor:
+        for index, name in enumerate(names):
+            print(index, name, end="")
+            x = x + index
+        for key, value in table.items():
+            print(key, end="")
+            x = x * value
+        for scaled in map(lambda value: x * value, table.values()):
+            print(end="")
+            x = x + scaled
+        return x
+
+    compiled = same_as_eager(function, X, ["a", "b", "c"], {"a": 1.0, "b": 2.0})
+    assert not compiled.records.fallbacks
+
+
+def test_a_long_loop_with_a_break_is_a_handful_of_graphs() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for index in range(50):
+            x = torch.sin(x) + 1
+            print(index, end="")
+        return x
+
+    compiled = same_as_eager(function, X)
+    assert len(compiled.records.graphs) < 8
+    assert not compiled.records.fallbacks
