@@ -11,7 +11,7 @@ import functools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ from minicompile.report import explain as explaining
 from minicompile.report import logs, profiling
 from minicompile.report.compare import Comparison
 from minicompile.report.explanation import Explanation
+from minicompile.report.sandbox import copied
 from minicompile.report.sources import Sources
 from minicompile.report.stages import Stages, stages_of
 from minicompile.runtime.kernel_binary import machine_code
@@ -246,7 +247,7 @@ def report_tools(compile_options: dict[str, Any]) -> explaining.Tools:
 
 def compare(function: Any, **compile_options: Any) -> Callable[..., Comparison]:
     """`compare(f)(*args)` runs `f` under eager, `torch.compile` and minicompile, side by side."""
-    compilers = {
+    compilers: dict[str, Callable[[Any], Any]] = {
         "eager": lambda target: target,
         "torch.compile": torch.compile,
         "minicompile": report_tools(compile_options).compile,
@@ -257,6 +258,25 @@ def compare(function: Any, **compile_options: Any) -> Callable[..., Comparison]:
         return list(compiled_function(made).compiler.graphs) if ours else None
 
     return lambda *args, **kwargs: comparing.compare(function, args, kwargs, compilers, graphs)
+
+
+@contextlib.contextmanager
+def first_calls() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    """Collect (original, arguments, keywords) of the first call of every compiled function in a block."""
+    calls: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+    found: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def call(self: CompiledFunction, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in calls:
+            calls[id(self)] = (self.__wrapped__, *copied((args, kwargs)))
+            found.append(calls[id(self)])
+        return CompiledCallable.__call__(self, *args, **kwargs)
+
+    CompiledFunction.__call__ = call  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        del CompiledFunction.__call__
 
 
 def stages(compiled: Any) -> Stages:

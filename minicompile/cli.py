@@ -1,4 +1,4 @@
-"""The command line: `minicompile demo`, `minicompile bench`, `minicompile cache`. This module must only parse and delegate."""
+"""The command line: `minicompile demo`, `bench`, `explain`, `compare`, `cache`. This module must only parse and delegate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 import minicompile
-from minicompile import config
+from minicompile import config, explain_command
 from minicompile.bench.run import COMPILERS, SECTIONS, run_bench
 from minicompile.demo.run import SIZES, run_demo
 from minicompile.runtime.code_cache import CodeCache
@@ -18,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.command == "demo":
         return run_demo(options.size, options.device, options.seconds, options.characters)
+    if options.command in ("explain", "compare"):
+        return explain_command.run(options)
     if options.command == "cache":
         return run_cache(options.action, options.file)
     return run_bench(
@@ -77,6 +79,8 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--compilers", default=COMPILERS, help="each with its mode, as in torch:max-autotune (default %(default)s)"
     )
+
+    explain_command.add_options(commands)
 
     cache = commands.add_parser("cache", help="the compiled graphs and kernels on disk")
     cache.add_argument("action", choices=("info", "clear", "export", "import"))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from minicompile.ir.printer import dtype_text
-from minicompile.report.records import Accuracy, Errors
+from minicompile.report.records import Accuracy, Errors, Nearer
 
 BUCKETS = (0.5, 1.0, 2.0, 4.0, 16.0, 256.0)
 """Upper ends of the histogram's buckets, in ulp; the last bucket is everything above."""
@@ -58,7 +58,9 @@ def accuracy(
     if not compiled.shape == eager.shape == exact.shape:
         return None
     ours, theirs = errors(compiled, exact), errors(eager, exact)
-    nearer = "equal" if ours.mean_ulp == theirs.mean_ulp else "compiled" if ours.mean_ulp < theirs.mean_ulp else "eager"
+    nearer: Nearer = "compiled" if ours.mean_ulp < theirs.mean_ulp else "eager"
+    if ours.mean_ulp == theirs.mean_ulp:
+        nearer = "equal"
     return Accuracy(name, kernel, dtype_text(compiled.dtype), compiled.numel(), ours, theirs, nearer)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 Around = Callable[[Any, Callable[[], Any]], Any]
-AHEAD_CYCLES = 20_000_000
+SLEEP_SECONDS, CYCLES_PER_SECOND = 0.005, 1.8e9
 
 
 def milliseconds(function: Callable[[], Any], device: str, budget_ms: float = 100.0) -> float:
@@ -100,8 +100,10 @@ class Clock:
         """The median time of every step of `run`; `watching(around)` has `around(key, step)` called for each of them.
 
         On a GPU a long sleep goes ahead of the run, so that the host is never late and events enclose device work only.
+        What an empty step takes is taken off.
         """
         samples: dict[Any, list[float]] = {}
+        host_seconds = 0.0
         for number in range(8 if self.is_gpu else 2):
             events: list[tuple[Any, Any, Any]] = []
 
@@ -113,14 +115,19 @@ class Clock:
 
             synchronize(self.device)
             if self.is_gpu:
-                torch.cuda._sleep(AHEAD_CYCLES)
+                torch.cuda._sleep(int((SLEEP_SECONDS + 2 * host_seconds) * CYCLES_PER_SECOND))
+            start = time.perf_counter()
             with watching(around):
+                around(None, int)
                 run()
+            host_seconds = time.perf_counter() - start
             synchronize(self.device)
-            for key, start, end in events if number or not self.is_gpu else ():
-                elapsed = start.elapsed_time(end) * 1e3 if self.is_gpu else (end[0] - start[0]) * 1e6
+            for key, first, last in events if number or not self.is_gpu else ():
+                elapsed = first.elapsed_time(last) * 1e3 if self.is_gpu else (last[0] - first[0]) * 1e6
                 samples.setdefault(key, []).append(elapsed)
-        return {key: statistics.median(values) for key, values in samples.items()}
+        found = {key: statistics.median(values) for key, values in samples.items()}
+        empty = found.pop(None)
+        return {key: max(value - empty, 0.0) for key, value in found.items()}
 
     @contextlib.contextmanager
     def interval(self) -> Iterator[tuple[Any, Any]]:

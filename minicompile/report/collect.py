@@ -5,6 +5,7 @@ A compiled graph is read as plain attributes (`captured`, `partitioned`, `parts`
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import re
@@ -40,8 +41,9 @@ def kept_tensors(graphs: Iterable[Any]) -> tuple[Kept, ...]:
     """What the forward saves for the backward, and what the backward computes again."""
     found = []
     for graph in graphs:
-        for action, entries in (("saved", graph.partitioned.saved_tensors), ("recomputed", graph.partitioned.recomputed)):
-            found += [Kept(e.name, action, e.num_bytes, e.reason, e.location) for e in entries]
+        saved, again = graph.partitioned.saved_tensors, graph.partitioned.recomputed
+        found += [Kept(e.name, "saved", e.num_bytes, e.reason, e.location) for e in saved]
+        found += [Kept(e.name, "recomputed", e.num_bytes, e.reason, e.location) for e in again]
     return tuple(found)
 
 
@@ -118,13 +120,15 @@ def step_record(graph: str, half: str, number: int, part: Any) -> Step:
     common["dtype"] = dtype_text(written[0].dtype) if written else ""
     if isinstance(step, ExternKernel):
         views = list(views_in((step.args, tuple(v for _, v in step.kwargs))))
+        product = matmul_shape(step)
+        name = re.sub(r"^torch\.ops\.(aten\.|minicompile\.)?|^kernels\.|\.(out|default)$", "", step.target)
         return Step(
             kind="extern",
-            name=re.sub(r"^torch\.ops\.(aten\.)?|^kernels\.|\.(out|default)$", "", step.target),
+            name=f"{name} {product.m}x{product.n}x{product.k}" if product else name,
             bytes_read=sum(view_bytes(view) for view in views),
             bytes_written=sum(map(buffer_bytes, written)),
             flops=extern_flops(step, views),
-            matmul=matmul_shape(step, buffers),
+            matmul=product,
             reason=step.reason,
             **common,
         )
@@ -163,11 +167,11 @@ def extern_flops(step: ExternKernel, views: list[BufferView]) -> int:
     """Floating-point operations of a product, a convolution or an attention call; zero for anything else."""
     name = step.target
     shapes = [[hint(size) for size in view.sizes] for view in views]
-    if re.search(r"\b(mm|bmm|addmm|baddbmm|matmul)\b", name) and len(shapes) >= 2:
-        a, b = shapes[-2:]
-        return 2 * math.prod(a) * b[-1]
-    if "attention_forward" in name or "attention_backward" in name:
-        q, k = shapes[0], shapes[1]
+    product = matmul_shape(step)
+    if product is not None:
+        return 2 * product.batch * product.m * product.n * product.k
+    if "attention" in name and len(shapes) >= 3:
+        q, k = shapes[-3:-1] if "backward" in name and len(shapes[0]) == 4 and len(shapes) < 4 else shapes[:2]
         causal = dict(step.kwargs).get("causal", dict(step.kwargs).get("is_causal", False))
         products = 5 if "backward" in name else 2
         return products * 2 * math.prod(q) * k[-2] // (2 if causal is True else 1)
@@ -215,7 +219,7 @@ def memory_points(graphs: Iterable[Any]) -> tuple[MemoryPoint, ...]:
         for half, part in graph.parts.items():
             if part.schedule is not None:
                 named = [
-                    step.name if isinstance(step, KernelGroup) else step.target.split(".", 2)[-1]
+                    step.name if isinstance(step, KernelGroup) else step.target.removesuffix(".out").rsplit(".", 1)[-1]
                     for step in part.schedule.steps
                 ]
                 for label, alive in zip(named, alive_bytes(part.schedule), strict=True):
@@ -257,5 +261,5 @@ def globals_of(part: Any) -> dict[str, Any]:
 
 def user_location(stack: tuple[Location, ...]) -> Location | None:
     """The innermost line that is not a library's."""
-    own = [place for place in stack if "site-packages" not in place.file]
-    return (own or list(stack) or [None])[-1]
+    own = [place for place in stack if "site-packages" not in place.file] or list(stack)
+    return dataclasses.replace(own[-1], function=own[-1].function.removeprefix("resume_in_")) if own else None

@@ -186,9 +186,8 @@ class Case:
                 break
             compiled = self.tools.compile(self.target)
             try:
-                times = [
-                    self.quietly(lambda f=f: self.clock.call_us(other.prepared(f))) for f in (self.target, compiled)
-                ]
+                calls = [other.prepared(function) for function in (self.target, compiled)]
+                times = [self.quietly(functools.partial(self.clock.call_us, call)) for call in calls]
             except Exception as failure:  # not every function takes every size
                 self.notes.append(f"the sweep stops at size {size}: {type(failure).__name__}")
                 continue
@@ -229,14 +228,14 @@ class Case:
         kernels: list[Accuracy] = []
         try:
             with self.recording(kernels):
-                runs = [self.quietly(lambda: self.sandbox.once(self.compiled))]
-            runs += [self.quietly(lambda f=f, d=d: self.sandbox.once(f, d)) for f, d in ((self.target, 0), (twin, 1))]
+                found = self.quietly(functools.partial(self.sandbox.once, self.compiled))
+            eager = self.quietly(functools.partial(self.sandbox.once, self.target))
+            exact = self.quietly(functools.partial(self.sandbox.once, twin, double=True))
         except Exception as failure:
             return Certificate((), tuple(kernels), f"no fp64 run: {type(failure).__name__}: {str(failure)[:100]}")
-        gradients = len(runs[0]) - self.sandbox.output_count
-        names = [f"output {number}" for number in range(len(runs[0]) - gradients)]
+        names = [f"output {number}" for number in range(self.sandbox.output_count)]
         names += [f"gradient of {name}" for name in self.sandbox.differentiable_names]
-        return Certificate(tuple(output_accuracies(*runs, names)), tuple(kernels), advice(self.graphs))
+        return Certificate(tuple(output_accuracies(found, eager, exact, names)), tuple(kernels), advice(self.graphs))
 
     @contextlib.contextmanager
     def recording(self, found: list[Accuracy]) -> Iterator[None]:

@@ -8,26 +8,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from minicompile.ir.index import hint
-from minicompile.ir.loops import Buffer, BufferView, ExternKernel
-from minicompile.kernels.matmul_model import PROCESSORS, VENDOR_TILES, MatmulProblem, vendor_seconds
+from minicompile.ir.loops import BufferView, ExternKernel
+from minicompile.kernels.matmul_model import LAUNCH_SECONDS, PROCESSORS, VENDOR_TILES, MatmulProblem, vendor_seconds
 from minicompile.report.records import MatmulShape
 
 PRODUCTS = re.compile(r"\b(fused_matmul|mm|bmm|addmm|baddbmm|matmul)\b")
 WORTH_SAYING = 0.03
 
 
-def matmul_shape(step: ExternKernel, buffers: Mapping[str, Buffer]) -> MatmulShape | None:
+def matmul_shape(step: ExternKernel) -> MatmulShape | None:
     """The product that an extern call computes, or `None` if it is something else."""
     views = [arg for arg in step.args if isinstance(arg, BufferView)]
     if not PRODUCTS.search(step.target) or len(views) < 2:
         return None
-    a, b = views[-2:]
+    a, b = views[:2] if step.target.startswith("kernels.") else views[-2:]
     sizes = [[hint(size) for size in view.sizes] for view in (a, b)]
     if len(sizes[0]) not in (2, 3) or len(sizes[1]) != len(sizes[0]) or 0 in (*sizes[0], *sizes[1]):
         return None
@@ -73,6 +72,8 @@ def waves(problem: MatmulProblem, tile: tuple[int, int]) -> int:
 
 def better_shape(problem: MatmulProblem, seconds: float) -> str:
     """The nearest change of one size that is expected to run at a clearly better rate, as a sentence."""
+    if seconds < 2 * LAUNCH_SECONDS:  # the launch decides, not the shape
+        return ""
     step = max(1, 16 // problem.itemsize)
     candidates: list[tuple[float, float, str]] = []
     for name in "mnk":

@@ -12,6 +12,7 @@ from typing import Literal
 from minicompile.errors import Location
 
 Bound = Literal["compute", "bandwidth", "latency", "launch"]
+Nearer = Literal["compiled", "eager", "equal"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +249,7 @@ class Accuracy:
     elements: int
     compiled: Errors
     eager: Errors
-    nearer: Literal["compiled", "eager", "equal"]
+    nearer: Nearer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,7 @@ def statement_at(tree: ast.Module, line: int) -> Found | None:
     best: Found | None = None
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
+            block: Any = getattr(node, name, None)
             for place, statement in enumerate(block if isinstance(block, list) else ()):
                 if isinstance(statement, ast.stmt) and statement.lineno <= line <= (statement.end_lineno or 0):
                     if best is None or statement.lineno >= best[0][best[1]].lineno:
@@ -182,8 +182,8 @@ def tried(text: str, place: Location, sandbox: Sandbox, tools: Any) -> tuple[boo
         with swapped(function, code):
             compiled = tools.compile(sandbox.target)
             found = sandbox.once(compiled)
-            left = [r for r in tools.internals(compiled).records.graph_breaks if any(
-                p.file == place.file and p.line == place.line and p.function == place.function for p in r.stack)]  # fmt: skip
+            breaks = tools.internals(compiled).records.graph_breaks
+            left = [r for r in breaks if any((p.file, p.line) == (place.file, place.line) for p in r.stack)]
     except Exception as failure:
         return False, f"fails when run: {type(failure).__name__}: {str(failure).splitlines()[0][:120]}"
     if left:

@@ -13,6 +13,7 @@ from minicompile.report.accuracy import BUCKETS
 from minicompile.report.records import Accuracy, Step
 
 MANY = 8
+INTERPRETER = "under Triton's interpreter"
 
 
 def amount(count: float, unit: str = "B") -> str:
@@ -32,6 +33,11 @@ def duration(microseconds: float | None) -> str:
         if microseconds < limit:
             return f"{microseconds / factor:.3g} {unit}"
     return f"{microseconds / 1e6:.3g} s"
+
+
+def count_of(count: int, noun: str) -> str:
+    """`1 graph`, `2 graphs`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def place(location: Location | None) -> str:
@@ -118,13 +124,14 @@ class Page:
 
     def verdict(self) -> Iterator[str]:
         """What limits the function and what would help."""
-        verdict, even = self.it.verdict, self.it.break_even
+        verdict, even, it = self.it.verdict, self.it.break_even, self.it
         yield from self.wrapped(f"{verdict.bound}-bound: {verdict.text}.", first="")
+        parts = f"kernels {duration(verdict.device_us)}, host {duration(verdict.host_us)}"
+        repaid = f", repaid after {even.calls:,} calls" if even.calls else ", which calls of this size do not repay"
         yield from self.wrapped(
             f"eager {duration(even.eager_us)}, compiled {duration(even.compiled_us)} a call "
-            f"(kernels {duration(verdict.device_us)}, host {duration(verdict.host_us)}); "
-            f"compiling took {even.compile_seconds:.2f} s"
-            + (f", repaid after {even.calls:,} calls." if even.calls else ", which calls of this size do not repay.")
+            f"({parts if it.roofs.measured else INTERPRETER}); "
+            f"compiling took {even.compile_seconds:.2f} s{repaid}."
         )
         if even.sweep:
             sizes = ", ".join(f"{p.size}: {duration(p.eager_us)} / {duration(p.compiled_us)}" for p in even.sweep)
@@ -136,9 +143,13 @@ class Page:
     def capture(self) -> Iterator[str]:
         """Graphs, breaks, guards, recompiles."""
         it = self.it
-        yield from self.section(f"Capture: {len(it.graphs)} graphs, {len(it.breaks)} breaks, {len(it.guards)} guards")
+        yield from self.section(
+            f"Capture: {count_of(len(it.graphs), 'graph')}, {count_of(len(it.breaks), 'break')}, "
+            f"{count_of(len(it.guards), 'guard')}"
+        )
         for graph in it.graphs[:MANY]:
-            yield f"{graph.name}: {graph.operations} operations, {graph.inputs} inputs; {place(graph.location)}"
+            yield (f"{graph.name}: {count_of(graph.operations, 'operation')}, {count_of(graph.inputs, 'input')}; "
+                   f"{place(graph.location)}")  # fmt: skip
             for fallback in graph.fallbacks:
                 yield from self.wrapped(f"runs eagerly: {fallback}", "    ", "  ")
         for fallback in it.fallbacks:
@@ -169,7 +180,9 @@ class Page:
         """The kernel table."""
         rows = kernel_rows(self.it.steps)
         kernels = sum(step.kind == "kernel" for step in self.it.steps)
-        yield from self.section(f"Steps: {kernels} kernel launches, {len(self.it.steps) - kernels} extern calls")
+        yield from self.section(
+            f"Steps: {count_of(kernels, 'kernel launch')}, {count_of(len(self.it.steps) - kernels, 'extern call')}"
+        )
         header = ("kernel", "runs", "bytes", "FLOP", "regs", "time", "bound, of roof")
         cells = []
         for row in rows[: 3 * MANY]:
@@ -201,9 +214,10 @@ class Page:
         """Fusions done and the dearest refused."""
         fused = [f for f in self.it.fusions if f.verdict == "fused"]
         apart = [f for f in self.it.fusions if f.verdict != "fused"]
-        yield from self.section(f"Fusion: {len(fused)} kernels of several operations, {len(apart)} pairs apart")
-        for entry in fused[:MANY]:
-            yield from self.wrapped(f"{entry.what}: {entry.reason}")
+        yield from self.section(f"Fusion: {count_of(len(fused), 'fused kernel')}, {count_of(len(apart), 'pair')} apart")
+        alike = collections.Counter(entry.reason for entry in fused)
+        for joined, count in list(alike.items())[:MANY]:
+            yield from self.wrapped(f"fused{f' {count} times' if count > 1 else ''}: {joined}")
         for entry in apart[: MANY // 2]:
             saved = f" ({amount(entry.bytes_saved)} more traffic)" if entry.bytes_saved else ""
             yield from self.wrapped(f"{entry.verdict}: {entry.what}: {entry.reason}{saved}")
@@ -234,14 +248,19 @@ class Page:
         """Errors against fp64."""
         certificate = self.it.accuracy
         yield from self.section("Accuracy against fp64, in ulp")
-        if certificate.outputs:
+        shown = sorted(certificate.outputs, key=lambda entry: (entry.name.startswith("gradient"), -entry.compiled.mean_ulp))
+        if shown:
             yield from self.table(
-                ("value", "dtype", "compiled", "worst", "eager", "worst", "nearer"), map(self.judged, certificate.outputs)
+                ("value", "dtype", "compiled", "worst", "eager", "worst", "nearer"), map(self.judged, shown[:MANY])
             )
+        if len(shown) > MANY:
+            nearer = collections.Counter(entry.nearer for entry in shown)
+            counts = ", ".join(f"{who} {count}" for who, count in nearer.items())
+            yield from self.wrapped(f"nearer to fp64, of {len(shown)} values: {counts}")
         for entry in sorted(certificate.outputs, key=lambda entry: -entry.compiled.worst_ulp)[:1]:
-            counts = zip((*(f"<={edge:g}" for edge in BUCKETS), "more"), entry.compiled.histogram)
-            shown = ", ".join(f"{edge}: {count:,}" for edge, count in counts if count)
-            yield from self.wrapped(f"{entry.name} is worst at {list(entry.compiled.worst_index)}; elements by error: {shown}")
+            buckets = zip((*(f"<={edge:g}" for edge in BUCKETS), "more"), entry.compiled.histogram)
+            spread = ", ".join(f"{edge}: {count:,}" for edge, count in buckets if count)
+            yield from self.wrapped(f"{entry.name} is worst at {list(entry.compiled.worst_index)}; elements by error: {spread}")
         farther = [entry for entry in certificate.kernels if entry.nearer == "eager"]
         if certificate.kernels:
             yield from self.wrapped(f"{len(certificate.kernels)} buffers of kernels judged, {len(farther)} farther than eager's")

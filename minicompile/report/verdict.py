@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from minicompile.report.records import BreakEven, FunctionVerdict, Fusion, Roofs, SizePoint, Step, Verdict
+from minicompile.report.records import Bound, BreakEven, FunctionVerdict, Fusion, Roofs, SizePoint, Step, Verdict
 
 LAUNCH_BOUND = 2.0
 """A kernel that takes less than this many launch latencies is bound by the launch."""
@@ -27,10 +27,10 @@ def judge_step(step: Step, roofs: Roofs, tf32: bool) -> Verdict:
     moving = step.bytes_moved / roofs.bytes_per_second * 1e6
     computing = step.flops / rate * 1e6
     least = max(moving, computing, roofs.launch_us)
-    roof = "compute" if computing > moving else "bandwidth"
+    roof: Bound = "compute" if computing > moving else "bandwidth"
     at_best = max(moving, computing)
     if step.microseconds is None:
-        bound = "launch" if at_best < roofs.launch_us else roof
+        bound: Bound = "launch" if at_best < roofs.launch_us else roof
         return Verdict(bound, least, None, f"expected {bound}-bound: at least {least:.1f} µs on {roofs.device}")
     share = at_best / step.microseconds if step.microseconds else 0.0
     if step.microseconds < LAUNCH_BOUND * roofs.launch_us:
@@ -43,7 +43,7 @@ def judge_step(step: Step, roofs: Roofs, tf32: bool) -> Verdict:
         if roof == "bandwidth"
         else f"{step.flops / step.microseconds / 1e6:.0f} of {rate / 1e12:.0f} TFLOP/s"
     )
-    return Verdict("bandwidth" if roof == "bandwidth" else "compute", least, share, attained)
+    return Verdict(roof, least, share, attained)
 
 
 def judge_function(
@@ -63,6 +63,8 @@ def judge_function(
             shares[step.verdict.bound] += step.microseconds or step.verdict.least_us
     bound = max(shares, key=lambda name: shares[name]) if steps else "nothing compiled"
     text = f"most device time is in {bound}-bound kernels"
+    if not roofs.measured:
+        text = f"on {roofs.device} most device time would be in {bound}-bound kernels"
     gap = (call_us - device_us) if roofs.measured and call_us is not None and device_us is not None else 0.0
     overhead = bool(call_us) and gap > 0.3 * (call_us or 1.0)
     if overhead:

@@ -1,0 +1,108 @@
+"""`minicompile explain` and `minicompile compare`: find the function and its inputs, then call the public interface.
+
+This module must not explain anything itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pathlib
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import minicompile
+
+TARGET = "module:function, with a function example_inputs() beside it or --input; or, for explain, script.py"
+
+
+def add_options(commands: Any) -> None:
+    """The two commands and their options."""
+    for name, purpose in (
+        ("explain", "say what was done with a function, and why it is fast or not"),
+        ("compare", "eager, torch.compile and minicompile side by side on one call"),
+    ):
+        command = commands.add_parser(name, help=purpose)
+        command.add_argument("target", help=TARGET)
+        command.add_argument("arguments", nargs="*", help="arguments of the script")
+        command.add_argument("--input", action="append", metavar="EXPRESSION", help='one argument: "randn(8, 128)"')
+        command.add_argument("--device", help="move module and inputs there, as in cuda")
+        command.add_argument("--mode", help="of the compilation, as in minicompile.compile")
+        command.add_argument("--json", metavar="FILE", help="also write every record here")
+        if name == "explain":
+            command.add_argument("--html", metavar="FILE", help="also write the page as HTML")
+            command.add_argument("--sweep", action="store_true", default=None, help="try other batch sizes too")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one of the commands."""
+    if options.target.endswith(".py"):
+        calls = run_script(options.target, options.arguments)
+        if not calls:
+            print(f"{options.target} called no function compiled by minicompile")
+            return 1
+    else:
+        target = found(options.target)
+        inputs = example_inputs(options)
+        if options.device:
+            inputs = tuple(value.to(options.device) if isinstance(value, torch.Tensor) else value for value in inputs)
+            target = target.to(options.device) if isinstance(target, torch.nn.Module) else target
+        calls = [(target, inputs, {})]
+    for number, (function, args, kwargs) in enumerate(calls):
+        if options.command == "compare":
+            report: Any = minicompile.compare(function, mode=options.mode)(*args, **kwargs)
+        else:
+            report = minicompile.explain(function, sweep=options.sweep, mode=options.mode)(*args, **kwargs)
+            if options.html:
+                print(f"written: {report.save(numbered(options.html, number))}")
+        print(report)
+        if options.json:
+            numbered(options.json, number).write_text(report.to_json())
+    return 0
+
+
+def run_script(path: str, arguments: Sequence[str]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Run a script, and return the first call of every function that it compiled."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    before, sys.argv = sys.argv, [path, *arguments]
+    try:
+        with minicompile.api.first_calls() as calls:
+            runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv = before
+    return calls
+
+
+def found(target: str) -> Any:
+    """The object that `module:name.name` means."""
+    module, _, name = target.partition(":")
+    if not name:
+        raise SystemExit(f"{target!r} names no function: {TARGET}")
+    sys.path.insert(0, os.getcwd())
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def example_inputs(options: argparse.Namespace) -> tuple[Any, ...]:
+    """The inputs given as expressions over torch's names, or by `example_inputs()` of the target's module."""
+    if options.input:
+        return tuple(eval(text, {**vars(torch), "torch": torch}) for text in options.input)  # noqa: S307 - the user's own
+    module = sys.modules[options.target.partition(":")[0]]
+    make: Callable[[], Any] | None = getattr(module, "example_inputs", None)
+    if make is None:
+        raise SystemExit(f'{module.__name__} has no example_inputs(); give --input "randn(8, 128)" for every argument')
+    inputs = make()
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def numbered(name: str, number: int) -> pathlib.Path:
+    """The file for the report of one of several functions."""
+    path = pathlib.Path(name)
+    return path if number == 0 else path.with_stem(f"{path.stem}_{number + 1}")
