@@ -1,0 +1,96 @@
+"""Nothing stays behind: not after many calls, not after many compiles, not when a compiled function dies."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import tracemalloc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile
+from minicompile.capture.collector import collection_postponed
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(isinstance(value, torch.Tensor) for value in gc.get_objects())
+
+
+def grown(work: Any, rounds: int) -> int:
+    """Bytes of Python memory that `rounds` calls of `work` leave behind."""
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(rounds):
+        work()
+    gc.collect()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return after - before
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_ten_thousand_calls_leave_nothing_behind(gradient: bool) -> None:
+    compiled = minicompile.compile(lambda x, y: torch.mm(x, y))  # no kernel of ours: the interpreter is slow
+    x, y, out = torch.ones(2, 2, requires_grad=gradient), torch.ones(2, 2), torch.ones(2, 2)
+
+    def call() -> None:
+        result = compiled(x, y)
+        if gradient:
+            result.backward(out)
+            x.grad = None
+
+    for _ in range(50):
+        call()
+    tensors = live_tensors()
+    for _ in range(9_000):
+        call()
+    assert grown(call, 1_000) < 5_000
+    assert live_tensors() <= tensors
+
+
+def test_two_hundred_compiles_leave_nothing_behind() -> None:
+    def work() -> None:
+        minicompile.compile(lambda x: x.relu() * 2)(x)
+
+    x = torch.ones(3)
+    for _ in range(100):
+        work()
+    assert grown(work, 100) < 100 * 1_500
+
+
+def test_a_compiled_function_is_freed_with_all_it_made() -> None:
+    minicompile.reset()
+    weight = torch.nn.Parameter(torch.ones(3))
+    compiled = minicompile.compile(lambda x: (x * weight).sum())
+    compiled(torch.ones(3)).backward()
+    (graph,) = compiled.compiler.graphs
+    traces = [weakref.ref(compiled.compiler), weakref.ref(graph), weakref.ref(weight)]
+    del compiled, graph, weight
+    gc.collect()
+    assert [trace() for trace in traces] == [None] * 3
+
+
+def test_the_garbage_collector_is_on_again_after_a_compile_in_any_number_of_threads() -> None:
+    def work() -> None:
+        for _ in range(200):
+            with collection_postponed(), collection_postponed():
+                assert not gc.isenabled()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collection_postponed():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
