@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from minicompile.errors import Unsupported
 from minicompile.graph import torch_interface
 from minicompile.graph.sizes import SizeExpressions
 from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode, TorchDispatchMode
@@ -23,6 +24,9 @@ from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTenso
 Decomposition = Callable[..., Any]
 ORIGIN_KEYS = ("location", "variable", "operator", "checkpoint")
 SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
 
 
 class MutationInside(Exception):
@@ -269,6 +273,8 @@ def refuse_unusual(target: Any, args: Any, result: Any) -> None:
     for item in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(item, torch.Tensor) and item.layout != torch.strided:
             raise RuntimeError(f"{target} makes a sparse tensor")
+        if target in EMPTY_STRIDED and torch_interface.overlaps(item):
+            raise Unsupported("overlapping tensor", f"{target} makes a tensor whose elements share memory")
     if target is torch.ops.aten.view_as_real.default and args[0].is_conj():
         raise RuntimeError("a lazily conjugated tensor is viewed as real")
 

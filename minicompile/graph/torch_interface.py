@@ -109,6 +109,18 @@ def has_symbols(value: object) -> bool:
     return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and is_symbolic(value))
 
 
+def overlaps(value: torch.Tensor) -> bool:
+    """Whether elements of a tensor share memory, as far as its strides tell."""
+    if is_symbolic(value) or value.numel() == 0:
+        return False
+    span = 0
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and stride <= span:
+            return True
+        span += (size - 1) * stride
+    return False
+
+
 def fresh_fake(mode: FakeTensorMode, like: FakeTensor) -> FakeTensor:
     """A new fake tensor with the (static) metadata of `like` and no storage in common with it."""
     with torch._C._DisableTorchDispatch():

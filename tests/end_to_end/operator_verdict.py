@@ -34,6 +34,7 @@ BOOKKEEPING = ("no elements", "draws the keys of this run")
 NEAR = {torch.float32: (1.3e-6, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float16: (1e-3, 1e-5),
         torch.float64: (1e-7, 1e-7), torch.complex64: (1.3e-6, 1e-5), torch.complex128: (1e-7, 1e-7)}  # fmt: skip
 SLACK = 4.0
+HALVES_AND_FLOAT = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def without_seed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +189,7 @@ def judge_call(
         kind, reasons = "eager" if clean else "crash", [first_line(shown.exception)]
         compiled = minicompile.compile(function, options=options | {"suppress_errors": True, "fallback_random": random})
         shown = observe(compiled, arguments, gradients, 0)
-    exact = run_in_double(function, arguments, gradients, 0)
+    exact = exact_run(function, arguments, gradients)
     if uninitialised:
         eager, shown = without_values(eager), without_values(shown)
     found = list(differences(eager, shown, exact, [eager], 2.0))
@@ -214,7 +215,7 @@ def error_ratio(eager: Run, shown: Run, exact: Run | None) -> float:
     for field in ("outputs", "gradients") if exact is not None else ():
         for one, other, true in zip(getattr(eager, field), getattr(shown, field), getattr(exact, field), strict=False):
             tensors = all(isinstance(value, torch.Tensor) for value in (one, other, true))
-            if not tensors or not one.is_floating_point() or one.dtype == torch.float64 or not one.shape == other.shape == true.shape:
+            if not tensors or one.dtype not in HALVES_AND_FLOAT or not one.shape == other.shape == true.shape:
                 continue
             finite = one.isfinite() & other.isfinite() & true.isfinite()
             if finite.any():
@@ -251,6 +252,14 @@ def observe(function: Callable[..., Any], arguments: tuple[Any, ...], gradients:
     shown = run(with_relations, arguments, gradients, seed)
     # Autograd promises no layout of a gradient: a compiled backward takes tangents in the layout of the output.
     shown.gradients = [g.contiguous() if isinstance(g, torch.Tensor) and g.layout == torch.strided else g for g in shown.gradients]
+    return shown
+
+
+def exact_run(function: Callable[..., Any], arguments: tuple[Any, ...], gradients: bool) -> Run | None:
+    """A run in fp64, with a place for what `observe` adds."""
+    shown = run_in_double(function, arguments, gradients, 0)
+    if shown is not None:
+        shown.outputs.append(None)
     return shown
 
 
@@ -296,7 +305,7 @@ def judge_torch(
     shown = observe(torch.compile(function, backend="aot_eager", dynamic=False), arguments, gradients, 0)
     if shown.exception is not None:
         return "crash", [f"{type(shown.exception).__name__}: {first_line(shown.exception)}"], random, 0.0
-    exact = run_in_double(function, arguments, gradients, 0)
+    exact = exact_run(function, arguments, gradients)
     if random:
         eager, shown = without_values(eager), without_values(shown)
     found = list(differences(eager, shown, exact, [eager], 2.0))
