@@ -6,13 +6,15 @@ in their scope, so that in-place kernels read before they write. This module mus
 
 from __future__ import annotations
 
+import torch
+
 from minicompile.codegen.expression_writer import ExpressionWriter, Value, index_axes
 from minicompile.codegen.folds import FoldWriter, fold_of
 from minicompile.codegen.geometry import Geometry, plan_for_device, position_name
 from minicompile.codegen.group_values import GroupValues, without_final_rounding
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.naming import Namer
-from minicompile.codegen.triton_text import AND, SUM, Text, call, compute_dtype, infix, literal
+from minicompile.codegen.triton_text import AND, SUM, Text, call, compute_dtype, infix, literal, typed_literal
 from minicompile.ir.expr import Constant
 from minicompile.ir.index import Axis
 from minicompile.ir.loops import Loop, Reduction, Scan
@@ -119,7 +121,8 @@ class KernelWriter:
         writer, dtype = self.writer, self.context.buffers[loop.buffer].dtype
         expression = without_final_rounding(self.values.result(loop), dtype)
         value = writer.value(expression)
-        text = literal(expression.value, compute_dtype(dtype)) if isinstance(expression, Constant) else value.text
+        written = typed_literal if dtype == torch.float64 else literal  # a bare number is an fp32
+        text = written(expression.value, compute_dtype(dtype)) if isinstance(expression, Constant) else value.text
         axes = frozenset(self.loop_axes(loop))
         mask = self._store_mask(loop, axes)
         offset = writer.offset(self.values.resolve_index(loop.store))
