@@ -83,7 +83,8 @@ def fold_of(loop: Loop) -> Fold:
     if isinstance(loop.fold, Scan):
         kind: str = _SCANS[loop.fold.kind]
         return Fold(kind, _accumulator(kind, held), loop.fold.axis, loop.fold.reverse)
-    return Fold(loop.fold.kind, _accumulator(loop.fold.kind, held), *loop.fold.axes)
+    (axis,) = loop.fold.axes
+    return Fold(loop.fold.kind, _accumulator(loop.fold.kind, held), axis)
 
 
 def _accumulator(kind: str, held: torch.dtype) -> torch.dtype:

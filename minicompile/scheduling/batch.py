@@ -1,7 +1,7 @@
 """Batches: independent kernels with one body over other buffers and sizes become one launch.
 
-That is what an optimizer's step is made of: one update, one sum of squares per parameter. The programs of a batch share its code; each finds by
-its number which member's buffers it works on. This module must not change what a kernel computes.
+That is what an optimizer's step is made of: one update, one sum of squares per parameter. The programs of a batch share
+its code; each finds by its number which member's buffers it works on. This module must not change what a kernel computes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from minicompile.ir.expr import Expr, IndexValue, Load, rewrite
-from minicompile.ir.index import Axis, Symbol, as_index, hint
+from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
 from minicompile.ir.loops import Buffer, ExternKernel, Scan
 from minicompile.ir.schedule import DeviceProperties, KernelGroup
 from minicompile.scheduling.dependencies import bits, find_dependences, is_scatter, overwritten, topological

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from minicompile.ir.index import Axis, Index, as_index, product
+from minicompile.ir.index import ONE, Axis, Index, as_index, coefficient_of, product
 from minicompile.ir.loops import Loop, Reduction, Scan
 from minicompile.scheduling.dependencies import is_scatter
 from minicompile.scheduling.reindexing import (
@@ -160,6 +160,8 @@ def _cross(first: Cluster, second: Cluster) -> Alignment | None:
         for mine, theirs in _shared_places(rows, columns, first, second)[:MAXIMUM_ALIGNMENTS]:
             changes = match_axes(rows.space, mine, columns.space, theirs)
             target = None if changes is None else _crossed_space(rows, columns, changes)
+            if target is not None and not any(coefficient_of(theirs, axis) is ONE for axis in target.inner):
+                continue  # neighbouring elements would belong to different rows
             if target is not None and changes is not None and _disagreement(first, second, rows, changes) is None:
                 return Alignment(rows, target, changes)
     return None

@@ -54,7 +54,8 @@ class _Access:
 def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers: Mapping[str, Buffer]) -> Domain:
     """The cluster's loops over tile axes."""
     accesses = _accesses(cluster, buffers)
-    stepped = None
+    stepped: Axis | None = None
+    parallel: tuple[Axis, ...]
     if cluster.stepped:
         parts = tuple(axis for axis in cluster.outer if axis not in cluster.stepped)
         (x, stepped, folded), changes = _flattened(("x", "row", "r"), (parts, cluster.stepped, cluster.inner))

@@ -14,28 +14,31 @@ def find_online_softmax(loops: Sequence[Loop]) -> tuple[OnlineSoftmax, ...]:
     maxima = {loop.buffer: loop for loop in loops if _folds(loop, "max")}
     found: list[OnlineSoftmax] = []
     for loop in loops:
-        if not _folds(loop, "sum"):
-            continue
-        exponent = _without_casts(loop.value)
-        if not isinstance(exponent, Apply) or exponent.operation != "exp":
-            continue
-        difference = _without_casts(exponent.arguments[0])
-        if not isinstance(difference, Apply) or difference.operation != "sub":
-            continue
-        value, shift = difference.arguments
-        shift = _without_casts(shift)
-        if isinstance(shift, Load) and shift.buffer in maxima:
-            maximum = maxima[shift.buffer]
-            if shift.index is maximum.store and _without_casts(value) is _without_casts(maximum.value):
+        parts = exponent(loop)
+        maximum = None if parts is None else maxima.get(parts[1].buffer)
+        if parts is not None and maximum is not None and parts[1].index is maximum.store:
+            if without_casts(parts[0]) is without_casts(maximum.value):
                 found.append(OnlineSoftmax(maximum.buffer, loop.buffer))
     return tuple(found)
+
+
+def exponent(loop: Loop) -> tuple[Expr, Load] | None:
+    """`(v, m)` if the loop sums `exp(v - m)` with an `m` that is loaded."""
+    value = without_casts(loop.value)
+    if not _folds(loop, "sum") or not isinstance(value, Apply) or value.operation != "exp":
+        return None
+    difference = without_casts(value.arguments[0])
+    if not isinstance(difference, Apply) or difference.operation != "sub":
+        return None
+    shift = without_casts(difference.arguments[1])
+    return (difference.arguments[0], shift) if isinstance(shift, Load) else None
 
 
 def _folds(loop: Loop, kind: str) -> bool:
     return isinstance(loop.fold, Reduction) and loop.fold.kind == kind
 
 
-def _without_casts(value: Expr) -> Expr:
+def without_casts(value: Expr) -> Expr:
     """The value below widening casts between floating types."""
     while (
         isinstance(value, Apply)

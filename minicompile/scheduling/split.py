@@ -20,7 +20,7 @@ from minicompile.scheduling.profit import MAXIMUM_CROSSED_ROW
 from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, unflatten
 from minicompile.scheduling.tiling import COLUMN_BYTES, ROW_REGISTERS, next_power_of_two
 from minicompile.scheduling.traffic import points
-from minicompile.scheduling.variance import ChunkedSum, find_squares, squares_in_chunks
+from minicompile.scheduling.variance import Chunks, find_exponentials, find_squares, in_chunks
 
 WORTH_A_LAUNCH = 1 << 18
 WORTH_A_SECOND_READ = 1 << 23
@@ -86,20 +86,21 @@ def split_reductions(
     known = dict(buffers)
     result: list[Operation] = []
     squares = find_squares(operations) if device.kind != "cpu" else {}
-    wanted = set(squares.values())
+    partners = squares | find_exponentials(operations) if device.kind != "cpu" else {}
+    with_squares = set(squares.values())
     row_folds = _row_folds(operations)
-    chunked: dict[int, ChunkedSum] = {}
+    chunked: dict[int, Chunks] = {}
     for position, loop in enumerate(operations):
-        splits = _splits(loop, buffers, device, position in wanted, row_folds) if isinstance(loop, Loop) else 1
-        sums = chunked.get(squares.get(position, -1))
-        if not isinstance(loop, Loop) or (splits == 1 and sums is None):
+        splits = _splits(loop, buffers, device, position in with_squares, row_folds) if isinstance(loop, Loop) else 1
+        partner = chunked.get(partners.get(position, -1))
+        if not isinstance(loop, Loop) or (splits == 1 and partner is None):
             result.append(loop)
             continue
-        if sums is not None:
-            first, second, partial = squares_in_chunks(loop, sums, known)
+        if partner is not None:
+            first, second, partial = in_chunks(loop, partner, known)
         else:
             first, second, partial, chunks = _in_two_stages(loop, splits, known)
-            if chunks is not None and position in wanted:
+            if chunks is not None:
                 chunked[position] = chunks
         known[partial.name] = partial
         result += [first, second]
@@ -176,7 +177,7 @@ def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...]
 
 def _in_two_stages(
     loop: Loop, splits: int, buffers: Mapping[str, Buffer]
-) -> tuple[Loop, Loop, Buffer, ChunkedSum | None]:
+) -> tuple[Loop, Loop, Buffer, Chunks | None]:
     """The loop over chunks, the loop over its partial results, the buffer between them, and the chunks if equal."""
     assert isinstance(loop.fold, Reduction)
     kind = loop.fold.kind
@@ -196,7 +197,7 @@ def _in_two_stages(
     place = flatten((part, *loop.axes))
     first = Loop(name, (part, *loop.axes), value, place, Reduction(kind, within), origins=loop.origins)
     second = dataclasses.replace(loop, value=Load(name, place, dtype), fold=Reduction(kind, (part,)))
-    chunks = None if position is not None or dtype != loop.value.dtype else ChunkedSum(
+    chunks = None if position is not None or dtype != loop.value.dtype else Chunks(
         part, within, changes, place, partial
     )
     return first, second, partial, chunks

@@ -1,28 +1,31 @@
-"""Sums of squared deviations in the pass that sums: each chunk has its own mean, and the chunks are combined exactly.
+"""Reductions of what an earlier one gives, in the same pass: squared deviations from a mean, exponentials below a maximum.
 
 For any `m`, the sum of `(v - m)**2` over a chunk of `n` elements with mean `c` is the sum of `(v - c)**2` plus
 `n * (c - m)**2` (Chan, Golub and LeVeque, 1979). So when a reduction is cut into chunks that stay in registers, the
-squares need no second pass over memory, and nothing cancels as it would in `E[v**2] - E[v]**2`. This module must not
-decide how many chunks there are.
+squares need no second pass over memory, and nothing cancels as it would in `E[v**2] - E[v]**2`. Likewise the sum of
+`exp(v - m)` over a chunk with maximum `c` is that of `exp(v - c)` times `exp(c - m)`. This module must not decide how many
+chunks there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from minicompile.ir.expr import Apply, Constant, Expr, Load, apply, rewrite
+from minicompile.ir.expr import Apply, Constant, Expr, Load, apply, cast, rewrite
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction
+from minicompile.scheduling.online import exponent, without_casts
 from minicompile.scheduling.reindexing import AxisMap, axes_in_value
 from minicompile.scheduling.traffic import points
 
 
 @dataclasses.dataclass(frozen=True)
-class ChunkedSum:
-    """A sum cut into equal chunks: the axes, the change to them, and where the partial sums are."""
+class Chunks:
+    """A reduction cut into equal chunks: the axes, the change to them, and where the partial results are."""
 
     part: Axis
     within: tuple[Axis, ...]
@@ -47,6 +50,26 @@ def find_squares(operations: Sequence[Operation]) -> dict[int, int]:
     return found
 
 
+def find_exponentials(operations: Sequence[Operation]) -> dict[int, int]:
+    """Positions of sums of exponentials, each with that of the maximum of the same values that is subtracted."""
+    maxima: dict[str, int] = {}
+    found: dict[int, int] = {}
+    for position, loop in enumerate(operations):
+        if not isinstance(loop, Loop) or not isinstance(loop.fold, Reduction):
+            continue
+        parts = exponent(loop)
+        if loop.fold.kind == "max":
+            maxima[loop.buffer] = position
+        elif parts is not None and parts[1].buffer in maxima:
+            maximum = operations[maxima[parts[1].buffer]]
+            assert isinstance(maximum, Loop)
+            same_rows = (maximum.axes, maximum.fold, maximum.store) == (
+                loop.axes, Reduction("max", loop.fold.axes), parts[1].index)  # fmt: skip
+            if same_rows and without_casts(parts[0]) is without_casts(maximum.value):
+                found[position] = maxima[maximum.buffer]
+    return found
+
+
 def deviation(loop: Loop) -> tuple[Expr, Expr] | None:
     """`(v, m)` if the loop sums `(v - m) * (v - m)` with an `m` that does not vary in the sum."""
     value = loop.value
@@ -61,24 +84,46 @@ def deviation(loop: Loop) -> tuple[Expr, Expr] | None:
     return None if axes_in_value(m) & frozenset(loop.reduction_axes) else (v, m)
 
 
-def squares_in_chunks(loop: Loop, chunks: ChunkedSum, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer]:
-    """The squares within each chunk, the loop that combines them, and the buffer between."""
+def in_chunks(loop: Loop, chunks: Chunks, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer]:
+    """The loop within each chunk, the loop that combines the chunks, and the buffer between."""
+    name = f"{loop.buffer}_partial"
+    while name in buffers:
+        name += "_"
+    value, between, dtype = _squares(loop, chunks) or _exponentials(loop, chunks)
+    partial = dataclasses.replace(chunks.partial, name=name, dtype=dtype)
+    first = Loop(name, (chunks.part, *loop.axes), value, chunks.place, Reduction("sum", chunks.within),
+                 origins=loop.origins)  # fmt: skip
+    combined = between(Load(name, chunks.place, dtype))
+    return first, dataclasses.replace(loop, value=combined, fold=Reduction("sum", (chunks.part,))), partial
+
+
+Parts = tuple[Expr, Callable[[Expr], Expr], torch.dtype]
+
+
+def _squares(loop: Loop, chunks: Chunks) -> Parts | None:
+    """What to sum in a chunk, and the sum of the whole in terms of a chunk's sum: squared deviations."""
     found = deviation(loop)
-    assert found is not None
+    if found is None:
+        return None
     value, center = found
     dtype = value.dtype
     count = Constant(float(points(chunks.within)), dtype)
     mean = apply("truediv", Load(chunks.partial.name, chunks.place, dtype), count, dtype=dtype)
     inside = apply("sub", rewrite(value, dict(chunks.changes)), mean, dtype=dtype)
-    name = f"{loop.buffer}_partial"
-    while name in buffers:
-        name += "_"
-    partial = dataclasses.replace(chunks.partial, name=name)
-    first = Loop(
-        name, (chunks.part, *loop.axes), apply("mul", inside, inside, dtype=dtype), chunks.place,
-        Reduction("sum", chunks.within), origins=loop.origins,
-    )  # fmt: skip
     between = apply("sub", mean, center, dtype=dtype)
     shifted = apply("mul", count, apply("mul", between, between, dtype=dtype), dtype=dtype)
-    combined = apply("add", Load(name, chunks.place, dtype), shifted, dtype=dtype)
-    return first, dataclasses.replace(loop, value=combined, fold=Reduction("sum", (chunks.part,))), partial
+    return apply("mul", inside, inside, dtype=dtype), lambda sum_: apply("add", sum_, shifted, dtype=dtype), dtype
+
+
+def _exponentials(loop: Loop, chunks: Chunks) -> Parts:
+    """The same for exponentials below a maximum; a chunk of nothing but minus infinity adds nothing."""
+    found = exponent(loop)
+    assert found is not None
+    value, highest = found
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    maximum = cast(Load(chunks.partial.name, chunks.place, chunks.partial.dtype), dtype)
+    nothing = apply("eq", maximum, Constant(-math.inf, dtype), dtype=torch.bool)
+    shift = apply("where", nothing, Constant(0.0, dtype), maximum, dtype=dtype)
+    inside = apply("sub", cast(rewrite(value, dict(chunks.changes)), dtype), shift, dtype=dtype)
+    rest = apply("exp", apply("sub", maximum, cast(highest, dtype), dtype=dtype), dtype=dtype)
+    return apply("exp", inside, dtype=dtype), lambda sum_: apply("mul", sum_, rest, dtype=dtype), dtype

@@ -126,7 +126,7 @@ class ProgramMaker:
         for _ in range(pick.choice([0, 1, 1, 2])):
             kind = pick.random()
             if kind < 0.2:
-                result = Apply(pick.choice(["exp", "sigmoid", "neg", "cast"]), (result,), F32)
+                result = Apply(pick.choice(["tanh", "sigmoid", "neg", "cast"]), (result,), F32)
             elif kind < 0.35 and axes:
                 axis = pick.choice(axes)
                 limit = Constant(pick.randint(1, int(axis.size)), I64)
@@ -203,6 +203,8 @@ class ProgramMaker:
             return self.variance(name, axes, origins)
         if len(axes) > 1 and self.random.random() < 0.25:
             return self.both_ways(name, axes, origins)
+        if self.random.random() < 0.15:
+            return self.exponentials(name, axes, origins)
         folded = tuple(a for a in axes if self.random.random() < 0.6) or axes[-1:]
         kept = tuple(a for a in axes if a not in folded)
         kind = self.random.choice(["sum", "sum", "max", "min", "argmax"])
@@ -225,6 +227,19 @@ class ProgramMaker:
         target = self.add_buffer(name, tuple(int(a.size) for a in kept))
         place = offset(target, [as_index(a) for a in kept])
         self.operations.append(Loop(name, kept, squares, place, Reduction("sum", folded), origins=origins))
+
+    def exponentials(self, name: str, axes: tuple[Axis, ...], origins: tuple[Origin, ...]) -> None:
+        """A maximum, and the sum of exponentials below it."""
+        kept, folded = axes[:-1], axes[-1:]
+        value = apply("cast", self.value(axes), dtype=F32)
+        highest = self.add_buffer(f"{name}_highest", tuple(int(a.size) for a in kept))
+        place = offset(highest, [as_index(a) for a in kept])
+        self.operations.append(Loop(highest.name, kept, value, place, Reduction("max", folded), origins=origins))
+        below = apply("sub", value, Load(highest.name, place, F32), dtype=F32)
+        target = self.add_buffer(name, tuple(int(a.size) for a in kept))
+        place = offset(target, [as_index(a) for a in kept])
+        exponential = apply("exp", below, dtype=F32)
+        self.operations.append(Loop(name, kept, exponential, place, Reduction("sum", folded), origins=origins))
 
     def both_ways(self, name: str, axes: tuple[Axis, ...], origins: tuple[Origin, ...]) -> None:
         """A sum over the last axes, something computed from it, and a sum over the first axes of that, or of the same."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+from minicompile.config import Config
 from minicompile.errors import Location
 from minicompile.ir.loops import Origin
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.scheduling.inline import InlineFacts, should_inline
 from minicompile.scheduling.naming import MAXIMUM_LENGTH, kernel_name, operator_word
 from minicompile.scheduling.profit import PairFacts, refusal
+from minicompile.scheduling.schedule import schedule_graph
 from minicompile.scheduling.split import choose_splits
+from tests.scheduling.hand_made import GraphMaker, softmax
 
 GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
 MEGA = 1 << 20
@@ -79,3 +82,11 @@ def test_kernel_names_leave_out_what_tells_nothing_and_stay_short() -> None:
     assert kernel_name([], taken) == "copy_kernel"
     long = kernel_name(origins(*(f"operator_with_a_long_name_{i}" for i in range(9))), taken)
     assert len(long) <= MAXIMUM_LENGTH and long.isidentifier()
+
+
+def test_few_very_long_rows_take_three_kernels() -> None:
+    maker = GraphMaker()
+    maker.input("x", 4, 1 << 18)
+    softmax(maker, "x", 4, 1 << 18)
+    schedule = schedule_graph(maker.graph("softmax"), Config(verify=True), DeviceProperties(kind="cuda"))
+    assert len(schedule.steps) == 3
