@@ -63,10 +63,14 @@ def test_two_hundred_compiles_leave_nothing_behind() -> None:
     assert grown(work, 100) < 100 * 1_500
 
 
+def scaled_by(weight: torch.nn.Parameter) -> Any:
+    return minicompile.compile(lambda x: (x * weight).sum())
+
+
 def test_a_compiled_function_is_freed_with_all_it_made() -> None:
     minicompile.reset()
     weight = torch.nn.Parameter(torch.ones(3))
-    compiled = minicompile.compile(lambda x: (x * weight).sum())
+    compiled = scaled_by(weight)
     compiled(torch.ones(3)).backward()
     (graph,) = compiled.compiler.graphs
     traces = [weakref.ref(compiled.compiler), weakref.ref(graph), weakref.ref(weight)]
