@@ -6,6 +6,7 @@ Stores to objects from outside go to stand-ins and are replayed later. Must not 
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from typing import Any
@@ -115,6 +116,7 @@ def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
     return value
 
 
+NamedTupleField = type(vars(collections.namedtuple("Pair", "one two"))["one"])
 NEVER_REPLACED = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
                   types.MethodDescriptorType)
 
@@ -141,7 +143,7 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type, source: So
         return read_slot(tracer, raw, owner) if instance else raw
     if isinstance(raw, types.BuiltinFunctionType):
         return raw
-    if isinstance(raw, (*NEVER_REPLACED, types.ClassMethodDescriptorType)):
+    if isinstance(raw, (*NEVER_REPLACED, types.ClassMethodDescriptorType, NamedTupleField)):
         return raw.__get__(owner, kind) if instance else raw.__get__(None, kind)
     getter, _ = class_lookup(tracer, type(raw), "__get__")
     if isinstance(getter, types.FunctionType):
@@ -398,7 +400,7 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """`owner.name = value`, or deletion if `value` is MISSING."""
     kind = type(owner)
     if isinstance(owner, torch_interface.FakeTensor):
-        if hasattr(torch.Tensor, name):
+        if hasattr(torch.Tensor, name) and not (name == "grad" and fits_as_gradient(tracer, owner, value)):
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
         tracer.effects.attributes[(id(owner), name)] = (owner, value)
         return
@@ -413,6 +415,14 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
             tracer.call(class_value(tracer, base or kind, special, setter), args)
         return
     generic_set(tracer, owner, name, value)
+
+
+def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
+    """Whether `value` may become the `.grad` of a tensor from outside."""
+    if id(owner) not in tracer.reals or value is None:
+        return id(owner) in tracer.reals
+    return isinstance(value, torch_interface.FakeTensor) and value.shape == owner.shape and (
+        value.dtype == owner.dtype and value.device == owner.device and tensor_class(tracer, value) is torch.Tensor)
 
 
 def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:

@@ -158,6 +158,8 @@ class OutputGraph:
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             refuse_overlapping_writes(args[0] if args else None)
         result = self.run_fake(op, target, args, kwargs)
+        if isinstance(result, FakeTensor) and id(result) not in self.traced and result.requires_grad and result.is_leaf:
+            raise Break("autograd call", f"`{name}` makes a leaf that requires a gradient")
         self.check_data_aliases(args)
         node = self.graph.create_node(op, target, node_args, node_kwargs)
         self.describe(node, result, location)
@@ -205,20 +207,30 @@ class OutputGraph:
         return found
 
     def data_of(self, owner: Any, location: Location | None) -> Any:
-        """`owner.data`: detached, but in-place changes of it are left to eager, since they do not count as changes of `owner`."""
+        """`owner.data`: detached, and watched, since in eager changes of it do not count as changes of `owner`."""
         alias = self.call("call_method", "detach", (owner,), {}, location)
         if not alias.is_inference():
             self.data_aliases[id(alias)] = (alias, owner, alias._version)
         return alias
 
     def check_data_aliases(self, args: tuple[Any, ...]) -> None:
-        """Leave an operation that has changed the `.data` of a tensor to eager."""
-        for alias, _, version in self.data_aliases.values():
+        """Leave an operation that has changed the `.data` of a tensor to eager if a gradient could tell."""
+        for key, (alias, owner, version) in self.data_aliases.items():
             if alias._version != version:
-                reason = "a tensor of which `.data` was taken is changed in place"
-                if args and args[0] is alias:
-                    raise Break("autograd call", reason)
-                raise RunEager(f"{reason} through a view", "autograd call")
+                self.data_aliases[key] = (alias, owner, alias._version)
+                if self.is_saved_for_a_gradient(owner):
+                    reason = "a tensor of which `.data` was taken is changed in place"
+                    if args and args[0] is alias:
+                        raise Break("autograd call", reason)
+                    raise RunEager(f"{reason} through a view", "autograd call")
+
+    def is_saved_for_a_gradient(self, owner: Any) -> bool:
+        """Whether an operation of the graph may need the value of a tensor for its gradient."""
+        entry = self.traced[id(owner)]
+        if not owner.requires_grad:
+            return False
+        return entry.source is None or any(needs_gradient(user.meta["example_value"])
+                                           for user in (entry.node.users if entry.node is not None else ()))
 
     def state_call(self, function: Any, args: tuple[Any, ...], location: Location | None) -> Any:
         """Record a change of thread-local torch state, and make it while tracing."""
@@ -281,6 +293,13 @@ class OutputGraph:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
                                 entry.kind, entry.value) for entry in self.inputs)  # type: ignore[arg-type]
+
+
+def needs_gradient(value: Any) -> bool:
+    """Whether a fake result, or a part of it, requires a gradient."""
+    if isinstance(value, (tuple, list)):
+        return any(map(needs_gradient, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.operators import is_impure, name_of, storage_root
+from minicompile.graph.operators import is_impure, is_view, name_of, storage_root
 from minicompile.graph.trace import JointGraph
 
 aten = torch.ops.aten
@@ -92,9 +92,20 @@ def widens(cast: Node) -> bool:
 def remove_clones(module: GraphModule) -> GraphModule:
     """Copies that leave the layout as it is. Outputs that must not share storage are separated again at the end."""
     for node in list(module.graph.nodes):
-        if name_of(node) == "clone" and same_layout(node, node.args[0]):
+        if name_of(node) == "clone" and same_layout(node, node.args[0]) and not keeps_a_value(node):
             replace(node, node.args[0])
     return module
+
+
+def keeps_a_value(clone: Node) -> bool:
+    """Whether a copy of an input is what the backward reads, so that the user may write the input in between."""
+    source = storage_root(clone.args[0])  # type: ignore[arg-type]
+    return source.meta.get("kind") in ("tensor", "buffer") and is_read_in_backward(clone)
+
+
+def is_read_in_backward(node: Node) -> bool:
+    """Whether an operation of the backward reads a value, straight or through views."""
+    return any(user.meta.get("stage") == "backward" or (is_view(user) and is_read_in_backward(user)) for user in node.users)
 
 
 def write_copies_plainly(module: GraphModule) -> GraphModule:

@@ -23,6 +23,7 @@ from minicompile.graph.operators import (
     is_view,
     name_of,
     num_bytes,
+    storage_root,
 )
 
 LONGEST_CHAIN = 24
@@ -67,6 +68,7 @@ class JointView:
                 stack.extend(node.all_input_nodes)
         self.order = [node for node in self.nodes if node in self.relevant]
         self.level = self._levels()
+        self.read_by_backward = {storage_root(node) for node in self.wanted}
 
     def _levels(self) -> dict[Node, int]:
         """How many unfusible operators lie before each node: nodes of different levels are in different kernels."""
@@ -147,6 +149,8 @@ def why_not_again(view: JointView, node: Node) -> str | None:
         return None  # eager computes it in the backward too
     if node.op == "get_attr" or is_size(node) or is_view(node) or is_item(node):
         return None
+    if any(may_change(view, argument) for argument in node.all_input_nodes):
+        return "it reads an input that eager does not keep, so that it may change before the backward"
     if is_reduction(node):
         return "a reduction reads all of its argument again"
     if not is_fusible(node):
@@ -155,6 +159,12 @@ def why_not_again(view: JointView, node: Node) -> str | None:
     if reader is not None and not node_is_free(node):
         return f"{name_of(reader)} of the backward reads it from memory"
     return None
+
+
+def may_change(view: JointView, node: Node) -> bool:
+    """Whether a value is an input (or a view of one) that the user may write before the backward, as far as eager cares."""
+    node = storage_root(node)
+    return node.meta.get("kind") in ("tensor", "buffer") and node not in view.read_by_backward
 
 
 def node_is_free(node: Node) -> bool:

@@ -55,6 +55,8 @@ def bind(
     function = _autograd_function(plan, plan.tangents, forward_call, *halves)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    if plan.unreached:
+        apply = cut_off(plan.unreached, apply)
     connections = plan.binding.connections
     if connections:
         unconnected, gradients = apply, len(plan.binding.differentiable_inputs)
@@ -73,6 +75,18 @@ def bind(
         return build(inputs, apply(*inputs))
 
     return run
+
+
+def cut_off(positions: tuple[int, ...], apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`apply` without the inputs at `positions` in its history: a backward would run, and free, what made them."""
+
+    def call(*inputs: Any) -> Any:
+        arguments = list(inputs)
+        for position in positions:
+            arguments[position] = arguments[position].detach()
+        return apply(*arguments)
+
+    return call
 
 
 def _bind_without_gradient(

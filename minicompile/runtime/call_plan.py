@@ -36,6 +36,7 @@ class CallPlan:
         tensor_results: of each output of the forward, whether it is a tensor.
         tangents: what the backward takes for each differentiable output; `None` if there is no backward.
         gradient_sources: by number, which tangents each gradient depends on.
+        unreached: positions of inputs that require a gradient and get none from any output.
         grad_enabled: whether gradients were on where the graph starts.
     """
 
@@ -46,6 +47,7 @@ class CallPlan:
     tensor_results: tuple[bool, ...]
     tangents: tuple[Tangent, ...] | None
     gradient_sources: tuple[tuple[int, ...], ...] = ()
+    unreached: tuple[int, ...] = ()
     grad_enabled: bool = True
 
     @property
@@ -84,6 +86,7 @@ def call_plan(partitioned: PartitionedGraph, captured: CapturedGraph | None = No
         tensor_results=tuple(isinstance(value, torch.Tensor) for value in results),
         tangents=None if partitioned.backward is None else expected_tangents(partitioned.binding, partitioned.backward),
         gradient_sources=() if partitioned.backward is None else gradient_sources(partitioned.binding, partitioned.backward),
+        unreached=() if partitioned.backward is None else unreached_inputs(partitioned.binding, partitioned.backward),
         grad_enabled=captured is None or captured.grad_enabled,
     )
 
@@ -99,6 +102,12 @@ def expected_tangents(binding: Binding, backward: torch.fx.GraphModule) -> tuple
         shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
         found.append(Tangent(index, shape, strides, value.dtype, value.device))
     return tuple(found)
+
+
+def unreached_inputs(binding: Binding, backward: torch.fx.GraphModule) -> tuple[int, ...]:
+    """The inputs for which the backward returns nothing."""
+    closing: Any = next(iter(reversed(backward.graph.nodes)))
+    return tuple(slot for slot, node in zip(binding.differentiable_inputs, closing.args[0], strict=False) if node is None)
 
 
 def gradient_sources(binding: Binding, backward: torch.fx.GraphModule) -> tuple[tuple[int, ...], ...]:

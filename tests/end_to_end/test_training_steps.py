@@ -1,0 +1,45 @@
+"""Training steps through the whole compiler: what autograd sees between the parts of a step is what eager shows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minicompile import compile as minicompile_compile
+from tests.conformance.catalogue import PROGRAMS, all_programs
+from tests.conformance.compilers import compiler
+from tests.conformance.harness import check
+
+all_programs()
+STEPS = (
+    "gan_step", "projected_gradient_attack", "momentum_contrast_queue", "adversarial_perturbation", "sgd_by_hand_through_data",
+    "actor_critic_soft_update", "checkpointed_blocks_in_a_loop", "checkpoint_with_dropout_between", "nested_checkpoints",
+    "custom_linear_of_the_documentation", "custom_function_that_returns_its_input", "custom_function_in_place",
+    "custom_function_with_an_index_result", "gradient_reversal_layer",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_shows_its_caller_what_the_plain_one_shows(name: str) -> None:
+    with compiler("full") as compile:
+        found = check(PROGRAMS[name], compile)
+    assert not found, "\n".join(found)
+
+
+def test_an_input_that_eager_does_not_keep_may_be_written_before_the_backward() -> None:
+    weight, table = torch.randn(4, requires_grad=True), torch.randn(4)
+    for function in (lambda: weight * (table * 2), lambda: weight * table.clone(), lambda: (weight * table.exp()).sin()):
+        compiled = minicompile_compile(function)
+        expected, actual = function(), compiled()
+        with torch.no_grad():
+            table.add_(1)
+        (one,), (two,) = (torch.autograd.grad(value.sum(), weight) for value in (expected, actual))
+        torch.testing.assert_close(two, one)
+
+
+def test_a_backward_does_not_run_through_an_input_that_gets_no_gradient() -> None:
+    w = torch.randn(3, requires_grad=True)
+    before = w.exp()
+    loss = minicompile_compile(lambda x, w: (x.detach() * w).sum())(before, w)
+    loss.backward()
+    before.sum().backward()  # would raise if the first backward had freed what made `before`
