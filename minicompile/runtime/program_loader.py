@@ -39,8 +39,14 @@ def load_program(
 
     `overwritten_inputs` are the positions of inputs whose memory the program changes.
     """
-    path = _write_file(program, cache)
-    module = _import_file(program, path, cache)
+    module = bound_module(program, cache)
+    aligned = align_inputs(module.call, program.aligned_inputs, frozenset(overwritten_inputs))
+    return aligned, pathlib.Path(str(module.__file__))
+
+
+def bound_module(program: Program, cache: CodeCache | None) -> types.ModuleType:
+    """The program's file as a module whose kernels are compiled, and launched in the cheapest way."""
+    module = _import_file(program, _write_file(program, cache), cache)
     for name, constant in program.constants:
         module.CONSTANTS[name] = constant.to(program.device)
     if program.device.type == "cuda":
@@ -48,7 +54,7 @@ def load_program(
         _bind_handwritten(module)
     elif program.device.type == "cpu":
         _bind_interpreter(program, module)
-    return align_inputs(module.call, program.aligned_inputs, frozenset(overwritten_inputs)), path
+    return module
 
 
 def _write_file(program: Program, cache: CodeCache | None) -> pathlib.Path:
