@@ -25,9 +25,11 @@ class GraphModule(torch.fx.GraphModule):
         return None
 
     def forward(self, *args: Any) -> Any:
-        """Run the graph; from the second call on, the class has a real `forward`."""
-        super().recompile()
-        return self(*args)
+        """Run the graph, without the hooks that calling a module runs."""
+        kind = type(self)
+        if kind.forward is GraphModule.forward:
+            super().recompile()  # which gives the class, one a graph, a `forward` of its own
+        return kind.forward(self, *args)
 
 
 @dataclasses.dataclass(frozen=True)
