@@ -7,6 +7,7 @@ order writes: where two hit one place without adding up, either may win, as in e
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -264,7 +265,10 @@ def _with_region(
     builder: GraphBuilder, value: TensorValue, region: TensorValue, source: TensorValue, inside: Any, element: Any
 ) -> TensorValue:
     """`value` with `source` in a strided region of it: a select per element, or a write of just the region in place."""
-    if builder.in_place is None or source.buffer == builder.in_place.buffer:
+    same_place = (source.sizes, source.strides, source.offset) == (region.sizes, region.strides, region.offset)
+    if builder.in_place is not None and same_place and builder.same_storage(source.buffer, builder.in_place.buffer):
+        return dataclasses.replace(builder.in_place, buffer=source.buffer)  # the region was written where it is
+    if builder.in_place is None or builder.same_storage(source.buffer, builder.in_place.buffer):
         return builder.like_node(lambda i: masked(inside(i), cast(element(i), value.dtype), value.load(i)))
     if is_empty(region.sizes):
         return builder.in_place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,3 +64,68 @@ def test_as_eager(function: Callable[..., Any], arguments: Callable[[torch.Tenso
             given = arguments(data.clone())
             shown.append((run(*given), given, STATE["seen"]))
         torch.testing.assert_close(shown[1], shown[0])
+
+
+def nested_views(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    cache[1, :, 3:4].copy_(new[1])
+    return cache[1].sum(-1)
+
+
+def halves_of_one_cache(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    cache[0][:, at] = new[0]
+    cache[1][:, at] = new[1] + 1
+    return cache.sum(-1)
+
+
+def two_places(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    cache[:, :, at] = new
+    cache.index_copy_(2, at + 1, new * 2)
+    return cache.sum(-1)
+
+
+def added_to_a_slice(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    cache[:, :, 2:3] += new
+    return cache[:, :, :4].sum()
+
+
+def old_contents_read_first(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    old = cache.sum(-1)
+    cache[:, :, at] = new
+    return old, (new.mT @ cache[:, :, 5:6]).sum()
+
+
+def scattered(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    cache.scatter_(2, at.view(1, 1, 1, 1).expand_as(new), new)
+    return cache.mean()
+
+
+def old_contents_read_last(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    old = cache[:, :, :1].clone()
+    cache[:, :, 0:1] = new
+    cache[:, :, 1:] = cache[:, :, :-1].clone()
+    return old + cache[:, :, 1:2]
+
+
+def inner_view_read_between(cache: torch.Tensor, new: torch.Tensor, at: torch.Tensor) -> Any:
+    part, whole = cache[1], cache * 1
+    part[:, 2:3] = new[1]
+    between = cache[1, :, :4].sum()
+    part[:, 4:5] = new[0]
+    part[:, 2:4] = part[:, 4:6]
+    return between, part.sum() + whole.sum()
+
+
+IN_PLACE = [nested_views, halves_of_one_cache, two_places, added_to_a_slice, old_contents_read_first, scattered]
+
+
+@pytest.mark.parametrize("function", [*IN_PLACE, old_contents_read_last, inner_view_read_between])
+def test_a_cache_is_written_where_it_is(function: Callable[..., Any]) -> None:
+    arguments = torch.randn(2, 3, 16, 4), torch.randn(2, 3, 1, 4), torch.tensor([5])
+    plain, ours = ([value.clone() for value in arguments] for _ in range(2))
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    torch.testing.assert_close(compiled(*ours), function(*plain))
+    torch.testing.assert_close(ours, plain)
+    if function in IN_PLACE:
+        loops = compiled.compiler.graphs[0].parts["forward"].lowered.operations
+        written = [math.prod(axis.size.constant for axis in loop.axes) for loop in loops if getattr(loop, "overwrites", None)]
+        assert written and max(written) <= arguments[1].numel()
