@@ -18,43 +18,21 @@ from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Origin
 from minicompile.ir.printer import captured_text, dtype_text
 from minicompile.ir.schedule import KernelGroup, Schedule
 from minicompile.report.matmul_shapes import matmul_shape
-from minicompile.report.records import Fusion, GraphSummary, Kept, MemoryPoint, RecompileSummary, Step
+from minicompile.report.records import ExplainedRecompile, Fusion, GraphSummary, MatmulShape, Step
 
 
-def graph_summaries(graphs: Iterable[Any]) -> tuple[GraphSummary, ...]:
-    """Every captured graph, in the order of compilation."""
-    return tuple(
-        GraphSummary(
-            graph.captured.name,
-            graph.captured.location,
-            sum(node.op.startswith("call_") for node in graph.captured.module.graph.nodes),
-            len(graph.captured.inputs),
-            str(graph.captured.graph_break.reason) if graph.captured.graph_break else "",
-            graph.fallbacks,
-            captured_text(graph.captured),
-        )
-        for graph in graphs
+def graph_summary(graph: Any) -> GraphSummary:
+    """One captured graph."""
+    captured = graph.captured
+    operations = sum(node.op.startswith("call_") for node in captured.module.graph.nodes)
+    return GraphSummary(
+        captured.name, captured.location, operations, len(captured.inputs), graph.fallbacks, captured_text(captured)
     )
 
 
-def kept_tensors(graphs: Iterable[Any]) -> tuple[Kept, ...]:
-    """What the forward saves for the backward, and what the backward computes again."""
-    found = []
-    for graph in graphs:
-        saved, again = graph.partitioned.saved_tensors, graph.partitioned.recomputed
-        found += [Kept(e.name, "saved", e.num_bytes, e.reason, e.location) for e in saved]
-        found += [Kept(e.name, "recomputed", e.num_bytes, e.reason, e.location) for e in again]
-    return tuple(found)
-
-
-def recompile_summaries(records: Any) -> tuple[RecompileSummary, ...]:
-    """Every recompile with the annotation that avoids the next one."""
-    return tuple(
-        RecompileSummary(
-            r.function, r.sentence, str(r.old), str(r.new), r.location, r.seconds, annotation(r.sentence, r.old, r.new)
-        )
-        for r in records.recompiles
-    )
+def explained_recompile(record: Any) -> ExplainedRecompile:
+    """A recompile with the annotation that avoids the next one."""
+    return ExplainedRecompile(str(record), record.seconds, annotation(record.sentence, record.old, record.new))
 
 
 def annotation(sentence: str, old: Any, new: Any) -> str:
@@ -91,59 +69,42 @@ def origins_of(step: KernelGroup | ExternKernel) -> tuple[Origin, ...]:
     return tuple(dict.fromkeys(origin for loop in step.loops for origin in loop.origins))
 
 
-def steps_of(graphs: Iterable[Any]) -> Iterator[tuple[Any, str, int, Step]]:
-    """(graph, half, number, record) of every step of every compiled half, in the order of execution."""
+def steps_of(graphs: Iterable[Any]) -> Iterator[tuple[Any, str, Step]]:
+    """(graph, half, record) of every step of every compiled half, in the order of execution."""
     for graph in graphs:
         for half, part in graph.parts.items():
-            if part.schedule is None or part.program is None:
-                continue
-            for number in range(len(part.schedule.steps)):
-                yield graph, half, number, step_record(graph.captured.name, half, number, part)
+            if part.schedule is not None and part.program is not None:
+                held = held_bytes(part.schedule)
+                for number in range(len(held)):
+                    yield graph, half, step_record(graph.captured.name, half, number, part, held[number])
 
 
-def step_record(graph: str, half: str, number: int, part: Any) -> Step:
+def step_record(graph: str, half: str, number: int, part: Any, held: int = 0) -> Step:
     """One step of a compiled half."""
     step, buffers = part.schedule.steps[number], part.schedule.graph.buffers
     origins = origins_of(step)
     modules = [named_module(o.location.module) for o in origins if o.location and o.location.module]
-    common: dict[str, Any] = {
-        "graph": graph,
-        "half": half,
-        "number": number,
-        "module": max(modules, key=modules.count, default=""),
-        "operators": tuple(dict.fromkeys(origin.operator for origin in origins)),
-        "lines": tuple(dict.fromkeys(origin.location for origin in origins if origin.location)),
-        "reads": step.reads,
-        "writes": step.writes,
-    }
     written = [buffers[name] for name in step.writes if name in buffers]
-    common["dtype"] = dtype_text(written[0].dtype) if written else ""
-    if isinstance(step, ExternKernel):
-        views = list(views_in((step.args, tuple(v for _, v in step.kwargs))))
-        product = matmul_shape(step)
+    name = part.program.steps[number][0].removeprefix("run_") or getattr(step, "name", "")
+    if isinstance(step, KernelGroup):
+        kernel = next((k for k in part.program.kernels if k.name == name), None)
+        product, traffic, flops = None, (step.bytes_read, step.bytes_written), step.flops
+        reason, source = step.tile.reason, kernel.text if kernel else ""
+    else:
+        views = list(views_in((step.args, tuple(value for _, value in step.kwargs))))
+        product, traffic = matmul_shape(step), (sum(map(buffer_bytes, views)), sum(map(buffer_bytes, written)))
+        flops, reason, source = extern_flops(step, product, views), step.reason, ""
         name = re.sub(r"^torch\.ops\.(aten\.|minicompile\.)?|^kernels\.|\.(out|default)$", "", step.target)
-        return Step(
-            kind="extern",
-            name=f"{name} {product.m}x{product.n}x{product.k}" if product else name,
-            bytes_read=sum(view_bytes(view) for view in views),
-            bytes_written=sum(map(buffer_bytes, written)),
-            flops=extern_flops(step, views),
-            matmul=product,
-            reason=step.reason,
-            **common,
-        )
-    function = part.program.steps[number][0].removeprefix("run_")
-    kernel = next((k for k in part.program.kernels if k.name == function), None)
+        name += f" {product}" if product else ""
     return Step(
-        kind="kernel",
-        name=function or step.name,
-        bytes_read=step.bytes_read,
-        bytes_written=step.bytes_written,
-        flops=step.flops,
-        reason=step.tile.reason,
-        source=kernel.text if kernel else "",
-        **common,
-    )
+        graph, half, number, "kernel" if isinstance(step, KernelGroup) else "extern", name,
+        module=max(modules, key=modules.count, default=""),
+        operators=tuple(dict.fromkeys(origin.operator for origin in origins)),
+        lines=tuple(dict.fromkeys(origin.location for origin in origins if origin.location)),
+        reads=step.reads, writes=step.writes, bytes_read=traffic[0], bytes_written=traffic[1], flops=flops,
+        dtype=dtype_text(written[0].dtype) if written else "", held_bytes=held, reason=reason, source=source,
+        matmul=product,
+    )  # fmt: skip
 
 
 def views_in(value: Any) -> Iterator[BufferView]:
@@ -155,52 +116,39 @@ def views_in(value: Any) -> Iterator[BufferView]:
             yield from views_in(item)
 
 
-def view_bytes(view: BufferView | Buffer) -> int:
-    """Bytes of the elements of a view, at the hinted sizes."""
-    return math.prod(hint(size) for size in view.sizes) * view.dtype.itemsize
+def buffer_bytes(buffer: BufferView | Buffer) -> int:
+    """Bytes of the elements of a buffer or view, at the hinted sizes."""
+    return math.prod(hint(size) for size in buffer.sizes) * buffer.dtype.itemsize
 
 
-buffer_bytes = view_bytes
-
-
-def extern_flops(step: ExternKernel, views: list[BufferView]) -> int:
+def extern_flops(step: ExternKernel, product: MatmulShape | None, views: list[BufferView]) -> int:
     """Floating-point operations of a product, a convolution or an attention call; zero for anything else."""
-    name = step.target
-    shapes = [[hint(size) for size in view.sizes] for view in views]
-    product = matmul_shape(step)
     if product is not None:
         return 2 * product.batch * product.m * product.n * product.k
-    if "attention" in name and len(shapes) >= 3:
-        q, k = shapes[-3:-1] if "backward" in name and len(shapes[0]) == 4 and len(shapes) < 4 else shapes[:2]
-        causal = dict(step.kwargs).get("causal", dict(step.kwargs).get("is_causal", False))
-        products = 5 if "backward" in name else 2
-        return products * 2 * math.prod(q) * k[-2] // (2 if causal is True else 1)
-    if "convolution" in name and "backward" not in name and len(shapes) >= 2 and step.outputs[0] is not None:
-        result = math.prod(hint(size) for size in step.outputs[0].sizes)
-        return 2 * result * math.prod(shapes[1][1:])
+    shapes = [[hint(size) for size in view.sizes] for view in views]
+    if "attention" in step.target and len(shapes) >= 3:
+        q, k = [shape for shape in shapes if len(shape) == 4][:2]
+        options = dict(step.kwargs)
+        causal = options.get("causal", options.get("is_causal", False)) is True
+        return (5 if "backward" in step.target else 2) * 2 * math.prod(q) * k[-2] // (2 if causal else 1)
+    if "convolution" in step.target and "backward" not in step.target and step.outputs[0] is not None:
+        return 2 * math.prod(hint(size) for size in step.outputs[0].sizes) * math.prod(shapes[1][1:])
     return 0
 
 
 def fusions(graphs: Iterable[Any]) -> tuple[Fusion, ...]:
-    """The ledger: what shares a kernel, and every pair that stays apart, dearest first."""
-    done: list[Fusion] = []
-    refused: list[Fusion] = []
-    for graph in graphs:
-        name = graph.captured.name
-        for half, part in graph.parts.items():
-            if part.schedule is None:
-                continue
-            for step in part.schedule.steps:
-                if isinstance(step, KernelGroup) and len(origins_of(step)) > 1:
-                    joined = ", ".join(dict.fromkeys(origin.operator for origin in origins_of(step)))
-                    done.append(Fusion(name, half, "fused", step.name, joined))
-            for entry in part.schedule.refusals:
-                saved = None
-                if entry.bytes_apart is not None and entry.bytes_fused is not None:
-                    saved = entry.bytes_apart - entry.bytes_fused
-                pair = f"{entry.producer} and {entry.consumer}"
-                refused.append(Fusion(name, half, entry.verdict, pair, entry.reason, saved))
-    return (*done, *sorted(refused, key=lambda fusion: -(fusion.bytes_saved or 0)))
+    """The ledger: what shares a kernel, and every pair that stays apart."""
+    found: list[Fusion] = []
+    for half, part in (pair for graph in graphs for pair in graph.parts.items() if pair[1].schedule is not None):
+        for step in part.schedule.steps:
+            if isinstance(step, KernelGroup) and len(origins_of(step)) > 1:
+                joined = ", ".join(dict.fromkeys(origin.operator for origin in origins_of(step)))
+                found.append(Fusion(half, "fused", joined, "one kernel"))
+        for entry in part.schedule.refusals:
+            known = entry.bytes_apart is not None and entry.bytes_fused is not None
+            saved = entry.bytes_apart - entry.bytes_fused if known else None
+            found.append(Fusion(half, entry.verdict, f"{entry.producer} and {entry.consumer}", entry.reason, saved))
+    return tuple(found)
 
 
 def pattern_lines(graphs: Iterable[Any]) -> tuple[str, ...]:
@@ -212,22 +160,7 @@ def pattern_lines(graphs: Iterable[Any]) -> tuple[str, ...]:
     )
 
 
-def memory_points(graphs: Iterable[Any]) -> tuple[MemoryPoint, ...]:
-    """Bytes alive while each step runs, inputs left out, from the memory plan."""
-    found = []
-    for graph in graphs:
-        for half, part in graph.parts.items():
-            if part.schedule is not None:
-                named = [
-                    step.name if isinstance(step, KernelGroup) else step.target.removesuffix(".out").rsplit(".", 1)[-1]
-                    for step in part.schedule.steps
-                ]
-                for label, alive in zip(named, alive_bytes(part.schedule), strict=True):
-                    found.append(MemoryPoint(graph.captured.name, half, label, alive))
-    return tuple(found)
-
-
-def alive_bytes(schedule: Schedule) -> list[int]:
+def held_bytes(schedule: Schedule) -> list[int]:
     """Bytes held during each step; storage that a later buffer takes over is held once, until the last of them."""
     spans: dict[str, list[int]] = {}
     roots: dict[str, str] = {}

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minicompile.report.accuracy import output_accuracies
 from minicompile.report.clock import Clock, synchronize
 from minicompile.report.collect import steps_of
+from minicompile.report.document import Cell, amount, duration, number
 from minicompile.report.sandbox import Sandbox, leaves
-from minicompile.report.text_page import amount, duration
 
 NO_KERNEL = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"})
 
@@ -47,17 +47,17 @@ class Comparison:
     columns: tuple[Column, ...]
 
     def __str__(self) -> str:
-        rows: dict[str, Callable[[Column], str]] = {
+        rows: dict[str, Callable[[Column], Cell]] = {
             "time of a call": lambda c: duration(c.call_us),
-            "kernels": lambda c: shown(c.kernels, str),
-            "bytes through kernels": lambda c: shown(c.bytes_moved, amount),
-            "peak memory": lambda c: shown(c.peak_bytes, amount),
-            "compile seconds": lambda c: shown(c.compile_seconds, "{:.2f}".format),
-            "mean error, ulp": lambda c: shown(c.mean_ulp, "{:.3g}".format),
-            "worst error, ulp": lambda c: shown(c.worst_ulp, "{:.3g}".format),
+            "kernels": lambda c: number(c.kernels),
+            "bytes through kernels": lambda c: amount(c.bytes_moved),
+            "peak memory": lambda c: amount(c.peak_bytes),
+            "compile seconds": lambda c: number(c.compile_seconds, "{:.2f}"),
+            "mean error, ulp": lambda c: number(c.mean_ulp, "{:.3g}"),
+            "worst error, ulp": lambda c: number(c.worst_ulp, "{:.3g}"),
         }
         lines = [f"{self.function} on {self.device}", f"{'':<22}" + "".join(f"{c.name:>16}" for c in self.columns)]
-        lines += [f"{name:<22}" + "".join(f"{text(c):>16}" for c in self.columns) for name, text in rows.items()]
+        lines += [f"{name:<22}" + "".join(f"{str(text(c)):>16}" for c in self.columns) for name, text in rows.items()]
         lines += [f"{column.name} failed: {column.failure}" for column in self.columns if column.failure]
         if self.device == "cpu":
             lines.append("without a GPU, minicompile's time is that of Triton's interpreter")
@@ -66,11 +66,6 @@ class Comparison:
     def to_json(self) -> str:
         """Every figure as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=1)
-
-
-def shown(value: Any, text: Callable[[Any], str]) -> str:
-    """A figure, or a dash."""
-    return "-" if value is None else text(value)
 
 
 def compare(
@@ -113,7 +108,7 @@ def measured(
         call_us = clock.call_us(call)
         kernels, moved = None, None
         if (made := graphs(function)) is not None:
-            steps = [step for _, _, _, step in steps_of(made)]
+            steps = [step for _, _, step in steps_of(made)]
             kernels, moved = len(steps), sum(step.bytes_moved for step in steps)
         elif name == "eager" or clock.is_gpu:
             kernels, moved = counted(call, sandbox.device)

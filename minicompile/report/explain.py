@@ -23,7 +23,7 @@ from minicompile.report.accuracy import accuracy, named, node_values, output_acc
 from minicompile.report.binary import resources
 from minicompile.report.clock import Clock, milliseconds, synchronize
 from minicompile.report.explanation import Explanation
-from minicompile.report.records import Accuracy, BreakSummary, Certificate, GuardCost, SizePoint, Step
+from minicompile.report.records import Accuracy, Certificate, ExplainedBreak, GuardCost, SizePoint, Step
 from minicompile.report.roofs import roofs_of
 from minicompile.report.sandbox import Sandbox
 from minicompile.report.watch import Watched, watching, written_tensors
@@ -56,7 +56,11 @@ class Tools:
 def explain(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tools: Tools, sweep: bool | None = None
 ) -> Explanation:
-    """Explain one call of `target`; `sweep` compiles it at other batch sizes too (by default on a GPU only)."""
+    """Explain one call of `target`; `sweep` compiles it at other batch sizes too (by default on a GPU only).
+
+    The recompiles of a function that is compiled already are part of its explanation.
+    """
+    former = getattr(target, "recompiles", []) if hasattr(target, "__wrapped__") else []
     target = getattr(target, "__wrapped__", target)
     case = Case(target, args, kwargs, tools)
     case.first_call()
@@ -71,19 +75,19 @@ def explain(
     return Explanation(
         function=getattr(target, "__qualname__", type(target).__name__),
         device=torch.cuda.get_device_name() if case.clock.is_gpu else "cpu",
-        graphs=collect.graph_summaries(graphs),
+        graphs=tuple(map(collect.graph_summary, graphs)),
         breaks=case.breaks(),
         guards=guards,
         guards_ns=guards_ns,
-        recompiles=collect.recompile_summaries(case.records),
+        recompiles=tuple(map(collect.explained_recompile, [*former, *case.records.recompiles])),
         fallbacks=tuple(f"{f.function}: {f.reason}" for f in case.records.fallbacks),
-        kept=collect.kept_tensors(graphs),
+        saved=tuple(entry for graph in graphs for entry in graph.partitioned.saved_tensors),
+        recomputed=tuple(entry for graph in graphs for entry in graph.partitioned.recomputed),
         steps=steps,
         fusions=fusions,
         patterns=collect.pattern_lines(graphs),
         compile_seconds=dict(case.function.timings),
         first_call_seconds=case.first_seconds,
-        memory=collect.memory_points(graphs),
         peak_bytes=case.peak_bytes,
         roofs=case.roofs,
         verdict=verdict.judge_function(steps, fusions, compiled_us, host_us, doubled, case.roofs),
@@ -156,15 +160,16 @@ class Case:
         times = self.quietly(lambda: self.clock.steps_us(run, self.watching_keys))
         tf32 = torch.backends.cuda.matmul.allow_tf32
         numbered = {id(graph): place for place, graph in enumerate(self.graphs)}
-        found, binaries = [], {}
-        for graph, half, number, step in collect.steps_of(self.graphs):
+        found: list[Step] = []
+        binaries: dict[str, tuple[int | None, int | None]] = {}
+        for graph, half, step in collect.steps_of(self.graphs):
             part = graph.parts[half]
             kernel = next((k for k in part.program.kernels if k.name == step.name), None)
             if kernel is not None and kernel.text not in binaries:
                 code = self.tools.binary(kernel, collect.globals_of(part)[kernel.name])
                 binaries[kernel.text] = resources(code) if code else (None, None)
             registers, spilled = binaries[kernel.text] if kernel is not None else (None, None)
-            took = times.get((numbered[id(graph)], half, number))
+            took = times.get((numbered[id(graph)], half, step.number))
             step = dataclasses.replace(step, registers=registers, spilled_bytes=spilled, microseconds=took)
             judged = step if self.clock.is_gpu else dataclasses.replace(step, microseconds=None)
             found.append(dataclasses.replace(step, verdict=verdict.judge_step(judged, self.roofs, tf32)))
@@ -203,21 +208,20 @@ class Case:
             for record, test in tests
         }
         found: dict[tuple[str, str], GuardCost] = {}
-        for graph in self.graphs:
-            for guard in graph.captured.guards:
-                key = (guard.sentence, guard.expression)
-                found.setdefault(key, GuardCost(guard.sentence, guard.expression, guard.location, costs.get(key)))
+        for guard in (guard for graph in self.graphs for guard in graph.captured.guards):
+            key = (guard.sentence, guard.expression)
+            found.setdefault(key, GuardCost(**vars(guard), nanoseconds=costs.get(key)))
         total = self.clock.nanoseconds(functools.partial(together, *called)) if together is not None else None
         return tuple(found.values()), total
 
-    def breaks(self) -> tuple[BreakSummary, ...]:
+    def breaks(self) -> tuple[ExplainedBreak, ...]:
         """Every graph break with a rewrite; mechanical ones as patches that were tried."""
-        found: dict[Any, BreakSummary] = {}
+        found: dict[Any, ExplainedBreak] = {}
         for record in self.records.graph_breaks:
             place = collect.user_location(record.stack)
             if (record.kind, place) not in found:
                 patch = rewrites.patch(record.kind, place, self.sandbox, self.tools) if place else None
-                found[record.kind, place] = BreakSummary(record.kind, record.reason, record.hint, place, patch)
+                found[record.kind, place] = ExplainedBreak(**vars(record), location=place, patch=patch)
         return tuple(found.values())
 
     def certificate(self) -> Certificate:

@@ -5,23 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
 
-from minicompile.report import html_page, text_page
-from minicompile.report.records import (
-    BreakEven,
-    BreakSummary,
-    Certificate,
-    FunctionVerdict,
-    Fusion,
-    GraphSummary,
-    GuardCost,
-    Kept,
-    MemoryPoint,
-    RecompileSummary,
-    Roofs,
-    Step,
-)
+from minicompile.ir.graph import Recomputed, SavedTensor
+from minicompile.report import document, html_page, records, text_page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +17,11 @@ class Explanation:
     Attributes:
         function, device: what was explained, where it ran.
         graphs, breaks, guards, recompiles, fallbacks: what capture did; `guards_ns`: all guards of the entry together.
-        kept: what the forward saves and the backward recomputes.
+        saved, recomputed: what the forward keeps for the backward, and what the backward computes again.
         steps: every kernel and extern call in order, timed and judged.
         fusions: the ledger; patterns: attention found or not.
         compile_seconds: by stage; first_call_seconds: the whole first call, backward included.
-        memory: bytes of the graph's own buffers over the steps; peak_bytes: measured by the allocator, on a GPU.
+        peak_bytes: of the whole step, measured by the allocator on a GPU.
         roofs, verdict, break_even, accuracy: the judgement.
         notes: what could not be found out, and why.
         files: the user's source files that occur, by name.
@@ -43,37 +29,33 @@ class Explanation:
 
     function: str
     device: str
-    graphs: tuple[GraphSummary, ...]
-    breaks: tuple[BreakSummary, ...]
-    guards: tuple[GuardCost, ...]
+    graphs: tuple[records.GraphSummary, ...]
+    breaks: tuple[records.ExplainedBreak, ...]
+    guards: tuple[records.GuardCost, ...]
     guards_ns: float | None
-    recompiles: tuple[RecompileSummary, ...]
+    recompiles: tuple[records.ExplainedRecompile, ...]
     fallbacks: tuple[str, ...]
-    kept: tuple[Kept, ...]
-    steps: tuple[Step, ...]
-    fusions: tuple[Fusion, ...]
+    saved: tuple[SavedTensor, ...]
+    recomputed: tuple[Recomputed, ...]
+    steps: tuple[records.Step, ...]
+    fusions: tuple[records.Fusion, ...]
     patterns: tuple[str, ...]
     compile_seconds: dict[str, float]
     first_call_seconds: float
-    memory: tuple[MemoryPoint, ...]
     peak_bytes: int | None
-    roofs: Roofs
-    verdict: FunctionVerdict
-    break_even: BreakEven
-    accuracy: Certificate
-    notes: tuple[str, ...] = ()
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    roofs: records.Roofs
+    verdict: records.FunctionVerdict
+    break_even: records.BreakEven
+    accuracy: records.Certificate
+    notes: tuple[str, ...]
+    files: dict[str, str]
 
     def __str__(self) -> str:
-        return text_page.page(self)
+        return text_page.page(document.sections(self))
 
     def to_json(self) -> str:
         """Every record as JSON."""
-        return json.dumps(self.as_dict(), indent=1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every record as dictionaries and lists."""
-        return dataclasses.asdict(self)
+        return json.dumps(dataclasses.asdict(self), indent=1)
 
     def save(self, path: str | pathlib.Path) -> pathlib.Path:
         """Write one self-contained HTML page, or JSON if the name ends so; returns the path."""

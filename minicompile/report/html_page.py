@@ -1,6 +1,6 @@
 """The explanation as one self-contained HTML file: no network, dark and light, by keyboard and on a phone.
 
-What the page shows is prepared here and in `pictures`; the templates only lay it out.
+What the page shows is prepared here, in `document` and in `pictures`; the templates only lay it out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 import jinja2
 
-from minicompile.report import pictures, text_page
+from minicompile.report import document, pictures
 
 CONTEXT = 3
+MANY_ROWS = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,50 +31,46 @@ class SourceLine:
 @functools.cache
 def environment() -> jinja2.Environment:
     """The templates, with every value escaped."""
+    loader = jinja2.PackageLoader("minicompile.report", "templates")
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("minicompile.report", "templates"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters.update(amount=text_page.amount, duration=text_page.duration, place=text_page.place)
+    made.tests.update(cell=lambda value: isinstance(value, document.Cell), lines=lambda value: isinstance(value, list))
     return made
 
 
 def page(explanation: Any) -> str:
     """The whole file."""
-    kernels = text_page.kernel_rows(explanation.steps)
+    steps, kernels = explanation.steps, document.kernels_of(explanation.steps)
     return environment().get_template("page.html.jinja").render(
         it=explanation,
-        kernels=kernels,
-        buckets=text_page.BUCKETS,
+        sections=document.sections(explanation),
+        kernels=[kernel for kernel in kernels if kernel.first.source],
+        place=document.place,
+        most=MANY_ROWS,
         sources={name: source_lines(explanation, name, content) for name, content in explanation.files.items()},
-        graph=pictures.graph(explanation.steps),
-        roofline=pictures.roofline(kernels, explanation.roofs),
-        memory=pictures.memory(explanation.memory),
-        summary=list(text_page.Page(explanation, 10_000).verdict()),
+        graph=pictures.graph(steps),
+        pictures={"Kernels": pictures.roofline(kernels, explanation.roofs), "Memory": pictures.memory(steps)},
     )  # fmt: skip
 
 
 def source_lines(explanation: Any, file: str, content: str) -> list[SourceLine]:
     """The lines of one file that became steps or breaks, with a few around them."""
     kernels: dict[int, dict[str, None]] = {}
+    breaks: dict[int, list[Any]] = {}
     for step in explanation.steps:
         for place in step.lines:
             if place.file == file:
                 kernels.setdefault(place.line, {})[step.name] = None
-    breaks: dict[int, list[Any]] = {}
     for record in explanation.breaks:
         if record.location is not None and record.location.file == file:
             breaks.setdefault(record.location.line, []).append(record)
     wanted = {near for line in (*kernels, *breaks) for near in range(line - CONTEXT, line + CONTEXT + 1)}
     lines = content.splitlines()
-    shown = [number for number in sorted(wanted) if 1 <= number <= len(lines)]
     return [
         SourceLine(
             number, lines[number - 1], tuple(kernels.get(number, ())), tuple(breaks.get(number, ())),
-            place > 0 and shown[place - 1] != number - 1,
+            number > min(wanted) and number - 1 not in wanted,
         )
-        for place, number in enumerate(shown)
+        for number in sorted(wanted) if 1 <= number <= len(lines)
     ]  # fmt: skip

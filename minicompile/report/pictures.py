@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from minicompile.report.records import MemoryPoint, Roofs, Step
-from minicompile.report.text_page import Kernel, amount, duration
+from minicompile.report.document import Kernel, amount, duration
+from minicompile.report.records import Roofs, Step
 
 ROW, WIDTH, LEFT, INDENT = 46, 560, 24, 14
 
@@ -116,16 +116,16 @@ def roofline(kernels: Sequence[Kernel], roofs: Roofs) -> Markup:
     return svg(width, height, f"roofline of {roofs.device}", parts)
 
 
-def memory(points: Sequence[MemoryPoint]) -> Markup:
+def memory(points: Sequence[Step]) -> Markup:
     """Bytes held by the graph's own buffers, step by step."""
     width, height, left = 680, 200, 62
-    highest = max((point.num_bytes for point in points), default=0) or 1
+    highest = max((point.held_bytes for point in points), default=0) or 1
     step = (width - left) / max(len(points), 1)
     parts = [f'<path class="grid" d="M{left} {height - 20}H{width}"/>', text(left - 6, 14, amount(highest), "small", "end")]
     for number, point in enumerate(points):
-        tall = point.num_bytes / highest * (height - 30)
+        tall = point.held_bytes / highest * (height - 30)
         parts.append(f'<rect class="{point.half}" x="{left + number * step:.2f}" y="{height - 20 - tall:.1f}" '
-                     f'width="{max(step - 0.5, 0.5):.2f}" height="{tall:.1f}"><title>{escape(point.step)}: '
-                     f"{amount(point.num_bytes)}</title></rect>")  # fmt: skip
+                     f'width="{max(step - 0.5, 0.5):.2f}" height="{tall:.1f}"><title>{escape(point.name)}: '
+                     f"{amount(point.held_bytes)}</title></rect>")  # fmt: skip
     parts.append(text(left, height - 5, "steps, forward then backward", "small"))
     return svg(width, height, "memory over the steps", parts)

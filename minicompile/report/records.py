@@ -10,6 +10,7 @@ import dataclasses
 from typing import Literal
 
 from minicompile.errors import Location
+from minicompile.ir.graph import GraphBreak, GuardRecord
 
 Bound = Literal["compute", "bandwidth", "latency", "launch"]
 Nearer = Literal["compiled", "eager", "equal"]
@@ -17,15 +18,14 @@ Nearer = Literal["compiled", "eager", "equal"]
 
 @dataclasses.dataclass(frozen=True)
 class GraphSummary:
-    """One captured graph: where it starts, how large it is, why it ended, what of it runs eagerly."""
+    """One captured graph: where it starts, how large it is, what of it runs eagerly, its text."""
 
     name: str
     location: Location | None
     operations: int
     inputs: int
-    graph_break: str = ""
-    fallbacks: tuple[str, ...] = ()
-    text: str = ""
+    fallbacks: tuple[str, ...]
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,48 +42,27 @@ class Patch:
 
 
 @dataclasses.dataclass(frozen=True)
-class BreakSummary:
-    """One graph break: the user's line, the cause, a rewrite in words, and as a patch where that is mechanical."""
+class ExplainedBreak(GraphBreak):
+    """A graph break with the user's own line, and its rewrite as a patch where that is mechanical."""
 
-    kind: str
-    reason: str
-    hint: str
-    location: Location | None
+    location: Location | None = None
     patch: Patch | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardCost:
-    """One guard, the line that needed it, and the time it takes alone (its attribute look-ups included)."""
+class GuardCost(GuardRecord):
+    """A guard and the time it takes alone, its attribute look-ups included."""
 
-    sentence: str
-    expression: str
-    location: Location | None
     nanoseconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class RecompileSummary:
-    """Why another variant was compiled, and the annotation that avoids it."""
+class ExplainedRecompile:
+    """Why another variant was compiled, in words, and the annotation that avoids it."""
 
-    function: str
-    sentence: str
-    old: str
-    new: str
-    location: Location | None
+    what: str
     seconds: float
     annotation: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """A tensor between forward and backward: saved, or recomputed, with the reason of the cut."""
-
-    name: str
-    action: Literal["saved", "recomputed"]
-    num_bytes: int
-    reason: str
-    location: Location | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +96,9 @@ class MatmulShape:
     estimated_us: float
     advice: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.batch}x" * (self.batch > 1) + f"{self.m}x{self.n}x{self.k}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -126,6 +108,7 @@ class Step:
         graph, half, number: where it is.
         module: the innermost user module whose work it is.
         operators, lines: the user's operations and lines.
+        held_bytes: what the graph's own buffers hold while it runs, by the memory plan.
         reason: for a kernel the argument for its tiles, for an extern call why it is extern.
         registers, spilled_bytes: per thread, from the compiled binary.
         dtype: of what it computes, for the roof of matrix products.
@@ -145,6 +128,7 @@ class Step:
     bytes_written: int
     flops: int
     dtype: str
+    held_bytes: int = 0
     reason: str = ""
     source: str = ""
     registers: int | None = None
@@ -163,22 +147,11 @@ class Step:
 class Fusion:
     """One entry of the fusion ledger: operations in one kernel, or a pair that stays apart and why."""
 
-    graph: str
     half: str
     verdict: Literal["fused", "illegal", "unprofitable"]
     what: str
     reason: str
     bytes_saved: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryPoint:
-    """Bytes that the graph's own buffers hold while a step runs, by the memory plan."""
-
-    graph: str
-    half: str
-    step: str
-    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,9 +174,9 @@ class FunctionVerdict:
 
     bound: str
     text: str
-    call_us: float | None
+    call_us: float
     device_us: float | None
-    host_us: float | None
+    host_us: float
     doubled: float | None
     helps: tuple[str, ...]
 

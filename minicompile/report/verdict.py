@@ -49,8 +49,8 @@ def judge_step(step: Step, roofs: Roofs, tf32: bool) -> Verdict:
 def judge_function(
     steps: Sequence[Step],
     fusions: Iterable[Fusion],
-    call_us: float | None,
-    host_us: float | None,
+    call_us: float,
+    host_us: float,
     doubled: float | None,
     roofs: Roofs,
 ) -> FunctionVerdict:
@@ -65,8 +65,8 @@ def judge_function(
     text = f"most device time is in {bound}-bound kernels"
     if not roofs.measured:
         text = f"on {roofs.device} most device time would be in {bound}-bound kernels"
-    gap = (call_us - device_us) if roofs.measured and call_us is not None and device_us is not None else 0.0
-    overhead = bool(call_us) and gap > 0.3 * (call_us or 1.0)
+    gap = (call_us - device_us) if roofs.measured and device_us is not None else 0.0
+    overhead = gap > 0.3 * call_us
     if overhead:
         bound, text = "overhead", f"the device waits for the host {gap:.0f} of {call_us:.0f} µs"
     if doubled is not None:
@@ -89,7 +89,7 @@ def what_helps(steps: Sequence[Step], fusions: Iterable[Fusion], gap: float, roo
             gains.append((lost, f"{lost:.0f} µs between {step.name} and its {step.verdict.bound} roof"))
         if step.matmul is not None and step.matmul.advice:
             gained = (step.microseconds or step.matmul.estimated_us) * 0.05
-            gains.append((gained, f"{step.name} ({step.matmul.m}x{step.matmul.n}x{step.matmul.k}): {step.matmul.advice}"))
+            gains.append((gained, f"{step.name}: {step.matmul.advice}"))
     for fusion in fusions:
         if fusion.verdict != "fused" and fusion.bytes_saved and fusion.bytes_saved > 0:
             gained = fusion.bytes_saved / roofs.bytes_per_second * 1e6
