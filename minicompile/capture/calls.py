@@ -32,7 +32,7 @@ from minicompile.capture.source import Baked, CachedCall
 from minicompile.capture.symbolic_size import concrete, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, guard_structure, is_outside, slot
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, guard_order, guard_structure, is_outside, slot
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 CONTAINERS = (list, dict, set, frozenset, tuple)
@@ -337,6 +337,8 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
         force(tracer, owner, not shallow)
     if isinstance(owner, CONTAINERS):
         check_hashing(tracer, owner, args)
+    if isinstance(owner, set) and function.__name__ == "pop":
+        guard_order(tracer, owner)
     values = tuple(native_argument(tracer, item, not shallow) for item in args)
     keywords = {key: native_argument(tracer, item, not shallow) for key, item in kwargs.items()}
     if isinstance(owner, str):

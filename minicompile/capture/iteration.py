@@ -14,7 +14,7 @@ from minicompile.capture.calls import RecordTorch, call
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import force, is_outside
+from minicompile.capture.values import force, guard_order, is_outside
 
 DIRECT = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
 
@@ -31,6 +31,8 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
         return call(tracer, get_attribute(tracer, value, "__iter__"), (), {})
     if isinstance(value, DIRECT):
         force(tracer, value, False)
+        if isinstance(value, (set, frozenset)):
+            guard_order(tracer, value)
         return tracer.made(iter(value))
     if is_outside(tracer, value):
         if hasattr(kind, "__next__"):
@@ -90,6 +92,8 @@ def native_iterable(tracer: Tracer, value: Any) -> Any:
         if isinstance(class_lookup(tracer, type(value), "__iter__")[0], types.FunctionType):
             return list(drain(tracer, value))
         force(tracer, value, False)
+        if isinstance(value, (set, frozenset)):
+            guard_order(tracer, value)
         return value
     if type(value).__module__ == "builtins" and not is_outside(tracer, value):
         return value

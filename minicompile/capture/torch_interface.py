@@ -96,7 +96,7 @@ def symbolic_fake(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides:
 def torch_state() -> tuple[Any, ...]:
     """The part of torch's global state that changes what a captured graph means."""
     autocast: Any = False
-    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+    if torch._C._is_any_autocast_enabled():
         autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
         autocast += (torch.is_autocast_cache_enabled(),)
     modes = torch._C._len_torch_function_stack()
@@ -105,12 +105,16 @@ def torch_state() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(), torch.get_default_device() if modes else None, modes,
         torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
         forward_ad._current_level, torch._C._autograd._top_saved_tensors_default_hooks(False) is not None,
+        fp32_precision("cuda", "matmul"),
     )
+
+
+fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 
 STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "deterministic algorithms",
                "the default device", "the torch function modes", "the torch dispatch modes", "the torch.func transforms",
-               "the forward-mode level", "hooks on saved tensors")
+               "the forward-mode level", "hooks on saved tensors", "the precision of fp32 matrix products")
 
 
 def unusable_state(state: tuple[Any, ...]) -> str | None:
@@ -206,7 +210,7 @@ QUERIES: frozenset[Any] = frozenset(
         getattr(torch._C, "_get_flash_sdp_enabled", None),
         getattr(torch._C, "_is_tracing", None), getattr(torch._C, "_is_torch_function_enabled", None),
         getattr(torch._C, "_is_default_mobile_cpu_allocator_set", None),
-        torch.get_float32_matmul_precision, torch.is_warn_always_enabled, torch.cuda.device_count,
+        torch.cuda.device_count,
     )
     if function is not None
 )

@@ -295,6 +295,16 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
                                .replace("}", "}}").replace("{{0}}", "{0}"), "structure", place, keys)
 
 
+def guard_order(tracer: Tracer, value: Any) -> None:
+    """Guard in which order a set from outside gives its elements; a copy of it need not have the same order."""
+    real = tracer.reals.get(id(value))
+    if real is not None:
+        if list(real) != list(value):
+            raise Break("unsupported value", "the order of a set that was changed")
+        tracer.guards.test(tracer.sources[id(value)], "list({0}) == {1}", (list(real),), "`{0}` has the same order", "structure",
+                           tracer.location(), list(real))
+
+
 PLAIN_ITERATION = (dict.__iter__, collections.OrderedDict.__iter__)
 
 

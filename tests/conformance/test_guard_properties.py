@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
+import functools
 import random
 import types
 from collections.abc import Callable
@@ -39,6 +41,32 @@ class Steps:
         return self.bias + 1
 
 
+class Slots:
+    """Attributes without a dictionary."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 3.0
+
+
+class Dynamic:
+    """Attributes found by `__getattr__`."""
+
+    def __init__(self, table: dict[str, float]) -> None:
+        self.table = table
+
+    def __getattr__(self, name: str) -> float:
+        return self.table.get(name, 0.0)
+
+
+class Level(enum.Enum):
+    """Two members."""
+
+    LOW = 1
+    HIGH = 2
+
+
 class World:
     """Everything that a program may read."""
 
@@ -49,9 +77,16 @@ class World:
         self.names, self.pair, self.dtype = {"relu"}, Pair(1.0, 2.0), torch.float32
         self.tensor, self.tensors = torch.ones(SIZE), [torch.ones(SIZE), torch.ones(SIZE)]
         self.module = torch.nn.Linear(SIZE, SIZE)
-        self.steps, self.kind = type("Steps", (Steps,), {})(), Steps
+        self.steps, self.kind, self.other = type("Steps", (Steps,), {})(), Steps, Steps()
         self.function: Callable[..., Any] = lambda x: x + 1
         self.namespace = types.SimpleNamespace(scale=2.0, unused=0)
+        self.net = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE), torch.nn.ReLU())
+        self.hooked, self.plain = torch.nn.Linear(SIZE, SIZE), torch.nn.Linear(SIZE, SIZE)
+        self.plain.scale = 2.0
+        self.place, self.order, self.numbers = torch.ones(SIZE), {"a": 1.0, "b": 2.0}, {3, 1}
+        self.scaled: Callable[..., Any] = lambda x, factor=2.0, *, shift=1.0: x * factor + shift
+        self.slots, self.dynamic, self.queue = Slots(), Dynamic({"a": 1.0}), collections.deque([1.0, 2.0])
+        self.level, self.partial = Level.LOW, functools.partial(torch.mul, other=2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +124,32 @@ ASPECTS = {
     "an attribute of a namespace": Aspect("y * w.namespace.scale", ("w.namespace.scale = 4.0", "w.namespace.scale = torch.ones(3)")),
     "another attribute of it": Aspect("y + w.namespace.unused", ("w.namespace.unused = 5",)),
     "a global": Aspect("y * SCALE", ("space['SCALE'] = 4.0", "space['SCALE'] = torch.ones(3)")),
+    "a closure cell": Aspect("y * cell", ("program.set(3.0)", "program.set(7)", "program.set(torch.ones(3))")),
+    "a submodule": Aspect("w.net(y)", ("w.net[1] = torch.nn.Tanh()", "w.net[0] = torch.nn.Linear(3, 3)", "w.net.append(torch.nn.Sigmoid())", "del w.net[0]", "w.net[0].forward = lambda x: x * 3")),
+    "the hooks of a module": Aspect("w.hooked(y)", ("w.hooked.register_forward_hook(lambda m, i, o: o * 2)", "w.hooked.register_forward_pre_hook(lambda m, i: (i[0] + 1,))", "w.hooked._forward_hooks.clear()")),
+    "an attribute of a module": Aspect("y * w.plain.scale", ("w.plain.scale = 3.0", "w.plain.scale = torch.ones(3)", "del w.plain.scale", "w.plain.register_buffer('scale', torch.ones(3) * 5)")),
+    "a device": Aspect("y * (2 if w.place.device.type == 'cpu' else 3)", ("w.place = torch.ones(3, device='meta')",)),
+    "the order of a dictionary": Aspect("y + [*w.order.values()][0]", ("w.order['a'] = w.order.pop('a')", "w.order['b'] = 9.0")),
+    "the elements of a set": Aspect("y + sum(place * number for place, number in enumerate(w.numbers))", ("w.numbers.add(8)", "w.numbers.discard(1)", "w.numbers = {24, 16, 8}", "w.numbers = {8, 16, 24}")),
+    "the defaults of a function": Aspect("w.scaled(y)", ("w.scaled.__defaults__ = (4.0,)", "w.scaled.__kwdefaults__ = {'shift': 5.0}", "w.scaled.__code__ = (lambda x, factor=2.0, *, shift=1.0: x - factor).__code__")),
+    "a slot": Aspect("y * w.slots.value", ("w.slots.value = 5.0", "w.slots.value = torch.ones(3)")),
+    "what `__getattr__` finds": Aspect("y + w.dynamic.anything", ("w.dynamic.table['anything'] = 4.0", "w.dynamic.anything = 5.0")),
+    "a deque": Aspect("y * w.queue[0] + len(w.queue)", ("w.queue.append(1.0)", "w.queue.popleft()")),
+    "a member of an enumeration": Aspect("y * w.level.value if w.level is Level.LOW else -y", ("w.level = Level.HIGH",)),
+    "a partial call": Aspect("w.partial(y)", ("w.partial = functools.partial(torch.mul, other=3.0)", "w.partial = functools.partial(torch.add, other=3.0)")),
+    "the type of an object": Aspect("y + hasattr(w.other, 'apply') * w.other.bias", ("w.other = types.SimpleNamespace(bias=3.0)",)),
+    "autocast": Aspect("y + torch.mm(torch.ones(3, 3), torch.full((3, 3), 1.001))[0].to(torch.float32)", ("torch.set_autocast_enabled('cpu', True)", "torch.set_autocast_dtype('cpu', torch.float16)", "torch.set_autocast_enabled('cpu', False)")),
+    "deterministic algorithms": Aspect("y + torch.are_deterministic_algorithms_enabled()", ("torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)")),
+    "the precision of matrix products": Aspect("y + (torch.get_float32_matmul_precision() == 'high')", ("torch.set_float32_matmul_precision('high')", "torch.set_float32_matmul_precision('highest')")),
+    "hooks on all modules": Aspect("w.plain(y) + len(torch.nn.modules.module._global_forward_hooks)", ("space['handles'].append(torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: o * 2))", "space['handles'].pop().remove()")),
     "the grad mode": Aspect("y + 1 if torch.is_grad_enabled() else y", ("torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)")),
     "the default dtype": Aspect("y + torch.ones(3).mul(2)", ("torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.float32)")),
 }
-ALWAYS_GUARDED = {"the grad mode", "the default dtype"}  # they change what every graph means
+# These change what every graph means, or every call of a module.
+ALWAYS_GUARDED = {
+    "the grad mode", "the default dtype", "autocast", "deterministic algorithms", "the precision of matrix products",
+    "hooks on all modules",
+}
 SHARED = {"a class attribute", "a method", "a property"}  # changes of one class: adding an attribute may be seen by the others
 
 
@@ -101,10 +158,15 @@ class Trial:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.world, self.space = World(), {"torch": torch, "SCALE": SCALE}
+        self.world = World()
+        self.space: dict[str, Any] = {"torch": torch, "SCALE": SCALE, "Level": Level, "handles": []}
         self.read = self.random.sample(sorted(ASPECTS), 4)
         lines = "".join(f"    y = {ASPECTS[name].read}\n" for name in self.read)
-        source = f"def make(w):\n  def program(x):\n    y = x * 1\n{lines}    return y\n  return program\n"
+        source = (
+            "def make(w):\n  cell = 2.0\n"
+            f"  def program(x):\n    y = x * 1\n    if x.shape[0] == 0:\n      return cell\n{lines}    return y\n"
+            "  def set(value):\n    nonlocal cell\n    cell = value\n  program.set = set\n  return program\n"
+        )
         exec(source, self.space)
         self.program = self.space["make"](self.world)
         self.compiled = compiled(self.program)
@@ -114,7 +176,8 @@ class Trial:
         changes = ASPECTS[name].changes
         if step >= len(changes):
             return False
-        exec(changes[step], {"torch": torch, "w": self.world, "space": self.space})
+        names = {"torch": torch, "functools": functools, "types": types, "Level": Level, "program": self.program}
+        exec(changes[step], names | {"w": self.world, "space": self.space})
         return True
 
     def check(self, after: str) -> None:
@@ -150,6 +213,11 @@ def put_back_global_state() -> Any:
     yield
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
+    torch.set_autocast_enabled("cpu", False)
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.nn.modules.module._global_forward_hooks.clear()
 
 
 tracer_only = pytest.mark.skipif(chosen() == "eager", reason="needs the tracer")
