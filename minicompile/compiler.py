@@ -34,6 +34,7 @@ from minicompile.report.artifacts import ArtifactFolder
 from minicompile.report.checked import Checker
 from minicompile.runtime.autocast import without_autocast
 from minicompile.runtime.autograd_function import bind
+from minicompile.runtime.autotune import Tuner, measure_on_device
 from minicompile.runtime.call_plan import CallPlan, call_plan
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.compiled_graph import CompiledGraph, CompiledPart
@@ -69,6 +70,8 @@ class Compiler:
         self.keep_products = on_part is not None or bool(config.check)
         self.checker = Checker(config.check, config.cache_directory / "differences", self._alone) if config.check else None
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
+        measure = functools.partial(measure_on_device, cache=self._cache)
+        self._tuner = Tuner(config.autotune_seconds, self._cache, measure)
         self._graph_pools: dict[torch.device, GraphPool] = {}
         self._lock = threading.RLock()
 
@@ -196,6 +199,11 @@ class Compiler:
         device = device_properties(program_device(module))
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
+        tuning = ""
+        if self.config.mode.startswith("max-autotune"):
+            with clock.stage("autotune"):
+                generate = functools.partial(generate_program, config=self.config, device=device)
+                schedule, tuning = self._tuner.tuned(schedule, generate, device)
         artifacts.write(f"{half}_schedule.txt", lambda: printer.schedule_text(schedule))
         with clock.stage("codegen"):
             # Naming the operators again costs as much as writing the kernels, so only a dumped file checks itself.
@@ -203,7 +211,7 @@ class Compiler:
             program = generate_program(schedule, self.config, device, reference)
         artifacts.write(f"{half}_program.py", lambda: program.text)
         part = self._load(compiled.plan, half, program, clock)
-        return dataclasses.replace(part, lowered=lowered, schedule=schedule)
+        return dataclasses.replace(part, lowered=lowered, schedule=schedule, tuning=tuning)
 
     def _load(self, plan: CallPlan, half: str, program: Program, clock: StageClock) -> CompiledPart:
         """A program's kernels compiled and bound, as a CUDA graph if asked for."""
@@ -212,7 +220,7 @@ class Compiler:
             if program.extern_calls:
                 call = without_autocast(call)
         part = CompiledPart(call, program=program, path=path, timings=clock.seconds)
-        if self.config.mode != "reduce-overhead" or program.device.type != "cuda":
+        if self.config.mode not in ("reduce-overhead", "max-autotune") or program.device.type != "cuda":
             return part
         roles = forward_roles(plan)
         if isinstance(roles, str):

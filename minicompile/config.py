@@ -33,8 +33,9 @@ class Config:
     Attributes:
         fullgraph: raise on a graph break instead of running the part in eager.
         dynamic: `None` makes a dimension symbolic at its second size, `True` at once, `False` never.
-        mode: `default`, or `reduce-overhead`, which replays CUDA graphs on a GPU. `max-autotune` and
-            `max-autotune-no-cudagraphs` are accepted as `torch.compile`'s names and compile as `default` does.
+        mode: `default`; `reduce-overhead`, which replays CUDA graphs on a GPU; `max-autotune-no-cudagraphs`, which
+            measures tiles there; `max-autotune`, which does both.
+        autotune_seconds: how long the kernels of one compiled function may be measured.
         recompile_limit: compiled variants per function before calls run eager, with a warning.
         emulate_precision_casts: round bf16/fp16 intermediates where eager rounds them.
         fallback_random: draw random numbers with eager's kernels instead of fused Philox.
@@ -55,6 +56,7 @@ class Config:
     fullgraph: bool = False
     dynamic: bool | None = None
     mode: str = "default"
+    autotune_seconds: float = 30.0
     recompile_limit: int = 8
     emulate_precision_casts: bool = False
     fallback_random: bool = False

@@ -23,7 +23,8 @@ from minicompile.runtime.graph_key import GraphKey
 class CompiledPart:
     """The forward or the backward half of a graph: each stage's product, and the flat callable.
 
-    `fallback` says why the half runs its ATen graph eagerly instead; the products after the failed stage are `None`.
+    `tuning` is what `max-autotune` did. `fallback` says why the half runs its ATen graph eagerly instead; the products after
+    the failed stage are `None`.
     """
 
     call: Callable[[list[Any]], tuple[Any, ...]]
@@ -34,6 +35,7 @@ class CompiledPart:
     fallback: str = ""
     timings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     never_replayed: str = ""
+    tuning: str = ""
 
     @property
     def not_replayed(self) -> str:
