@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import networkx
 import torch
@@ -128,7 +129,8 @@ def ban(view: JointView) -> dict[Node, str]:
             continue
         reason = why_not_again(view, node)
         length = max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
-        if reason is None and not is_view(node) and isinstance(node.meta.get("val"), torch.Tensor):
+        counts = not is_view(node) and node.meta.get("checkpoint") is None
+        if reason is None and counts and isinstance(node.meta.get("val"), torch.Tensor):
             length += 1
             if length > LONGEST_CHAIN:
                 reason = f"recomputing it would repeat more than {LONGEST_CHAIN} operations in a row"
@@ -251,7 +253,8 @@ def keeping_cost(view: JointView, node: Node, mutated: set[Node], distance: int)
 def keep_out_of_checkpoint(view: JointView, node: Node) -> bool:
     """Whether the user asked for the value to be recomputed: it lives inside one checkpointed region."""
     region = node.meta.get("checkpoint")
-    if region is None or node.meta.get("stage") != "forward" or is_impure(node):
+    source: Any = node.args[0] if is_item(node) else node
+    if region is None or node.meta.get("stage") != "forward" or is_impure(source):
         return False
     users = [user for user in node.users if user not in view.backward]
     return all(user.meta.get("checkpoint") == region for user in users) and bool(users)

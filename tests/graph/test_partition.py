@@ -56,6 +56,22 @@ def test_a_checkpointed_region_is_recomputed() -> None:
     assert kept_bytes(partitioned) == 0
 
 
+def test_a_long_checkpointed_region_with_attention_and_dropout_is_cut() -> None:
+    def layer(x):
+        for _ in range(3):
+            q = F.layer_norm(x, (16,)).view(2, 4, 8, 2).transpose(1, 2)
+            y = F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(2, 4, 16)
+            x = x + F.dropout(y.tanh().sin().cos().exp().sigmoid().sin().cos().tanh().neg().exp(), 0.1)
+        return x
+
+    captured = Captured(layer, (leaf(2, 4, 16),))
+    for node in captured.graph.module.graph.nodes:
+        if node.op in ("call_function", "call_method"):
+            node.meta["checkpoint"] = 1
+    partitioned = build_graph(captured.graph, Config(verify=True))
+    assert kept_bytes(partitioned) < 16 * 2 * 4 * 16 * 4
+
+
 @pytest.mark.parametrize("budget", [1.0, 0.0])
 def test_random_numbers_are_drawn_once(budget: float) -> None:
     config = Config(activation_memory_budget=budget, verify=True)
