@@ -210,13 +210,22 @@ class Compiler:
             reference = reference_text(module) if self.config.dump_directory else None
             program = generate_program(schedule, self.config, device, reference)
         artifacts.write(f"{half}_program.py", lambda: program.text)
-        part = self._load(compiled.plan, half, program, clock)
+        part = self._load(compiled.plan, half, program, clock, lambda: self._for_any_size(compiled, half, lowered))
         return dataclasses.replace(part, lowered=lowered, schedule=schedule, tuning=tuning)
 
-    def _load(self, plan: CallPlan, half: str, program: Program, clock: StageClock) -> CompiledPart:
+    def _for_any_size(self, compiled: CompiledGraph, half: str, lowered: LoweredGraph) -> FlatCall:
+        """One half again, right for all values of its symbolic sizes."""
+        with self._lock:
+            device = device_properties(program_device(getattr(compiled.partitioned, half)))
+            schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device), any_size=True)
+            program = generate_program(schedule, self.config, device, any_size=True)
+            return self._load(compiled.plan, half, program, StageClock(compiled.captured.location)).call
+
+    def _load(self, plan: CallPlan, half: str, program: Program, clock: StageClock,
+              other: Callable[[], FlatCall] | None = None) -> CompiledPart:  # fmt: skip
         """A program's kernels compiled and bound, as a CUDA graph if asked for."""
         with clock.stage("kernels"):
-            call, path = load_program(program, self._cache, plan.overwritten if half == "forward" else ())
+            call, path = load_program(program, self._cache, plan.overwritten if half == "forward" else (), other)
             if program.extern_calls:
                 call = without_autocast(call)
         part = CompiledPart(call, program=program, path=path, timings=clock.seconds)

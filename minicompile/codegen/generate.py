@@ -44,14 +44,17 @@ class _Printed:
     @property
     def settings(self) -> str:
         """How the file launches it."""
-        constants = ", ".join(f"{name}={value}" for name, value in self.source.constants)
+        values = dict(self.source.constants)
+        if self.source.row:
+            values["RBLOCK"] = f"lambda {', '.join(self.source.sizes)}: {self.source.row}"  # type: ignore[assignment]
+        constants = ", ".join(f"{name}={value}" for name, value in values.items())
         return f"dict({constants}), num_warps={self.source.num_warps}, num_stages={self.source.num_stages}"
 
 
 def generate_program(
-    schedule: Schedule, config: Config, device: DeviceProperties, reference: str | None = None
+    schedule: Schedule, config: Config, device: DeviceProperties, reference: str | None = None, any_size: bool = False
 ) -> Program:
-    """The program of a whole graph.
+    """The program of a whole graph; with `any_size` (as for the schedule) its positions over symbolic sizes take 64 bits.
 
     `reference` is the text of a function `reference(*inputs)` that computes the graph's outputs with torch's own
     operators; the file's `__main__` checks against it.
@@ -59,7 +62,7 @@ def generate_program(
     target = program_device(schedule)
     names = buffer_names(schedule)
     storage = shared_storage(schedule)
-    context = KernelContext(schedule.graph.buffers, names, storage, device, config.emulate_precision_casts)
+    context = KernelContext(schedule.graph.buffers, names, storage, device, config.emulate_precision_casts, any_size)
     namer = Namer(names.values())
     printed, launches, launched = _print_kernels(schedule, context, namer)
     epilogues = EpilogueWriter(context, namer)
@@ -68,7 +71,8 @@ def generate_program(
             made = epilogues.write(step)
             launches[number] = Launch(made.name, ("1", "1", "1"), made.pointers, ())
     kernel_names = tuple(kernel.source.name for kernel in printed) + tuple(e.name for e in epilogues.written)
-    host = HostWriter(schedule, names, kernel_names, target).write(launches)
+    limits = frozenset[tuple[Index, int]]().union(*(kernel.text.limits for kernel in printed))
+    host = HostWriter(schedule, names, kernel_names, target, limits).write(launches)
     text = _file_text(schedule, printed, epilogues.written, host, target, reference)
     constants = tuple(schedule.graph.constants.items())
     return Program(
@@ -82,6 +86,7 @@ def generate_program(
         device=target,
         key=_content_key(text, constants),
         steps=host.steps,
+        limited=bool(limits),
     )
 
 
@@ -159,7 +164,10 @@ def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: 
         KernelArgument(parameter, context.buffers[buffer].dtype)
         for parameter, buffer in zip(text.parameters, text.pointers, strict=False)
     ]
-    arguments += [KernelArgument(symbol, None, divisible_by_16=False) for symbol in text.symbols]
+    arguments += [
+        KernelArgument(symbol, None, divisible_by_16=False, wide=text.wide, hint=number)
+        for symbol, number in zip(text.symbols, text.hints, strict=False)
+    ]
     source = KernelSource(
         name=name,
         text="\n\n\n".join([*device_functions.sources(text.functions), definition]),
@@ -172,6 +180,7 @@ def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: 
         bytes_written=group.bytes_written,
         flops=group.flops,
         buffers=text.pointers,
+        row=text.row,
     )
     return _Printed(source, text, definition, _comment(group), tuple(order.index(buffer) for buffer in text.pointers))
 

@@ -59,6 +59,11 @@ class Geometry:
         """Compile-time parameters of the kernel."""
         return tuple((block_name(axis), self.tiles[axis].block) for axis in self.live)
 
+    def varying_row(self) -> str:
+        """The length of a row that is held whole but whose size is known at run time only, as text; else empty."""
+        row = self.plan.reduction
+        return "" if row is None or self.looped or is_static(row.axis.size) else host(row.axis.size).text
+
     def is_masked(self, axis: Axis) -> bool:
         """Whether a block of this axis may reach over its end."""
         block, size = self.tiles[axis].block, axis.size.constant

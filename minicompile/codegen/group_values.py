@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from minicompile.codegen.index_text import extent
+from minicompile.codegen.index_text import bounds, extent, symbols_of
 from minicompile.codegen.triton_text import LOW_PRECISION, compute_dtype
 from minicompile.codegen.unsupported import CannotGenerate
 from minicompile.ir.expr import (
@@ -27,7 +27,7 @@ from minicompile.ir.expr import (
     rewrite,
     walk,
 )
-from minicompile.ir.index import Axis, Index, substitute
+from minicompile.ir.index import Axis, Index, as_index, hint, substitute
 from minicompile.ir.loops import Buffer, Loop, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup, OnlineSoftmax
 
@@ -120,17 +120,34 @@ class GroupValues:
         return list(order | dict.fromkeys(self.group.writes))
 
     def needs_wide_indices(self) -> bool:
-        """Whether some position or offset may not fit 32 bits; symbolic sizes might grow."""
-        for tile in self.group.tile.axes:
-            if tile.axis.size.constant is None or int(tile.axis.size) + tile.block > LARGEST_INT32:
-                return True
+        """Whether some position or offset does not fit 32 bits, with symbolic sizes at their hints."""
+        if any(hint(tile.axis.size) + tile.block > LARGEST_INT32 for tile in self.group.tile.axes):
+            return True
+        return any(extent(index) > LARGEST_INT32 for index in self._indices())
+
+    def size_limits(self) -> set[tuple[Index, int]]:
+        """What symbolic sizes must be for 32 bits to suffice: expressions, and the largest value of each."""
+        plan = self.group.tile
+        found = [tile.axis.size + tile.block for tile in plan.axes]
+        for index in self._indices():
+            found += bounds(index)
+            found += [as_index(symbol) for symbol in symbols_of(index)]
+        return {(bound, LARGEST_INT32) for bound in found if bound.constant is None}
+
+    def row_limit(self) -> set[tuple[Index, int]]:
+        """The longest symbolic row that a persistent kernel is made for."""
+        plan = self.group.tile
+        return {(plan.reduction.axis.size, plan.longest)} if plan.longest and plan.reduction else set()
+
+    def _indices(self) -> list[Index]:
+        """Every place and position that the kernel computes."""
         indices = [loop.store for loop in self.group.loops]
         for expression in {e for root in self.roots() for e in walk(root)}:
             if isinstance(expression, (Load, IndexValue)):
                 indices.append(expression.index)
             elif isinstance(expression, Random):
                 indices.append(expression.counter)
-        return any(extent(index) > LARGEST_INT32 for index in indices)
+        return indices
 
     def levels(self, axis: Axis, online: Mapping[str, OnlineSoftmax]) -> dict[str, int]:
         """By buffer, the first pass over `axis` in which a loop's value can be computed."""

@@ -18,6 +18,7 @@ from minicompile.ir.index import (
     hint,
     is_nonnegative,
     lower_bound,
+    total,
     upper_bound,
 )
 
@@ -108,6 +109,15 @@ def extent(index: Index) -> int:
         if isinstance(atom, (FloorDiv, Mod)):
             total = max(total, extent(atom.numerator))
     return total
+
+
+def bounds(index: Index) -> list[Index]:
+    """What no partial sum of `index` exceeds in magnitude, as expressions over symbols."""
+    found = [total(upper_bound(Index(((monomial, abs(c)),))) for monomial, c in index.terms)]
+    for atom in atoms(index):
+        if isinstance(atom, (FloorDiv, Mod)):
+            found += bounds(atom.numerator)
+    return found
 
 
 def symbols_of(index: Index) -> set[Symbol]:

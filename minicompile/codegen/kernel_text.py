@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from minicompile.ir.index import Index
 from minicompile.ir.loops import Buffer
 from minicompile.ir.schedule import DeviceProperties
 
@@ -35,6 +36,9 @@ class KernelText:
         body: the other statements.
         functions: device functions called.
         grid: three Python expressions.
+        limits: expressions over symbols that must not exceed a number for the kernel to be right.
+        row: where the block of the reduction axis is chosen at every launch, the expression of the row's length.
+        wide: sizes are passed as 64 bits; hints: the values of the symbols when the kernel was made.
     """
 
     name: str
@@ -48,6 +52,10 @@ class KernelText:
     body: tuple[str, ...]
     functions: tuple[str, ...]
     grid: tuple[str, str, str]
+    limits: frozenset[tuple[Index, int]] = frozenset()
+    row: str = ""
+    wide: bool = False
+    hints: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +68,7 @@ class KernelContext:
         storage: buffers that share memory have the same value here.
         device: the chip, or the interpreter.
         round_each: round 16-bit values after every operation, as eager does.
+        any_size: symbolic sizes may have any value, so that positions over them take 64 bits.
     """
 
     buffers: Mapping[str, Buffer]
@@ -67,3 +76,4 @@ class KernelContext:
     storage: Mapping[str, str]
     device: DeviceProperties
     round_each: bool = False
+    any_size: bool = False

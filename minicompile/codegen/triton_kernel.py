@@ -16,7 +16,7 @@ from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.naming import Namer
 from minicompile.codegen.triton_text import AND, SUM, Text, call, compute_dtype, infix, literal, typed_literal
 from minicompile.ir.expr import Constant
-from minicompile.ir.index import Axis
+from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Loop, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup
 
@@ -28,7 +28,14 @@ class KernelWriter:
         self.group, self.name, self.context = group, name, context
         self.values = GroupValues(group, context.buffers)
         plan = plan_for_device(group.tile, context.device)
-        self.geometry = geometry or Geometry(plan, self.values.needs_wide_indices())
+        self.limits: set[tuple[Index, int]] = set()
+        self.row = ""
+        if geometry is None:
+            limits = self.values.size_limits()
+            geometry = Geometry(plan, self.values.needs_wide_indices() or (context.any_size and bool(limits)))
+            self.limits = self.values.row_limit() | (set() if geometry.wide else limits)
+            self.row = geometry.varying_row()
+        self.geometry = geometry
         self.pointers = self.values.pointers()
         namer = Namer(["program", *(tile.axis.name for tile in plan.axes)])
         self.parameters = {buffer: namer.fresh(f"{context.names[buffer]}_ptr") for buffer in self.pointers}
@@ -57,7 +64,8 @@ class KernelWriter:
         """Print everything, then the lines that define the positions and masks that were used."""
         passes = self.print_passes()
         writer, geometry = self.writer, self.geometry
-        symbols = sorted({s.name for s in writer.symbols | geometry.symbols()})
+        hints = {symbol.name: symbol.hint for symbol in writer.symbols | geometry.symbols()}
+        symbols = sorted(hints)
         return KernelText(
             name=self.name,
             template="looped" if passes else "straight",
@@ -70,6 +78,10 @@ class KernelWriter:
             body=tuple(writer.outer.lines + writer.outer.tail),
             functions=tuple(sorted(writer.functions)),
             grid=geometry.grid(),
+            limits=frozenset(self.limits) if symbols else frozenset(),
+            row=self.row,
+            wide=geometry.wide,
+            hints=tuple(hints[name] for name in symbols),
         )
 
     def _setup(self) -> list[str]:

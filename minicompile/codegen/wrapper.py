@@ -14,7 +14,7 @@ import torch
 from minicompile.codegen.index_text import host_text, symbols_of
 from minicompile.codegen.naming import Namer, identifier
 from minicompile.codegen.unsupported import CannotGenerate
-from minicompile.ir.index import ZERO, Index, Symbol, as_index, coefficient_of, is_nonnegative
+from minicompile.ir.index import ZERO, Index, Symbol, as_index, coefficient_of, hint, is_nonnegative
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph
 from minicompile.ir.schedule import KernelGroup, Schedule
 
@@ -69,8 +69,9 @@ class HostWriter:
     """Prints the statements of `call` for one schedule."""
 
     def __init__(self, schedule: Schedule, names: Mapping[str, str], kernel_names: tuple[str, ...],
-                 device: torch.device) -> None:  # fmt: skip
+                 device: torch.device, limits: frozenset[tuple[Index, int]] = frozenset()) -> None:  # fmt: skip
         self._schedule, self._graph, self._device = schedule, schedule.graph, device
+        self._limits = limits
         self._variables = dict(names)
         self._lines: list[str] = []
         self._operators: dict[str, str] = {}
@@ -115,14 +116,25 @@ class HostWriter:
                 self._sharers.setdefault(self._variables[name], set()).add(name)
         if targets:
             self._lines.append(f"{_targets(targets)} = inputs")
-            self._lines.append("inputs.clear()")
         for symbol in sorted(_all_symbols(graph), key=lambda s: s.name):
             if symbol.name not in defined:
                 late.append(f"{symbol.name} = {self._size_source(symbol)}")
-        self._lines += late
+        self._lines += late + self._limit_check() + (["inputs.clear()"] if targets else [])
         for name in graph.constants:
             self._lines.append(f'{self._variables[name]} = CONSTANTS["{name}"]')
             self._sharers.setdefault(self._variables[name], set()).add(name)
+
+    def _limit_check(self) -> list[str]:
+        """Statements that refuse sizes for which some kernel is not made, before anything has happened."""
+        conditions = []
+        for largest in sorted({limit for _, limit in self._limits}, reverse=True):
+            bounds = sorted(_undominated({bound for bound, limit in self._limits if limit == largest}), key=str)
+            texts = [host_text(bound) for bound in bounds]
+            largest_text = texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"
+            conditions.append(f"{largest_text} > {largest}")
+        if not conditions:
+            return []
+        return [f"if {' or '.join(conditions)}:", '    raise OverflowError("sizes for which these kernels are not made")']
 
     def _size_source(self, symbol: Symbol) -> str:
         """Where the value of a symbol that is no input of its own can be read."""
@@ -346,6 +358,15 @@ class HostWriter:
         for output in self._graph.outputs:
             texts.append(self._argument(output))
         self._lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
+
+
+def _undominated(bounds: set[Index]) -> list[Index]:
+    """The expressions that no other is surely at least as large as."""
+    kept: list[Index] = []
+    for bound in sorted(bounds, key=lambda bound: (-hint(bound), str(bound))):
+        if not any(is_nonnegative(other - bound) for other in kept):
+            kept.append(bound)
+    return kept
 
 
 def _targets(names: list[str]) -> str:

@@ -16,12 +16,15 @@ import torch
 class KernelArgument:
     """A parameter of a kernel: a pointer to a dtype, or an integer size.
 
-    `divisible_by_16` holds for every call: pointers are 16-byte aligned, sizes multiples of 16.
+    `divisible_by_16` holds for every call: pointers are 16-byte aligned, sizes multiples of 16. `wide`: a size of 64 bits.
+    `hint`: a size when the kernel was made.
     """
 
     name: str
     dtype: torch.dtype | None
     divisible_by_16: bool = True
+    wide: bool = False
+    hint: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,8 @@ class KernelSource:
         num_warps, num_stages: launch options.
         bytes_read, bytes_written, flops: at the hinted sizes.
         buffers: names of the buffers behind `arguments`, in order.
+        row: Python text over the size arguments for the length of a row that is held whole, in a block `RBLOCK` that is
+            chosen at every launch; empty where `constants` has the block.
     """
 
     name: str
@@ -50,6 +55,12 @@ class KernelSource:
     bytes_written: int = 0
     flops: int = 0
     buffers: tuple[str, ...] = ()
+    row: str = ""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of the size arguments, which come last."""
+        return tuple(argument.name for argument in self.arguments if argument.dtype is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +77,7 @@ class Program:
         constants: tensors the file expects as `CONSTANTS[name]`.
         device: where it runs.
         key: content hash over text and constants.
+        limited: `call` raises `OverflowError`, its list of inputs untouched, for sizes too far from the hints.
         steps: for every step of the schedule the module-level function of the file that runs it (empty: nothing to do),
             and, for a kernel, the buffers behind its tensor arguments.
     """
@@ -80,3 +92,4 @@ class Program:
     device: torch.device
     key: str = ""
     steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    limited: bool = False

@@ -43,6 +43,7 @@ class TilePlan:
             `crossed` (persistent rows along the stepped axis, which other reductions fold on the way).
         num_warps, num_stages: launch options.
         reason: the model's argument for this plan, for the report.
+        longest: where a persistent block is as long as a symbolic row, the longest row for which that is right; else 0.
     """
 
     axes: tuple[TileAxis, ...]
@@ -50,6 +51,7 @@ class TilePlan:
     num_warps: int
     num_stages: int
     reason: str = ""
+    longest: int = 0
 
     @property
     def parallel(self) -> tuple[TileAxis, ...]:
@@ -127,14 +129,21 @@ class KernelGroup:
 
 @dataclasses.dataclass(frozen=True)
 class FusionRefusal:
-    """Why two operations are not in one kernel: `illegal` names the dependence, `unprofitable` the bytes."""
+    """Why two operations are not in one kernel: `illegal` names the dependence, `unprofitable` the bytes.
+
+    `fused` is the answer to a question about two operations that are in one.
+    """
 
     producer: str
     consumer: str
-    verdict: Literal["illegal", "unprofitable"]
+    verdict: Literal["illegal", "unprofitable", "fused"]
     reason: str
     bytes_fused: int | None = None
     bytes_apart: int | None = None
+
+    def __str__(self) -> str:
+        moved = "" if self.bytes_apart is None else f" ({self.bytes_fused:,} bytes in one kernel, {self.bytes_apart:,} in two)"
+        return f"{self.producer} and {self.consumer}: {self.verdict}, {self.reason}{moved}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,8 +60,31 @@ class KernelBinary:
 
 
 def triton_type(argument: KernelArgument) -> str:
-    """`*fp32` for a pointer, `i64` for a size."""
-    return "i64" if argument.dtype is None else "*" + TRITON_TYPES[argument.dtype]
+    """`*fp32` for a pointer, `i32` or `i64` for a size."""
+    if argument.dtype is None:
+        return "i64" if argument.wide else "i32"
+    return "*" + TRITON_TYPES[argument.dtype]
+
+
+def for_sizes(kernel: KernelSource, sizes: Sequence[int]) -> KernelSource:
+    """The kernel specialised for size arguments like these: which are multiples of 16, and how long a row is."""
+    first = len(kernel.arguments) - len(sizes)
+    arguments = [
+        dataclasses.replace(argument, divisible_by_16=size % 16 == 0, hint=0)
+        for argument, size in zip(kernel.arguments[first:], sizes, strict=True)
+    ]
+    special = dataclasses.replace(kernel, arguments=(*kernel.arguments[:first], *arguments))
+    if not kernel.row:
+        return special
+    constants = dict(kernel.constants)
+    block = triton.next_power_of_2(max(1, row_length(kernel, sizes)))
+    warps = max(1, min(16, kernel.num_warps * block // triton.next_power_of_2(constants["RBLOCK"])))
+    return dataclasses.replace(special, constants=tuple((constants | {"RBLOCK": block}).items()), num_warps=warps)
+
+
+def row_length(kernel: KernelSource, sizes: Sequence[int]) -> int:
+    """How long a row of a kernel with a varying `row` is for these sizes."""
+    return int(eval(kernel.row, {}, dict(zip(kernel.sizes, sizes, strict=True))))  # noqa: S307 - the text is ours
 
 
 def binary_key(kernel: KernelSource, target: Any) -> str:

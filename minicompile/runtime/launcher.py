@@ -24,6 +24,24 @@ _ARGUMENT_CODES = {
     "fp16": "f", "bf16": "f", "fp32": "f", "fp64": "d",
 }  # fmt: skip
 _SCRATCH_POINTERS = 2
+_REMEMBERED_SIZES = 4096
+
+
+class SizedLaunch:
+    """Launches a kernel that takes sizes: `made(sizes)` gives the launch for sizes like these, and is asked once for each."""
+
+    def __init__(self, count: int, made: Callable[[tuple[int, ...]], Launch]) -> None:
+        self._start, self._made = -count, made
+        self._by_sizes: dict[tuple[int, ...], Launch] = {}
+
+    def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
+        sizes = arguments[self._start :]
+        launch = self._by_sizes.get(sizes)
+        if launch is None:
+            if len(self._by_sizes) >= _REMEMBERED_SIZES:
+                self._by_sizes.clear()
+            launch = self._by_sizes[sizes] = self._made(sizes)
+        launch(grid, *arguments)
 
 
 def static_launcher() -> Any | None:

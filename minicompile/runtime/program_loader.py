@@ -14,6 +14,7 @@ import marshal
 import os
 import pathlib
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,8 +25,8 @@ import triton
 from minicompile.ir.program import KernelSource, Program
 from minicompile.kernels import interpret
 from minicompile.runtime.code_cache import CodeCache, write_atomically
-from minicompile.runtime.kernel_binary import binary_key, compile_kernel
-from minicompile.runtime.launcher import load_launch
+from minicompile.runtime.kernel_binary import binary_key, compile_kernel, for_sizes, row_length
+from minicompile.runtime.launcher import SizedLaunch, load_launch
 from minicompile.runtime.recorded_call import RecordedCall
 
 RECORDED = ("attention_forward", "attention_backward", "fused_matmul")
@@ -33,14 +34,17 @@ Call = Callable[[list[Any]], tuple[Any, ...]]
 
 
 def load_program(
-    program: Program, cache: CodeCache | None, overwritten_inputs: Sequence[int] = ()
+    program: Program, cache: CodeCache | None, overwritten_inputs: Sequence[int] = (),
+    other: Callable[[], Call] | None = None,
 ) -> tuple[Call, pathlib.Path]:
     """Import the program's file, compile its kernels, and return its `call` and where the file lies.
 
-    `overwritten_inputs` are the positions of inputs whose memory the program changes.
+    `overwritten_inputs` are the positions of inputs whose memory the program changes. `other` makes the call for sizes that a
+    limited program refuses.
     """
     module = bound_module(program, cache)
-    aligned = align_inputs(module.call, program.aligned_inputs, frozenset(overwritten_inputs))
+    call = for_any_size(module.call, other) if program.limited and other is not None else module.call
+    aligned = align_inputs(call, program.aligned_inputs, frozenset(overwritten_inputs))
     return aligned, pathlib.Path(str(module.__file__))
 
 
@@ -124,16 +128,36 @@ def _bind_interpreter(program: Program, module: types.ModuleType) -> None:
     """Run the kernels on CPU tensors through our own use of Triton's interpreter, which knows more dtypes and sizes."""
     for kernel in program.kernels:
         launch = functools.partial(interpret.launch, getattr(module, kernel.name))
-        setattr(module, f"run_{kernel.name}", functools.partial(launch, **dict(kernel.constants)))
+        made = functools.partial(_interpreted, kernel, launch)
+        bound = SizedLaunch(len(kernel.sizes), made) if kernel.row else made(())
+        setattr(module, f"run_{kernel.name}", bound)
+
+
+def _interpreted(kernel: KernelSource, launch: Callable[..., None], sizes: Sequence[int]) -> Callable[..., None]:
+    """The launch under the interpreter, for which a row's block is exactly as long as the row."""
+    row = {"RBLOCK": max(1, row_length(kernel, sizes))} if kernel.row else {}
+    return functools.partial(launch, **(dict(kernel.constants) | row))
 
 
 def _bind_kernel(
     kernel: KernelSource, module: types.ModuleType, target: Any, device: torch.device, cache: CodeCache | None
 ) -> None:
-    binary = compile_kernel(kernel, getattr(module, kernel.name), target, cache)
-    launch = load_launch(binary, device, _binary_file(kernel, binary.code, target, cache))
-    if launch is not None:
-        setattr(module, f"run_{kernel.name}", launch)
+    function, fallback = getattr(module, kernel.name), getattr(module, f"run_{kernel.name}")
+    known: dict[KernelSource, Callable[..., None]] = {}
+    lock = threading.Lock()
+
+    def launch(sizes: tuple[int, ...]) -> Callable[..., None]:
+        with lock:
+            special = for_sizes(kernel, sizes)
+            if special not in known:
+                binary = compile_kernel(special, function, target, cache)
+                path = _binary_file(special, binary.code, target, cache)
+                known[special] = load_launch(binary, device, path) or fallback
+            return known[special]
+
+    hints = tuple(argument.hint for argument in kernel.arguments if argument.dtype is None)
+    launched = launch(hints)
+    setattr(module, f"run_{kernel.name}", SizedLaunch(len(hints), launch) if hints else launched)
 
 
 def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCache | None) -> pathlib.Path | None:
@@ -142,6 +166,24 @@ def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCach
         return None
     path = cache.path("cubins", binary_key(kernel, target))
     return path if _holds(path, code) or write_atomically(path, code) else None
+
+
+def for_any_size(call: Call, other: Callable[[], Call]) -> Call:
+    """`call`, and for sizes that it refuses the call that `other` makes, once."""
+    made: list[Call] = []
+
+    @functools.wraps(call)
+    def either(inputs: list[Any]) -> tuple[Any, ...]:
+        try:
+            return call(inputs)
+        except OverflowError:
+            if not inputs:
+                raise  # not a refusal: the program had begun
+            if not made:
+                made.append(other())
+            return made[0](inputs)
+
+    return either
 
 
 def align_inputs(call: Call, aligned_inputs: Sequence[int], overwritten: frozenset[int] = frozenset()) -> Call:

@@ -28,19 +28,21 @@ from minicompile.scheduling.verify import verify_schedule
 
 
 def schedule_graph(
-    lowered: LoweredGraph, config: Config, device: DeviceProperties, choose_matmul: Chooser | None = None
+    lowered: LoweredGraph, config: Config, device: DeviceProperties, choose_matmul: Chooser | None = None,
+    any_size: bool = False,
 ) -> Schedule:
     """Decide which loops of `lowered` share a kernel, over which tiles, in which order and memory.
 
-    Without `choose_matmul` every matrix product is the vendor's.
+    Without `choose_matmul` every matrix product is the vendor's. `any_size`: right for all values of symbolic sizes, where
+    otherwise only those near the hints may be, as the plans say.
     """
     outputs = output_buffers(lowered)
     operations, buffers = split_reductions(inline_producers(lowered), lowered.buffers, device)
     if choose_matmul is not None:
         operations = route_matmuls(operations, buffers, outputs, choose_matmul)
-    fusion = fuse(operations, buffers, outputs)
+    fusion = fuse(operations, buffers, outputs, config.fuse)
     taken: set[str] = set()
-    steps = tuple(_finish(step, operations, buffers, device, taken) for step in fusion.steps)
+    steps = tuple(_finish(step, operations, buffers, device, taken, any_size) for step in fusion.steps)
     steps = batch_steps(steps, buffers, device)
     schedule = Schedule(
         graph=dataclasses.replace(lowered, operations=operations, buffers=buffers),
@@ -60,6 +62,7 @@ def _finish(
     buffers: Mapping[str, Buffer],
     device: DeviceProperties,
     taken: set[str],
+    any_size: bool,
 ) -> KernelGroup | ExternKernel:
     """The kernel of one step."""
     if step.cluster is None:
@@ -67,7 +70,7 @@ def _finish(
         assert isinstance(operation, ExternKernel)
         return operation
     domain = write_over_tiles(step.cluster, operations, buffers)
-    tile = plan_tile(_tile_facts(domain, buffers, step.stored), device)
+    tile = plan_tile(dataclasses.replace(_tile_facts(domain, buffers, step.stored), any_size=any_size), device)
     loops = domain.loops
     if domain.folded is not None:
         alone = recompute_between_passes(loops, domain.folded)

@@ -19,6 +19,8 @@ BYTES_PER_THREAD = 32
 LOOPED_BLOCK = 4096
 COLUMN_BYTES = 128
 COLUMN_TILE = 4096
+SYMBOLIC_ROWS = 4
+"""Rows per program at most where their length varies, so that much longer ones fit too."""
 CROSSED_TILE = 2048
 
 
@@ -32,6 +34,7 @@ class TileFacts:
         itemsize: of the widest element moved over the whole space, in bytes.
         live_rows: values over the folded axis that stay in registers from one pass to the next.
         must_persist: a scan whose result other loops use.
+        any_size: symbolic sizes may have any value, however far from their hints.
     """
 
     parallel: tuple[Axis, ...]
@@ -41,6 +44,19 @@ class TileFacts:
     live_rows: int
     must_persist: bool = False
     stepped: Axis | None = None
+    any_size: bool = False
+
+    def may_persist(self) -> bool:
+        """Whether a row may be kept whole: its length is known, or rows of lengths far from the hint are not expected."""
+        assert self.folded is not None
+        return self.folded.size.constant is not None or not self.any_size
+
+    def longest(self, elements: int) -> int:
+        """The longest row of an unknown length for which `elements` registers suffice; 0 for one of known length."""
+        assert self.folded is not None
+        if self.folded.size.constant is not None or self.any_size:
+            return 0
+        return 1 << max(elements, hint(self.folded.size)).bit_length() - 1
 
 
 def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
@@ -68,14 +84,10 @@ def _plan_interpreted(facts: TileFacts) -> TilePlan:
         blocks.append(block)
     strategy: Strategy = "pointwise"
     if facts.folded is not None:
-        fits = next_power_of_two(hint(facts.folded.size)) <= INTERPRETED_ELEMENTS and _is_static(facts.folded)
+        fits = next_power_of_two(hint(facts.folded.size)) <= INTERPRETED_ELEMENTS and facts.may_persist()
         strategy = "persistent" if fits or facts.must_persist else "looped"
     return _plan(facts, blocks[::-1] if facts.folded is None else [*blocks[:0:-1], blocks[0]], strategy, 1,
-                 "interpreted: the tile is as large as the problem")
-
-
-def _is_static(axis: Axis) -> bool:
-    return axis.size.constant is not None
+                 "interpreted: the tile is as large as the problem", longest=INTERPRETED_ELEMENTS)
 
 
 def _plan_line(facts: TileFacts, device: DeviceProperties) -> TilePlan:
@@ -109,7 +121,7 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     assert facts.folded is not None
     length, rows = hint(facts.folded.size), hint(facts.parallel[-1].size)
     block = next_power_of_two(length)
-    fits = block * facts.live_rows <= ROW_REGISTERS and _is_static(facts.folded)
+    fits = block * facts.live_rows <= ROW_REGISTERS and facts.may_persist()
     if not fits and not facts.must_persist:
         r = min(block, LOOPED_BLOCK)
         warps = max(4, min(16, r * facts.itemsize // (32 * BYTES_PER_THREAD)))
@@ -117,8 +129,11 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     x = 1
     while x * block < 1024 and x < 64 and rows >= 2 * x * 4 * device.multiprocessors:
         x *= 2
+    if facts.folded.size.constant is None:
+        x = min(x, SYMBOLIC_ROWS)
     warps = max(1, min(16, x * block // (32 * max(8, BYTES_PER_THREAD // facts.itemsize))))
-    return _plan(facts, [x, block], "persistent", warps, f"a row of {length} stays in registers")
+    return _plan(facts, [x, block], "persistent", warps, f"a row of {length} stays in registers",
+                 longest=ROW_REGISTERS // (x * facts.live_rows))
 
 
 def _plan_crossed(facts: TileFacts) -> TilePlan:
@@ -131,7 +146,7 @@ def _plan_crossed(facts: TileFacts) -> TilePlan:
     warps = max(1, min(16, w * block // (32 * 16)))
     stages = 2 if rows // w >= 4 else 1
     reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
-    return _plan(facts, [1, w, block], "crossed", warps, reason, stages)
+    return _plan(facts, [1, w, block], "crossed", warps, reason, stages, longest=ROW_REGISTERS // (w * facts.live_rows))
 
 
 def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
@@ -139,20 +154,22 @@ def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     length, columns = hint(facts.folded.size), hint(facts.parallel[-1].size)
     x = min(next_power_of_two(columns), COLUMN_BYTES // facts.itemsize)
     block = next_power_of_two(length)
-    persistent = x * block * facts.live_rows <= ROW_REGISTERS * 2 // 3 and _is_static(facts.folded)
+    persistent = x * block * facts.live_rows <= ROW_REGISTERS * 2 // 3 and facts.may_persist()
     if persistent or facts.must_persist:
         warps = max(1, min(16, x * block // (32 * 8)))
-        return _plan(facts, [x, block], "persistent", warps, f"columns of {length} stay in registers")
+        return _plan(facts, [x, block], "persistent", warps, f"columns of {length} stay in registers",
+                     longest=ROW_REGISTERS * 2 // 3 // (x * facts.live_rows))
     r = max(1, min(block, COLUMN_TILE // x))
     return _plan(facts, [x, r], "looped", 8, f"{x} neighbouring columns of {length} per program")
 
 
 def _plan(
-    facts: TileFacts, blocks: list[int], strategy: Strategy, warps: int, reason: str, stages: int = 1
+    facts: TileFacts, blocks: list[int], strategy: Strategy, warps: int, reason: str, stages: int = 1, longest: int = 0
 ) -> TilePlan:
     axes = [TileAxis(axis, block, "parallel") for axis, block in zip(facts.parallel, blocks, strict=False)]
     if facts.stepped is not None:
         axes.append(TileAxis(facts.stepped, blocks[-2], "stepped"))
     if facts.folded is not None:
         axes.append(TileAxis(facts.folded, blocks[-1], "reduction"))
-    return TilePlan(tuple(axes), strategy, warps, stages, reason)
+    longest = facts.longest(longest) if strategy in ("persistent", "crossed") else 0
+    return TilePlan(tuple(axes), strategy, warps, stages, reason, longest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from minicompile.ir.program import KernelArgument, KernelSource, Program
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.kernel_binary import KernelBinary, compile_kernel
-from minicompile.runtime.program_loader import align_inputs, load_program
+from minicompile.runtime.program_loader import align_inputs, for_any_size, load_program
 
 KERNEL = '''@triton.jit
 def double_kernel(source, target, BLOCK: tl.constexpr):
@@ -149,3 +150,26 @@ def test_a_program_without_kernels_of_its_own_runs_on_the_gpu() -> None:
     call, _ = load_program(only_extern, None)
     x = torch.randn(8, 8, device="cuda")
     torch.testing.assert_close(call([x])[0], x @ x)
+
+
+def test_a_program_that_refuses_sizes_is_replaced_for_those_alone() -> None:
+    made = []
+
+    def limited(inputs: list[Any]) -> tuple[Any, ...]:
+        if inputs[0] > 10:
+            raise OverflowError
+        (value,) = inputs
+        inputs.clear()
+        if value < 0:
+            raise OverflowError("not a refusal")
+        return (value,)
+
+    def other() -> Any:
+        made.append(1)
+        return lambda inputs: (-inputs[0],)
+
+    call = for_any_size(limited, other)
+    assert call([3]) == (3,) and not made
+    assert call([11]) == (-11,) and call([12]) == (-12,) and made == [1]
+    with pytest.raises(OverflowError, match="not a refusal"):
+        call([-1])

@@ -44,11 +44,14 @@ def test_softmax_over_a_symbolic_number_of_rows_is_one_kernel() -> None:
     assert kernel.tile.parallel[0].axis.size is rows and kernel.tile.strategy == "persistent"
 
 
-def test_softmax_over_a_symbolic_row_is_looped() -> None:
+def test_softmax_over_a_symbolic_row_is_persistent_up_to_a_length_and_looped_for_any() -> None:
     columns = as_index(Symbol("s0", 512, 2))
     maker = GraphMaker()
     maker.input("a", 4096, columns)
-    (kernel,) = kernels(schedule(maker.graph(softmax(maker, "a", 4096, columns))))
+    graph = maker.graph(softmax(maker, "a", 4096, columns))
+    (kernel,) = kernels(schedule(graph))
+    assert kernel.tile.strategy == "persistent" and kernel.tile.longest >= 4096
+    (kernel,) = kernels(schedule_graph(graph, Config(verify=True), GPU, any_size=True))
     assert kernel.tile.strategy == "looped" and len(kernel.online) == 1
 
 

@@ -77,9 +77,14 @@ def test_the_interpreter_gets_tiles_as_large_as_the_problem() -> None:
     assert large.parallel[0].block == INTERPRETED_ELEMENTS
 
 
-def test_a_row_of_symbolic_length_is_never_persistent() -> None:
+def test_a_row_of_symbolic_length_is_persistent_up_to_a_length_but_not_for_any() -> None:
     symbolic = dataclasses.replace(facts((64,), 8), folded=Axis("r", as_index(Symbol("s0", 100, 2))))
-    assert plan_tile(symbolic, GPU).strategy == plan_tile(symbolic, CPU).strategy == "looped"
+    for device in (GPU, CPU):
+        plan = plan_tile(symbolic, device)
+        assert plan.strategy == "persistent" and plan.longest >= 4096
+        assert plan_tile(dataclasses.replace(symbolic, any_size=True), device).strategy == "looped"
+    long = dataclasses.replace(symbolic, folded=Axis("r", as_index(Symbol("s0", 1 << 17, 2))))
+    assert plan_tile(long, GPU).strategy == "looped" and plan_tile(facts((64,), 100), GPU).longest == 0
 
 
 def test_every_block_is_a_power_of_two() -> None:

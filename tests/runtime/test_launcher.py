@@ -1,0 +1,44 @@
+"""Kernels that take sizes are launched with machine code made for sizes like those of the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minicompile.ir.program import KernelArgument, KernelSource
+from minicompile.runtime.kernel_binary import for_sizes, triton_type
+from minicompile.runtime.launcher import SizedLaunch
+
+KERNEL = KernelSource(
+    "rows", "", (KernelArgument("x", torch.float32), KernelArgument("s0", None, False), KernelArgument("s1", None, False)),
+    (("XBLOCK", 4), ("RBLOCK", 128)), ("s0", "1", "1"), 4, 1, row="s1 * 2",
+)  # fmt: skip
+
+
+def test_the_launch_for_sizes_is_asked_for_once() -> None:
+    asked, launched = [], []
+
+    def made(sizes: tuple[int, ...]) -> Any:
+        asked.append(sizes)
+        return lambda grid, *arguments: launched.append((grid, arguments))
+
+    launch = SizedLaunch(2, made)
+    for sizes in ((3, 16), (4, 16), (3, 16)):
+        launch((1, 1, 1), "x", *sizes)
+    assert asked == [(3, 16), (4, 16)]
+    assert launched == [((1, 1, 1), ("x", 3, 16)), ((1, 1, 1), ("x", 4, 16)), ((1, 1, 1), ("x", 3, 16))]
+
+
+def test_machine_code_is_special_in_divisibility_and_in_the_length_of_a_row() -> None:
+    special = for_sizes(KERNEL, (32, 100))
+    assert [argument.divisible_by_16 for argument in special.arguments] == [True, True, False]
+    assert dict(special.constants) == {"XBLOCK": 4, "RBLOCK": 256} and special.num_warps == 8
+    assert for_sizes(KERNEL, (48, 65)) == for_sizes(KERNEL, (64, 127)) == special
+    assert for_sizes(KERNEL, (48, 64)) != special
+    assert dict(for_sizes(KERNEL, (3, 4)).constants)["RBLOCK"] == 8 and for_sizes(KERNEL, (3, 4)).num_warps == 1
+
+
+def test_sizes_are_32_bits_wide_unless_they_need_more() -> None:
+    assert triton_type(KERNEL.arguments[1]) == "i32"
+    assert triton_type(KernelArgument("s0", None, wide=True)) == "i64"
