@@ -107,11 +107,17 @@ def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) ->
 
 def written_attention(
     seeds: Seeds | None, query: Tensor, key: Tensor, value: Tensor, keep: tuple[Tensor, ...], bias: Tensor | None,
-    scale: float, is_causal: bool, dropout: float,
+    scale: float, is_causal: bool, dropout: float, uniform: bool = False,
 ) -> Tensor:
-    """What `patterns.py` puts in the place of attention written by hand; rows that see no key give NaN, as there."""
-    added = query.dim() == 3
-    if added:
+    """What `patterns.py` puts in the place of attention written by hand.
+
+    Rows that see no key give NaN, as there; with `uniform` (hidden scores are a number) they weigh all keys alike, as a
+    query of zeros that sees everything does.
+    """
+    added = query.dim()
+    if added == 2:
+        query, key, value = (part.unsqueeze(0) for part in (query, key, value))
+    if added < 4:
         query, key, value = (part.unsqueeze(1) for part in (query, key, value))
         keep = tuple(_with_head(mask) for mask in keep)
         bias = None if bias is None else _with_head(bias)
@@ -120,13 +126,17 @@ def written_attention(
         mask = part if mask is None else mask & part
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, -math.inf)
+    if uniform and mask is not None:
+        alive = mask.any(-1, keepdim=True)
+        query, mask = torch.where(alive, query, 0.0), mask | ~alive
     drawn, index = (None, 0)
     if dropout > 0.0:
         assert seeds is not None
         plain, index = seeds.draw(query.device)
         drawn = torch_interface.to_functional(plain)
     out = Attention.apply(query, key, value, mask, drawn, index, dropout, is_causal, scale, 0, True)
-    return out.squeeze(1) if added else out
+    out = out.squeeze(1) if added < 4 else out
+    return out.squeeze(0) if added == 2 else out
 
 
 def _with_head(mask: Tensor) -> Tensor:

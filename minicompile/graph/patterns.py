@@ -1,8 +1,8 @@
 """Attention written by hand, found in the captured graph and replaced by one operator.
 
 softmax(scale * q kᵀ, masked) v, in the usual ways of writing it: `matmul`, `@`, `bmm` or `einsum`; the scale multiplied or
-divided in; `where`, `masked_fill` and added masks; an fp32 softmax around half inputs; dropout of the weights. It is
-replaced only when nothing else reads a value in between and every step is understood; a refusal says what stood in the
+divided in; `where`, `masked_fill` and added masks, also in place; an fp32 softmax around half inputs; dropout of the
+weights; key heads repeated for groups of query heads, which are then read as they are. It is replaced only when nothing else reads a value in between and every step is understood; a refusal says what stood in the
 way. A mask that is a constant of the graph is evaluated, so that causal attention is seen as causal. This module must not
 trace: it looks at the torch-level graph and at the fake values that capture left there.
 """
@@ -21,7 +21,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.attention import written_attention
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
-PRODUCTS = ("matmul", "bmm", "einsum", "imatmul")
+PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
@@ -44,6 +44,7 @@ class Found:
     scale: float = 1.0
     dropout: float = 0.0
     causal: bool = False
+    uniform: bool = False
 
 
 def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:
@@ -55,7 +56,8 @@ def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[Captur
     closing = copy.graph_copy(graph, {})
     ending = next(iter(reversed(graph.nodes)))
     copy.output(closing).meta.update(ending.meta)
-    drop_unread_casts(copy)
+    read_what_was_written(copy)
+    drop_unread(copy)
     module = torch_interface.GraphModule(captured.module, copy)
     records = []
     for node in list(copy.nodes):
@@ -74,10 +76,28 @@ def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[Captur
     return dataclasses.replace(captured, module=module), tuple(records)
 
 
-def drop_unread_casts(graph: torch.fx.Graph) -> None:
-    """Remove casts to the dtype that a value has already: they return the value itself, so nobody reads the node."""
+def read_what_was_written(graph: torch.fx.Graph) -> None:
+    """After `scores += bias` and its kin, let reads of `scores` be reads of the operation's result: it is the same tensor."""
+    for node in graph.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        written = node.args[0] if node.args else None
+        returns_it = name in ("iadd", "imul", "itruediv", "isub") or name.endswith("_") and hasattr(torch.Tensor, name)
+        if not changes_something(node) or not returns_it or not isinstance(written, Node):
+            continue
+        if not isinstance(written.meta.get("example_value"), torch.Tensor):
+            continue
+        later = node.next
+        while later.op != "root":
+            later.replace_input_with(written, node)
+            later = later.next
+
+
+def drop_unread(graph: torch.fx.Graph) -> None:
+    """Remove casts to the dtype that a value has already, and dropout that is switched off: they return the value itself,
+    so nobody reads the node."""
     for node in reversed(list(graph.nodes)):
-        if not node.users and name_of(node) in CASTS:
+        idle = name_of(node) == "dropout" and not argument(node, 2, "training", True)
+        if not node.users and (name_of(node) in CASTS or idle):
             graph.erase_node(node)
 
 
@@ -108,7 +128,7 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
     """Replace the attention around one softmax, or raise `Refused`."""
     found = Found(softmax)
     product = follow_weights(found)
-    scores = follow_scores(found)
+    scores = follow_scores(module, found)
     if len({id(node) for node in found.inner}) != len(found.inner):
         raise Refused("")
     for node in found.inner:
@@ -118,10 +138,13 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
     with graph.inserting_before(product):
         query, key = score_operands(graph, scores)
         value, arrange = value_operand(graph, product)
+        key, value = without_repeats(query, key, value, product, found)
         check_operands(query, key, value, found, config)
         keep = masks_to_keep(graph, module, found)
+        take_constant_bias(module, found)
         check_order(scores, product, found)
-        arguments = (query, key, value, tuple(keep), found.bias, found.scale, found.causal, found.dropout)
+        arguments = (query, key, value, tuple(keep), found.bias, found.scale, found.causal, found.dropout,
+                     found.uniform)
         result = graph.call_function(written_attention, arguments)
         result.meta.update(product.meta)
         if arrange is not None:
@@ -167,7 +190,7 @@ def leads_to_product(node: Node) -> bool:
     return name_of(node) in (*PRODUCTS, *CASTS, "dropout")
 
 
-def follow_scores(found: Found) -> Node:
+def follow_scores(module: GraphModule, found: Found) -> Node:
     """From the softmax up to the product of queries and keys, taking in masks and scales."""
     current = found.softmax.args[0]
     while True:
@@ -176,11 +199,16 @@ def follow_scores(found: Found) -> Node:
         name = name_of(current)
         if name in PRODUCTS:
             found.inner.append(current)
+            if name == "baddbmm":
+                require_unscaled(found, allow_positive=False)
+                if argument(current, 3, "beta", 1) != 0:
+                    raise Refused("a tensor is added inside the product")
+                found.scale = float(argument(current, 4, "alpha", 1))
             return current
         if name in ("mul", "truediv", "div", "true_divide", "multiply", "divide"):
-            following = take_scale(found, current, name)
+            following = take_scale(module, found, current, name)
         elif name in ("where", "masked_fill"):
-            following = take_mask(found, current, name)
+            following = take_mask(module, found, current, name)
         elif name == "add":
             following = take_bias(found, current)
         elif name in CASTS:
@@ -194,12 +222,12 @@ def follow_scores(found: Found) -> Node:
         current = following
 
 
-def take_scale(found: Found, node: Node, name: str) -> Any:
+def take_scale(module: GraphModule, found: Found, node: Node, name: str) -> Any:
     """A factor on the scores."""
     first, second = node.args[0], node.args[1] if len(node.args) > 1 else None
-    if name in ("mul", "multiply") and not isinstance(first, Node):
+    if name in ("mul", "multiply") and (not isinstance(first, Node) or value_of(first).dim() == 0):
         first, second = second, first
-    number = constant_number(second)
+    number = constant_number(module, second)
     if number is None or node.kwargs.get("rounding_mode") is not None:
         raise Refused("the scores are scaled by something that is no constant")
     if number == 0 or not math.isfinite(number):
@@ -208,18 +236,16 @@ def take_scale(found: Found, node: Node, name: str) -> Any:
     return first
 
 
-def take_mask(found: Found, node: Node, name: str) -> Any:
+def take_mask(module: GraphModule, found: Found, node: Node, name: str) -> Any:
     """A boolean mask: -inf, or a large negative number, where it hides."""
     require_unscaled(found, allow_positive=True)
     if name == "where":
         condition, then, other = (*node.args, None, None)[:3]
-        if constant_number(other) is not None:
-            scores, fill, keeps = then, constant_number(other), True
-        else:
-            scores, fill, keeps = other, constant_number(then), False
+        keeps = constant_number(module, other) is not None
+        scores, filler = (then, other) if keeps else (other, then)
     else:
-        scores, condition, fill = node.args[0], argument(node, 1, "mask", None), constant_number(argument(node, 2, "value", None))
-        keeps = False
+        scores, condition, filler, keeps = node.args[0], argument(node, 1, "mask", None), argument(node, 2, "value", None), False
+    fill = constant_number(module, filler)
     if fill is None or not isinstance(condition, Node) or value_of(condition).dtype != torch.bool:
         raise Refused("a mask that is no boolean tensor with a constant fill")
     if fill != -math.inf and fill > SAFE_FILL:
@@ -262,6 +288,38 @@ def require_unscaled(found: Found, allow_positive: bool) -> None:
         raise Refused("the mask is applied before the scale")
 
 
+def without_repeats(query: Node, key: Node, value: Node, product: Node, found: Found) -> tuple[Node, Node]:
+    """Key and value heads before each was repeated for the query heads of its group, if both were."""
+    short = [before_repeat(key), before_repeat(value)]
+    if None in short or value_of(query).dim() != 4:
+        return key, value
+    (key_node, key_made), (value_node, value_made) = short  # type: ignore[misc]
+    heads = [value_of(node).shape[1] for node in (query, key_node, value_node)]
+    if heads[1] != heads[2] or heads[0] % heads[1]:
+        return key, value
+    for made in (key_made, value_made):
+        check_order(made, product, found)
+    return key_node, value_node
+
+
+def before_repeat(node: Node) -> tuple[Node, Node] | None:
+    """Heads (dim 1 of 4) before each was repeated, and the first node that repeats them."""
+    if name_of(node) == "repeat_interleave" and argument(node, 2, "dim", None) == 1 and not isinstance(node.args[1], Node):
+        return node.args[0], node  # type: ignore[return-value]
+    if name_of(node) not in ("reshape", "view", "flatten") or name_of(node.args[0]) != "expand":
+        return None
+    expanded = node.args[0]
+    inserted = expanded.args[0]  # type: ignore[union-attr]
+    if name_of(inserted) not in ("getitem", "unsqueeze"):
+        return None
+    source = inserted.args[0]  # type: ignore[union-attr]
+    four, five, wide = value_of(source).shape, value_of(inserted).shape, value_of(expanded).shape
+    whole = (four[0], wide[1] * wide[2], *four[2:]) if len(wide) == 5 and len(four) == 4 else ()
+    if tuple(five) != (*four[:2], 1, *four[2:]) or tuple(value_of(node).shape) != whole or wide[1] != four[1]:
+        return None
+    return source, inserted  # type: ignore[return-value]
+
+
 def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
     """Queries (…, i, d) and keys (…, j, d) of the first product."""
     if name_of(product) == "einsum":
@@ -278,6 +336,10 @@ def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
                 permuted(graph, product.args[2], right, f"{batch}{j}{shared[0]}"))  # fmt: skip
     query, turned = product_operand(product, 0), product_operand(product, 1)
     value_of(query), value_of(turned)
+    rank = value_of(turned).dim()
+    swapped = name_of(turned) == "transpose" and {dim % rank for dim in turned.args[1:]} == {rank - 2, rank - 1}
+    if swapped or name_of(turned) == "getattr" and turned.args[1] == "mT":
+        return query, turned.args[0]
     key = graph.call_method("transpose", (turned, -2, -1))
     key.meta["example_value"] = value_of(turned).transpose(-2, -1)
     return query, key
@@ -303,8 +365,15 @@ def value_operand(graph: torch.fx.Graph, product: Node) -> tuple[Node, tuple[int
 def einsum_letters(product: Node) -> tuple[str, str, str] | None:
     """The letters of both operands and of the result of a plain two-operand einsum."""
     equation = product.args[0]
-    if not isinstance(equation, str) or len(product.args) != 3 or "->" not in equation or "." in equation:
+    if not isinstance(equation, str) or len(product.args) != 3 or "->" not in equation:
         return None
+    if "..." in equation:
+        spare = "".join(letter for letter in "ZYXWVU" if letter not in equation)
+        ranks = {value_of(arg).dim() - len(part.strip().replace("...", "")) for arg, part in zip(
+            product.args[1:], equation.split("->")[0].split(","), strict=True)}  # fmt: skip
+        if len(ranks) != 1 or equation.count("...") != 3:
+            return None
+        equation = equation.replace("...", spare[: ranks.pop()])
     sides, out = equation.replace(" ", "").split("->")
     operands = sides.split(",")
     if len(operands) != 2 or any(len(set(part)) != len(part) for part in (*operands, out)) or len(out) < 3:
@@ -330,9 +399,10 @@ def check_operands(query: Node, key: Node, value: Node, found: Found, config: Co
     sizes = (*q.shape, *k.shape, *v.shape)
     if not all(type(size) is int for size in sizes):
         raise Refused("sizes that vary between calls")
-    if q.dim() not in (3, 4) or k.dim() != q.dim() or v.dim() != q.dim():
-        raise Refused("queries, keys and values of another rank than 3 or 4")
-    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] or k.shape[-2] != v.shape[-2]:
+    if q.dim() not in (2, 3, 4) or k.dim() != q.dim() or v.dim() != q.dim():
+        raise Refused("queries, keys and values of another rank than 2 to 4")
+    grouped = q.dim() == 4 and k.shape[1] < q.shape[1]
+    if q.shape[:-2] != k.shape[:-2] and not grouped or k.shape[:-1] != v.shape[:-1] or q.shape[:1] != k.shape[:1] and q.dim() > 2:
         raise Refused("batch dims that broadcast")
     if max(q.shape[-1], v.shape[-1]) > LARGEST_HEAD or 0 in sizes:
         raise Refused(f"a head dim above {LARGEST_HEAD}")
@@ -361,18 +431,28 @@ def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:
 
 def masks_to_keep(graph: torch.fx.Graph, module: GraphModule, found: Found) -> list[Node]:
     """Boolean masks, True where a key is seen; a causal one becomes a flag."""
+    patterns = [constant_tensor(module, condition) for condition, _, _ in found.keep]
+    causal = [p is not None and p.dtype == torch.bool and is_causal(p if keeps else ~p)
+              for p, (_, keeps, _) in zip(patterns, found.keep, strict=True)]  # fmt: skip
+    fills = {fill for _, _, fill in found.keep}
+    found.uniform = not all(causal) and fills != {-math.inf}
+    if found.uniform and (len(fills) > 1 or found.bias is not None):
+        raise Refused("scores are hidden in several ways: a query that sees no key would come out differently")
     kept = []
-    for condition, keeps, fill in found.keep:
-        pattern = constant_tensor(module, condition)
-        if pattern is not None and is_causal(pattern if keeps else ~pattern):
+    for (condition, keeps, _), as_flag in zip(found.keep, causal, strict=True):
+        if as_flag and not found.uniform:
             found.causal = True
             continue
-        if fill != -math.inf:
-            raise Refused(f"hidden scores are set to {fill}: a query that sees no key would come out differently")
-        if not keeps:
-            condition = graph.call_function(torch.logical_not, (condition,))
-        kept.append(condition)
+        kept.append(condition if keeps else graph.call_function(torch.logical_not, (condition,)))
     return kept
+
+
+def take_constant_bias(module: GraphModule, found: Found) -> None:
+    """An added constant of zeros, with -inf or what hides as surely in the place of later keys, is causal."""
+    pattern = None if found.bias is None else constant_tensor(module, found.bias)
+    if pattern is not None and pattern.is_floating_point() and is_causal(pattern == 0):
+        if bool(((pattern == 0) | (pattern <= SAFE_FILL)).all()):
+            found.causal, found.bias = True, None
 
 
 def is_causal(pattern: torch.Tensor) -> bool:
@@ -397,7 +477,7 @@ def changes_something(node: Node) -> bool:
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op not in ("call_function", "call_method"):
         return False
-    in_place = target.endswith("_") and not target.endswith("__")
+    in_place = target.endswith("_") and not target.endswith("__") and target not in ("and_", "or_", "not_")
     return in_place or target in ("setitem", "iadd", "imul", "itruediv", "isub") or target in MODES or "out" in node.kwargs
 
 
@@ -408,11 +488,14 @@ def argument(node: Node, position: int, name: str, default: Any) -> Any:
 
 def product_operand(node: Node, index: int) -> Any:
     """The first or second factor of a product."""
-    return node.args[index + 1] if name_of(node) == "einsum" else node.args[index]
+    return node.args[index + (name_of(node) in ("einsum", "baddbmm"))]
 
 
-def constant_number(value: Any) -> float | None:
+def constant_number(module: GraphModule, value: Any) -> float | None:
     """A Python number, or a one-element constant of the graph."""
+    if isinstance(value, Node) and isinstance(value.meta.get("example_value"), torch.Tensor) and value_of(value).dim() == 0:
+        held = constant_tensor(module, value)
+        return None if held is None or held.dtype == torch.bool or held.is_complex() else float(held)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return None
@@ -440,7 +523,7 @@ def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
             return None
         order.append(current)
         stack.extend(current.all_input_nodes)
-    if any(user not in seen and random_or_written(user) for made in seen for user in made.users):
+    if any(user not in seen and random_or_written(user) and user.args[:1] == (made,) for made in seen for user in made.users):
         return None
     results: dict[Node, Any] = {}
     for current in in_order(order):
@@ -458,7 +541,7 @@ def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
         except Exception:  # a constant that cannot be evaluated here is simply not known
             return None
     found_value = results[node]
-    return found_value if isinstance(found_value, torch.Tensor) and found_value.dtype == torch.bool else None
+    return found_value if isinstance(found_value, torch.Tensor) else None
 
 
 def in_order(nodes: list[Node]) -> list[Node]:
@@ -488,6 +571,8 @@ def held_constant(module: GraphModule, node: Node) -> torch.Tensor | None:
 def random_or_written(node: Node) -> bool:
     """Whether a node draws random numbers or may write to its argument."""
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if any(part in target for part in ("rand", "bernoulli", "dropout", "setitem", "empty", "normal", "item", "to_sparse")):
+    if any(part in target for part in ("rand", "bernoulli", "dropout", "setitem", "empty", "normal", "to_sparse")):
         return True
-    return target.endswith("_") and not target.endswith("__") or target in ("iadd", "imul", "itruediv", "isub")
+    if target == "item":
+        return True
+    return changes_something(node)

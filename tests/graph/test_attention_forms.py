@@ -1,0 +1,280 @@
+"""Attention as people write it: each form through the whole compiler, recognised or not, with eager's values and gradients.
+
+`CAUSAL`, `MASK` and `PLAIN` say what the operator was given; a string is the reason of a refusal (empty: not even considered).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minicompile
+from minicompile.api import compiled_function
+
+T, D = 6, 8
+PLAIN, CAUSAL, MASK = "plain", "causal", "mask"
+INF, LEAST = float("-inf"), torch.finfo(torch.float32).min
+TRIL = torch.ones(16, 16, dtype=torch.bool).tril().view(1, 1, 16, 16)
+
+
+def leaf(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*size, dtype=dtype, requires_grad=True)
+
+
+def four(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [leaf(2, 4, T, D, dtype=dtype) for _ in range(3)]
+
+
+def three() -> list[torch.Tensor]:
+    return [leaf(3, T, D) for _ in range(3)]
+
+
+def grouped() -> list[torch.Tensor]:
+    return [leaf(2, 4, T, D), leaf(2, 2, T, D), leaf(2, 2, T, D)]
+
+
+def attend(scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(scores, -1) @ v
+
+
+def tril(offset: int = 0) -> torch.Tensor:
+    return torch.ones(T, T, dtype=torch.bool).tril(offset)
+
+
+def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return q @ k.transpose(-2, -1) / math.sqrt(D)
+
+
+def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    batch, heads, length, width = x.shape
+    return x[:, :, None, :, :].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
+
+
+def llama(q, k, v):
+    k, v = repeated(k, 2), repeated(v, 2)
+    weights = torch.matmul(q, k.transpose(2, 3)) * D**-0.5
+    weights = weights + torch.full((T, T), LEAST).triu(1)[None, None]
+    weights = F.softmax(weights, dim=-1, dtype=torch.float32).to(q.dtype)
+    weights = F.dropout(weights, p=0.1, training=False)
+    return torch.matmul(weights, v).transpose(1, 2).contiguous()
+
+
+def gpt2(q, k, v):
+    weights = torch.matmul(q, k.transpose(-1, -2))
+    weights = weights / torch.full([], v.size(-1) ** 0.5, dtype=weights.dtype, device=weights.device)
+    seen = TRIL[:, :, k.size(-2) - q.size(-2) : k.size(-2), : k.size(-2)]
+    weights = torch.where(seen, weights.to(weights.dtype), torch.full([], LEAST, dtype=weights.dtype))
+    return torch.matmul(F.softmax(weights, dim=-1).type(v.dtype), v)
+
+
+def bert(q, k, v):
+    hidden = (1.0 - torch.ones(2, T)[:, None, None, :]) * LEAST
+    weights = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(D) + hidden
+    return torch.matmul(nn.functional.softmax(weights, dim=-1), v).permute(0, 2, 1, 3).contiguous()
+
+
+def t5(q, k, v):
+    weights = torch.matmul(q, k.transpose(3, 2))
+    weights += (torch.arange(T)[None, :] - torch.arange(T)[:, None]).abs().neg().float().view(1, 1, T, T)
+    weights = F.softmax(weights.float(), dim=-1).type_as(weights)
+    return torch.matmul(F.dropout(weights, p=0.1, training=False), v)
+
+
+def bloom(q, k, v):
+    q, k, v = (x.reshape(8, T, D) for x in (q, k, v))
+    weights = torch.baddbmm(torch.empty(8, T, T), q, k.transpose(1, 2), beta=0, alpha=D**-0.5)
+    return torch.bmm(F.softmax(weights, -1), v)
+
+
+def alibi(q, k, v):
+    q, k, v = (x.reshape(8, T, D) for x in (q, k, v))
+    return torch.bmm(F.softmax(torch.baddbmm(torch.ones(8, 1, T), q, k.transpose(1, 2), beta=1, alpha=0.3), -1), v)
+
+
+def in_place(q, k, v):
+    weights = q @ k.transpose(-2, -1)
+    weights *= D**-0.5
+    weights.masked_fill_(~tril(), INF)
+    return attend(weights, v)
+
+
+def heads_last(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k) * 0.3, -1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def ellipsis(q, k, v):
+    weights = torch.softmax(torch.einsum("...qd,...kd->...qk", q, k), -1)
+    return torch.einsum("...qk,...kd->...qd", weights, v)
+
+
+def in_five_dims(q, k, v):
+    q, k, v = (x.view(2, 2, 2, T, D) for x in (q, k, v))
+    return attend(q @ k.mT, v)
+
+
+def both_results(q, k, v):
+    weights = torch.softmax(scores(q, k), -1)
+    return weights @ v, weights
+
+
+def dropped_and_returned(q, k, v):
+    weights = F.dropout(torch.softmax(scores(q, k), -1), 0.0, True)
+    return weights @ v, weights
+
+
+def changed_before(q, k, v):
+    keys = k.repeat_interleave(2, 1)
+    changed = q * 1.0
+    weights = changed @ keys.mT
+    return attend(weights, v.repeat_interleave(2, 1))
+
+
+def by_hand(q, k, v):
+    exponentials = torch.exp(scores(q, k) - scores(q, k).amax(-1, keepdim=True))
+    return exponentials / exponentials.sum(-1, keepdim=True) @ v
+
+
+class Buffered(nn.Module):
+    """A causal mask in a buffer, sliced to the length of the call."""
+
+    def __init__(self, mask: torch.Tensor, fill: float) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+        self.fill = fill
+
+    def forward(self, q, k, v):
+        weights = scores(q, k)
+        return attend(weights.masked_fill(self.mask[:, :, :T, :T] == 0, self.fill), v)
+
+
+PADDING = torch.ones(2, 1, 1, T, dtype=torch.bool)
+PADDING[0, ..., :2] = False
+DEAD = torch.ones(2, 1, T, T, dtype=torch.bool)
+DEAD[0, 0, 2] = False
+
+Form = tuple[Callable[..., Any], list[torch.Tensor], str]
+FORMS: dict[str, Form] = {
+    "matmul": (lambda q, k, v: attend(torch.matmul(q, k.transpose(-2, -1)), v), four(), PLAIN),
+    "operator and mT": (lambda q, k, v: attend(q @ k.mT * 0.3, v), four(), PLAIN),
+    "three dims, bmm": (lambda q, k, v: torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), 2), v), three(), PLAIN),
+    "two dims": (lambda q, k, v: attend(q[0, 0] @ k[0, 0].transpose(0, 1) * 0.3, v[0, 0]), four(), PLAIN),
+    "einsum, three dims": (
+        lambda q, k, v: torch.einsum("bqk,bkd->bqd", torch.softmax(torch.einsum("bqd,bkd->bqk", q, k), -1), v), three(), PLAIN),
+    "einsum, heads last": (heads_last, four(), PLAIN),
+    "einsum with an ellipsis": (ellipsis, four(), PLAIN),
+    "scale before": (lambda q, k, v: attend((q * D**-0.5) @ k.mT, v), four(), PLAIN),
+    "scale of the keys": (lambda q, k, v: attend(q @ (k / 2.8).transpose(-2, -1), v), four(), PLAIN),
+    "scale in a tensor": (lambda q, k, v: attend(q @ k.mT / torch.sqrt(torch.tensor(8.0)), v), four(), PLAIN),
+    "scale on the left": (lambda q, k, v: attend(0.3 * (q @ k.mT), v), four(), PLAIN),
+    "functions of torch": (
+        lambda q, k, v: F.softmax(torch.div(torch.matmul(q, k.transpose(-2, -1)), math.sqrt(D)), dim=-1).matmul(v), four(), PLAIN),
+    "module": (lambda q, k, v: nn.Softmax(dim=-1)(scores(q, k)) @ v, four(), PLAIN),
+    "fp32 softmax of bf16": (
+        lambda q, k, v: torch.softmax(scores(q, k).float(), -1).to(v.dtype) @ v, four(torch.bfloat16), PLAIN),
+    "softmax with a dtype": (
+        lambda q, k, v: F.softmax(scores(q, k), -1, dtype=torch.float32).type_as(v) @ v, four(torch.bfloat16), PLAIN),
+    "dropout that is off": (lambda q, k, v: F.dropout(torch.softmax(scores(q, k), -1), 0.5, False) @ v, four(), PLAIN),
+    "baddbmm (Bloom)": (bloom, four(), PLAIN),
+    "repeat_interleave": (
+        lambda q, k, v: attend(scores(q, k.repeat_interleave(2, 1)), v.repeat_interleave(2, dim=1)), grouped(), PLAIN),
+    "repeat_interleave after a change": (changed_before, grouped(), PLAIN),
+    "repeated values only": (lambda q, k, v: attend(scores(q, k), v.repeat_interleave(2, 1)), [*four()[:2], leaf(2, 2, T, D)], PLAIN),
+    "Llama": (llama, grouped(), CAUSAL),
+    "GPT-2": (gpt2, four(), MASK),
+    "BERT": (bert, four(), MASK),
+    "T5": (t5, four(), MASK),
+    "masked_fill, -inf": (lambda q, k, v: attend(scores(q, k).masked_fill(~tril(), INF), v), four(), CAUSAL),
+    "masked_fill, == 0": (
+        lambda q, k, v: attend(scores(q, k).masked_fill(torch.tril(torch.ones(T, T)) == 0, INF), v), four(), CAUSAL),
+    "masked_fill, least number": (lambda q, k, v: attend(scores(q, k).masked_fill(~tril(), LEAST), v), four(), CAUSAL),
+    "where": (lambda q, k, v: attend(torch.where(tril(), scores(q, k), INF), v), four(), CAUSAL),
+    "where, other way around": (
+        lambda q, k, v: attend(torch.where(tril().logical_not(), -1e9, scores(q, k)), v), four(), CAUSAL),
+    "positions": (
+        lambda q, k, v: attend(scores(q, k).masked_fill(torch.arange(T)[None, :] > torch.arange(T)[:, None], INF), v), four(), CAUSAL),
+    "added, -inf": (lambda q, k, v: attend(scores(q, k) + torch.full((T, T), INF).triu(1), v), four(), CAUSAL),
+    "added, masked zeros": (
+        lambda q, k, v: attend(scores(q, k) + torch.zeros(T, T).masked_fill(~tril(), LEAST), v), four(), CAUSAL),
+    "in place": (in_place, four(), CAUSAL),
+    "boolean buffer": (Buffered(TRIL, INF), four(), MASK),
+    "floating buffer": (Buffered(TRIL.float(), LEAST), four(), MASK),
+    "padding": (lambda q, k, v: attend(scores(q, k).masked_fill(~PADDING, INF), v), four(), MASK),
+    "padding and causal": (lambda q, k, v: attend(scores(q, k).masked_fill(~(tril() & PADDING), -1e9), v), four(), MASK),
+    "two masks": (
+        lambda q, k, v: attend(scores(q, k).masked_fill(~tril(), INF).masked_fill(~PADDING, INF).nan_to_num(0.0, neginf=INF), v),
+        four(), "nan_to_num"),
+    "two masks, least numbers": (
+        lambda q, k, v: attend(scores(q, k).masked_fill(~tril(), LEAST).masked_fill(~PADDING, LEAST), v), four(), MASK),
+    "a row that sees nothing, -1e9": (lambda q, k, v: attend(scores(q, k).masked_fill(~DEAD, -1e9), v), four(), MASK),
+    "a row that sees nothing, least number": (
+        lambda q, k, v: attend(torch.where(DEAD, scores(q, k), torch.tensor(LEAST)), v), four(), MASK),
+    "a row that sees nothing, -inf": (lambda q, k, v: attend(scores(q, k).masked_fill(~DEAD, INF), v), four(), MASK),
+    "not causal by one, before": (
+        lambda q, k, v: attend(scores(q, k).masked_fill(~(tril(-1) | torch.eye(T, dtype=torch.bool)[0]), INF), v), four(), MASK),
+    "not causal by one, after": (lambda q, k, v: attend(scores(q, k).masked_fill(~tril(1), INF), v), four(), MASK),
+    "causal at the other end": (
+        lambda q, k, v: attend(scores(q[:, :, :3], k).masked_fill(~torch.ones(3, T).tril(3).bool(), INF), v), four(), MASK),
+    "causal added, too weak": (
+        lambda q, k, v: attend(scores(q, k) + torch.full((T, T), -50.0).triu(1), v), four(), MASK),
+    "scaled_dot_product_attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), four(), CAUSAL),
+    "sdpa, grouped": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), grouped(), PLAIN),
+    "weights returned": (both_results, four(), "used elsewhere"),
+    "weights dropped and returned": (dropped_and_returned, four(), "used elsewhere"),
+    "scores used": (lambda q, k, v: (lambda s: attend(s, v) + s.sum())(scores(q, k)), four(), "used elsewhere"),
+    "softmax over queries": (lambda q, k, v: torch.softmax(scores(q, k), -2) @ v, four(), ""),
+    "hidden by -1e4": (lambda q, k, v: attend(scores(q, k).masked_fill(~DEAD, -1e4), v), four(), "-10000.0"),
+    "soft cap": (lambda q, k, v: attend(torch.tanh(scores(q, k)), v), four(), "tanh"),
+    "scaled by a tensor": (lambda q, k, v: attend(q @ k.mT * q[..., :1], v), four(), "no constant"),
+    "mask before the scale": (
+        lambda q, k, v: attend((q @ k.mT + torch.arange(6.0)[:, None].expand(T, T)) * 2.0, v), four(), "before the scale"),
+    "added inside the product": (alibi, four(), "inside the product"),
+    "softmax by hand": (by_hand, four(), ""),
+    "five dims": (in_five_dims, four(), "rank"),
+    "rounded scores": (
+        lambda q, k, v: attend((q @ k.mT).half().float(), v), four(), "narrower"),
+}  # fmt: skip
+
+
+def run(function: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    given = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    outputs = function(*given)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    total = sum((output.float() * torch.arange(output.numel()).view(output.shape).cos()).nan_to_num(0.0).sum() for output in outputs)
+    return [*outputs, *torch.autograd.grad(total, given)]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_form(name: str) -> None:
+    function, inputs, expected = FORMS[name]
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    tolerance = 3e-2 if inputs[0].dtype == torch.bfloat16 else 2e-5
+    for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+    (graph,) = compiled_function(compiled).compiler.graphs
+    nodes = [node for node in graph.partitioned.forward.graph.nodes if "minicompile.attention" in str(node.target)]
+    reasons = [record.reason for record in graph.partitioned.patterns if not record.accepted]
+    if expected in (PLAIN, CAUSAL, MASK):
+        assert len(nodes) == 1, reasons
+        found = CAUSAL if nodes[0].args[7] else MASK if nodes[0].args[3] is not None else PLAIN
+        assert found == expected
+        assert nodes[0].args[1].meta["val"].shape[1] <= inputs[1].shape[1], "heads were repeated in memory"
+    else:
+        assert not nodes and ("".join(reasons) == "" if not expected else expected in reasons[0])
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_multi_head_attention(need_weights: bool) -> None:
+    module = nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, T, 16)
+    call = lambda x: module(x, x, x, need_weights=need_weights)[0]  # noqa: E731
+    compiled = minicompile.compile(call, options={"suppress_errors": False, "cache": False})
+    for got, want in zip(run(compiled, [x]), run(call, [x]), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
