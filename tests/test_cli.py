@@ -86,6 +86,11 @@ def test_the_benchmark_writes_a_table_and_json(tmp_path, capsys) -> None:
     assert "fusion/softmax ms" in capsys.readouterr().out
 
 
+def test_the_memory_section_runs_a_training_step(capsys) -> None:
+    assert run.run_bench(["memory/small_autocast"], quick=True, device="cpu", compilers="eager") == 0
+    assert "memory/small_autocast train_ms" in capsys.readouterr().out
+
+
 def test_a_slow_case_is_reported_and_the_rest_goes_on(capsys) -> None:
     status = run.run_bench(["roofs"], quick=True, device="cpu", timeout=0.1)
     assert status == 0 and "not done after" in capsys.readouterr().out

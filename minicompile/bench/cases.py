@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         kind: `forward` (one call), `backward` (a call and its gradients, timed apart), `model` (inference and training
-            step), `host` (host time of a call).
+            step), `host` (host time of a call), `memory` (what a training step needs beyond parameters and gradients).
         function: a function or module.
         inputs: its positional arguments.
         num_bytes: the least bytes one forward call must move; 0 where nothing is claimed.
@@ -34,7 +34,7 @@ class Workload:
         grad: for `host`: with gradients.
     """
 
-    kind: Literal["forward", "backward", "model", "host"]
+    kind: Literal["forward", "backward", "model", "host", "memory"]
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
     num_bytes: int = 0
@@ -202,6 +202,34 @@ def language_model(size: str, precision: str) -> Build:
     return build
 
 
+class LossOfModel(nn.Module):
+    """A language model and its loss, compiled together; under autocast if a dtype for it is given."""
+
+    def __init__(self, model: LanguageModel, autocast: torch.dtype | None) -> None:
+        super().__init__()
+        self.model, self.autocast = model, autocast
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The loss of predicting every next token."""
+        with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):
+            logits = self.model(ids[:, :-1])
+        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def training_memory(size: str, precision: str) -> Build:
+    """A training step of the language model, loss included, batch 8 x 512."""
+
+    def build(place: Place) -> Workload:
+        context, vocabulary = (33, 100) if place.quick else (513, 10000)
+        model = LanguageModel(*SIZES["tiny" if place.quick else size], vocabulary, context).to(place.device)
+        if precision == "bf16":
+            model = model.bfloat16()
+        step = LossOfModel(model, torch.bfloat16 if precision == "autocast" else None)
+        return Workload("memory", step, (torch.randint(0, vocabulary, (8, context), device=place.device),))
+
+    return build
+
+
 def chain(x: torch.Tensor) -> torch.Tensor:
     """Thirty pointwise operations."""
     for _ in range(10):
@@ -273,6 +301,8 @@ CASES: dict[str, Build] = {
     "lm/small_bf16": language_model("small", "bf16"),
     "lm/small_tf32": language_model("small", "tf32"),
     "lm/medium_bf16": language_model("medium", "bf16"),
+    **{f"memory/{name}": training_memory(*name.split("_")) for name in
+       ("small_fp32", "small_bf16", "small_autocast", "medium_bf16")},
     "overhead/mul_add": host(lambda x: x * 2 + 1, grad=False),
     "overhead/mul_add_grad": host(lambda x: x * 2 + 1, grad=True),
     "overhead/chain30": host(chain, grad=False),

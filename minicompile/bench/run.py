@@ -24,7 +24,7 @@ from minicompile.bench.cases import CASES, COMPILE_CASES
 from minicompile.bench.table import print_case, print_header
 from minicompile.bench.worker import MARK
 
-SECTIONS = ("roofs", "fusion", "fusion-bf16", "attention", "lm", "overhead", "compile", "models")
+SECTIONS = ("roofs", "fusion", "fusion-bf16", "attention", "lm", "memory", "overhead", "compile", "models")
 COMPILERS = "eager,torch,minicompile"
 
 

@@ -14,11 +14,13 @@ SHOWN = (
     "train_ms",
     "host_us",
     "peak_gb",
+    "kept_gb",
+    "step_gb",
     "error",
     "first_s",
     "first_step_s",
 )
-LOWER_IS_BETTER = {"ms", "fwd_ms", "bwd_ms", "infer_ms", "train_ms", "host_us", "peak_gb"}
+LOWER_IS_BETTER = {"ms", "fwd_ms", "bwd_ms", "infer_ms", "train_ms", "host_us", "peak_gb", "kept_gb", "step_gb"}
 
 
 def print_header(section: str, compilers: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ def compiler(name: str) -> Callable[[Any], Any]:
 def measure(workload: Workload, name: str, place: Place, first_only: bool) -> dict[str, Any]:
     """Every figure of one workload under one compiler."""
     function = compiler(name)(workload.function)
-    measures = {"forward": forward, "backward": backward, "model": model, "host": host}
+    measures = {"forward": forward, "backward": backward, "model": model, "host": host, "memory": memory}
     figures = measures[workload.kind](workload, function, place, first_only)
     if name.startswith("minicompile"):
         figures["stats"] = vars(minicompile.stats(function))
@@ -109,6 +109,29 @@ def model(workload: Workload, function: Any, place: Place, first_only: bool) -> 
     return figures
 
 
+def memory(workload: Workload, function: Any, place: Place, first_only: bool) -> dict[str, Any]:
+    """Memory of a training step beyond what was allocated before it: after the forward, and at its highest."""
+
+    def step() -> float | None:
+        function.zero_grad(set_to_none=False)  # gradients are allocated before the step
+        before = allocated_gb(place)
+        loss = function(*workload.inputs)
+        after = allocated_gb(place)
+        loss.backward()
+        return None if before is None or after is None else after - before
+
+    figures: dict[str, Any] = {"first_step_s": first_call_seconds(step, place.device)}
+    if not first_only:
+        step()
+        reset_peak(place)
+        start = allocated_gb(place)
+        figures["kept_gb"] = step()
+        peak = peak_gb(place)
+        figures["step_gb"] = None if peak is None or start is None else peak - start
+        figures["train_ms"] = milliseconds(step, place.device)
+    return figures
+
+
 def host(workload: Workload, function: Any, place: Place, first_only: bool) -> dict[str, Any]:
     """Host time of a call."""
     with torch.set_grad_enabled(workload.grad):
@@ -154,6 +177,11 @@ def reset_peak(place: Place) -> None:
         synchronize(place.device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+
+
+def allocated_gb(place: Place) -> float | None:
+    """Memory in use; `None` where nobody counts it."""
+    return torch.cuda.memory_allocated() / 2**30 if place.device == "cuda" else None
 
 
 def peak_gb(place: Place) -> float | None:
