@@ -18,6 +18,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from minicompile.bench.language_model import SIZES, LanguageModel
+from minicompile.bench.networks import NETWORKS, TIMM, hugging_face, timm_network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,20 +27,23 @@ class Workload:
 
     Attributes:
         kind: `forward` (one call), `backward` (a call and its gradients, timed apart), `model` (inference and training
-            step), `host` (host time of a call), `memory` (what a training step needs beyond parameters and gradients).
+            step), `network` (the same in eval and in training mode, under bf16 autocast), `host` (host time of a call),
+            `memory` (what a training step needs beyond parameters and gradients).
         function: a function or module.
         inputs: its positional arguments.
         num_bytes: the least bytes one forward call must move; 0 where nothing is claimed.
         loss: for `model`: from the model's output to a scalar.
         grad: for `host`: with gradients.
+        keywords: keyword arguments of a `network`.
     """
 
-    kind: Literal["forward", "backward", "model", "host", "memory"]
+    kind: Literal["forward", "backward", "model", "network", "host", "memory"]
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
     num_bytes: int = 0
     loss: Callable[[Any], torch.Tensor] | None = None
     grad: bool = False
+    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +272,26 @@ def example_model(file: str) -> Build:
     return build
 
 
+def hugging_face_case(name: str) -> Build:
+    """A network of Hugging Face."""
+
+    def build(place: Place) -> Workload:
+        model, keywords, loss = hugging_face(name, place.device, place.quick)
+        return Workload("network", model, (), loss=loss, keywords=keywords)
+
+    return build
+
+
+def timm_case(name: str) -> Build:
+    """A network of timm."""
+
+    def build(place: Place) -> Workload:
+        model, inputs, loss = timm_network(name, place.device, place.quick)
+        return Workload("network", model, inputs, loss=loss)
+
+    return build
+
+
 FUSION = (
     "cos_cos",
     "gelu",
@@ -311,6 +335,8 @@ CASES: dict[str, Build] = {
     "models/resnet18": example_model("03_resnet18.py"),
     "models/transformer_encoder": example_model("04_transformer_encoder.py"),
     "models/gpt2": example_model("05_huggingface_gpt2.py"),
+    **{f"hf/{name}": hugging_face_case(name) for name in NETWORKS},
+    **{f"timm/{name}": timm_case(name) for name in TIMM},
 }
 
 COMPILE_CASES = ("fusion/softmax", "fusion/layer_norm", "lm/small_bf16")

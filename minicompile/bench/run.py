@@ -21,10 +21,12 @@ import torch
 
 import minicompile
 from minicompile.bench.cases import CASES, COMPILE_CASES
-from minicompile.bench.table import print_case, print_header
+from minicompile.bench.table import print_case, print_header, print_means
 from minicompile.bench.worker import MARK
 
-SECTIONS = ("roofs", "fusion", "fusion-bf16", "attention", "lm", "memory", "overhead", "compile", "models")
+SECTIONS = ("roofs", "fusion", "fusion-bf16", "attention", "lm", "memory", "overhead", "compile", "models", "hf", "timm")
+LONG = ("hf", "timm")
+"""Sections that only run when asked for: they take most of an hour and need other libraries."""
 COMPILERS = "eager,torch,minicompile"
 
 
@@ -37,7 +39,7 @@ def run_bench(
     timeout: float = 120.0,
     compilers: str = COMPILERS,
 ) -> int:
-    """Run the named sections or cases (all without names); non-zero when minicompile failed somewhere."""
+    """Run the named sections or cases (without names all but the long ones); non-zero when minicompile failed somewhere."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu" and not quick:
         print("without a GPU only --quick makes sense: its sizes are tiny and its times say nothing about a GPU")
@@ -57,6 +59,7 @@ def run_bench(
         print_case(job, cases[job], compilers.split(","))
         if json_path:
             pathlib.Path(json_path).write_text(json.dumps({**record, "cases": cases}, indent=1) + "\n")
+    print_means(cases)
     failed = [job for job, result in cases.items() if any("failure" in r for n, r in figures(result) if is_ours(n))]
     if failed:
         print(f"\nminicompile failed in: {', '.join(failed)}")
@@ -70,7 +73,8 @@ def select(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in SECTIONS and name not in jobs:
             raise SystemExit(f"no section or case {name!r}; sections: {', '.join(SECTIONS)}; cases: {', '.join(jobs)}")
-    return [job for job in jobs if not names or job in names or job.split("/")[0] in names]
+    wanted = names or [section for section in SECTIONS if section not in LONG]
+    return [job for job in jobs if job in wanted or job.split("/")[0] in wanted]
 
 
 def run_case(job: str, device: str, quick: bool, timeout: float, compilers: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SHOWN = (
@@ -48,6 +49,19 @@ def print_case(job: str, result: dict[str, Any], compilers: Sequence[str]) -> No
     for name in compilers:
         if "failure" in result[name]:
             print(f"{job}: {name} failed: {result[name]['failure']}", flush=True)
+
+
+def print_means(cases: Mapping[str, dict[str, Any]]) -> None:
+    """Geometric means of our speed over networks, against the other compilers, and the slowest against eager."""
+    for section in sorted({job.split("/")[0] for job in cases} & {"models", "hf", "timm"}):
+        found = [result for job, result in cases.items() if job.split("/")[0] == section]
+        for figure in ("infer_ms", "train_ms", "peak_gb", "first_s", "first_step_s"):
+            for other in ("eager", "torch"):
+                pairs = [(r.get(other, {}).get(figure), r.get("minicompile", {}).get(figure)) for r in found]
+                ratios = [theirs / ours for theirs, ours in pairs if theirs and ours]
+                if ratios and not (other == "eager" and figure.startswith("first")):
+                    print(f"{section}: {figure} of {len(ratios)} networks, {statistics.geometric_mean(ratios):.3f} times as "
+                          f"good as {other} (from {min(ratios):.2f} to {max(ratios):.2f})", flush=True)  # fmt: skip
 
 
 def comparison(figure: str, result: dict[str, Any]) -> str:

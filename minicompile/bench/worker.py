@@ -41,7 +41,9 @@ def compiler(name: str) -> Callable[[Any], Any]:
 def measure(workload: Workload, name: str, place: Place, first_only: bool) -> dict[str, Any]:
     """Every figure of one workload under one compiler."""
     function = compiler(name)(workload.function)
-    measures = {"forward": forward, "backward": backward, "model": model, "host": host, "memory": memory}
+    measures = {
+        "forward": forward, "backward": backward, "model": model, "network": network, "host": host, "memory": memory,
+    }  # fmt: skip
     figures = measures[workload.kind](workload, function, place, first_only)
     if name.startswith("minicompile"):
         figures["stats"] = vars(minicompile.stats(function))
@@ -100,6 +102,44 @@ def model(workload: Workload, function: Any, place: Place, first_only: bool) -> 
     if not first_only:
         figures["error"] = error(workload, function)
         figures["infer_ms"] = milliseconds(infer, place.device)
+    figures["first_step_s"] = first_call_seconds(step, place.device)
+    if not first_only:
+        reset_peak(place)
+        step()
+        figures["peak_gb"] = peak_gb(place)
+        figures["train_ms"] = milliseconds(step, place.device)
+    return figures
+
+
+def network(workload: Workload, function: Any, place: Place, first_only: bool) -> dict[str, Any]:
+    """Inference in eval mode and a training step without the optimizer, both under bf16 autocast."""
+    loss = workload.loss
+    assert loss is not None
+
+    def run() -> Any:
+        with torch.autocast(place.device, torch.bfloat16):
+            return function(*workload.inputs, **workload.keywords)
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return run()
+
+    def step() -> None:
+        function.zero_grad(set_to_none=True)
+        with torch.autocast(place.device, torch.bfloat16):
+            value = loss(function(*workload.inputs, **workload.keywords))
+        value.backward()
+
+    function.eval()
+    figures: dict[str, Any] = {"first_s": first_call_seconds(infer, place.device)}
+    if not first_only:
+        with torch.no_grad():
+            exact = tensors(workload.function.eval()(*workload.inputs, **workload.keywords))  # type: ignore[attr-defined]
+        figures["error"] = largest_error(tensors(infer()), [value.double() for value in exact])
+        del exact
+        figures["infer_ms"] = milliseconds(infer, place.device)
+    function.train()
+    reset_peak(place)
     figures["first_step_s"] = first_call_seconds(step, place.device)
     if not first_only:
         reset_peak(place)
