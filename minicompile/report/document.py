@@ -53,7 +53,7 @@ def scaled(value: float | None, units: Sequence[tuple[float, str]]) -> Cell:
 
 def amount(count: float | None, unit: str = "B") -> Cell:
     """`12.3 MB`; powers of a thousand."""
-    return scaled(count, [(1000.0**power, f"{prefix}{unit}") for power, prefix in enumerate(("", "k", "M", "G", "T"))])
+    return scaled(count, [(1000.0**power, f"{prefix}{unit}") for power, prefix in enumerate(("", "k", "M", "G", "T", "P"))])
 
 
 def duration(microseconds: float | None) -> Cell:
