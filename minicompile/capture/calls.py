@@ -32,7 +32,15 @@ from minicompile.capture.source import Baked, CachedCall
 from minicompile.capture.symbolic_size import concrete, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, guard_order, guard_structure, is_outside, slot
+from minicompile.capture.values import (
+    CONSTANT_TYPES,
+    IDENTITY_TYPES,
+    force,
+    guard_order,
+    guard_structure,
+    is_outside,
+    slot,
+)
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 CONTAINERS = (list, dict, set, frozenset, tuple)
@@ -213,7 +221,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":
-        return run_native(tracer, function, args, kwargs)
+        return run_native(tracer, function, args, kwargs, False)  # some ask whether a torch function mode is active
     if kwargs.get("generator") is not None or any(isinstance(item, torch.Generator) for item in args):
         raise Break("random seed", f"`torch.{name}` draws from an explicit generator")
     if kwargs.get("out") is not None:
@@ -434,7 +442,7 @@ def hides_its_value(kind: type) -> bool:
 VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", "__eq__", "__lt__", "__bool__", "__contains__")
 
 
-def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool = True) -> Any:
     """Let Python run a native function; what it raises is raised in the traced program."""
     if function not in SYMBOLIC_ARITHMETIC:
         args = tuple(map(concrete, args))
@@ -442,9 +450,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
     try:
-        if contains_tensor(args) or kwargs and contains_tensor(kwargs) or contains_tensor(
-            getattr(function, "__self__", None)
-        ):
+        owner = getattr(function, "__self__", None)
+        if record and (contains_tensor(args) or kwargs and contains_tensor(kwargs) or contains_tensor(owner)):
             with RecordTorch(tracer):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)

@@ -18,7 +18,7 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.collector import collection_postponed
 from minicompile.capture.dynamic import DynamicPlan
-from minicompile.capture.guards import TensorGuard, Writer, same_float
+from minicompile.capture.guards import GUARD_SCOPE, TensorGuard, TensorKind, Writer, write_guards
 from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
 from minicompile.capture.records import Fallback, Recompile, Records
 from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape, build_resume_code
@@ -28,8 +28,6 @@ from minicompile.capture.variant import (
     Variant,
     capture_call,
     compile_source,
-    is_empty_cell,
-    write_guards,
 )
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported
@@ -251,7 +249,7 @@ class CallCache:
 
 def describe(value: Any) -> Any:
     """A tensor's metadata, as text."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, (torch.Tensor, TensorKind)):
         return type(value).__name__
     return f"{value.dtype} {tuple(value.shape)} on {value.device}"
 
@@ -263,7 +261,7 @@ def guard_test(guards: Sequence[Any]) -> Callable[[Any, tuple[Any, ...], dict[st
     name = writer.fetch(guards[0].source)
     body = "\n".join(f"    {line.replace('{value}', name)}" for line in lines)
     text = f"def test(F, A, K):\n{body}\n    return True, {name}\n"
-    return compile_source(text, "test", {**writer.namespace, "same_float": same_float, "is_empty_cell": is_empty_cell})
+    return compile_source(text, "test", writer.namespace | GUARD_SCOPE)
 
 
 def evaluate(guard: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import keyword
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from minicompile.capture import torch_interface
 from minicompile.capture.source import Source, identifier, literal
 from minicompile.errors import Location
 
@@ -28,7 +30,7 @@ class Guard:
         condition: Python text with `{0}` for the value, `{1}`... for the constants, `{others[0]}`... for other sources.
         constants: objects the text needs.
         sentence: the condition in words, with `{0}` for the value's name.
-        kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor`, `same` or `shape`.
+        kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor`, `same`, `shape` or `overlap`.
         expected: the value at capture, for records of recompiles.
     """
 
@@ -42,16 +44,33 @@ class Guard:
     location: Location | None = None
 
 
+class TensorKind(NamedTuple):
+    """What there is to say of a tensor that is not kept."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    device: torch.device
+    requires_grad: bool
+
+
 @dataclasses.dataclass
 class TensorGuard:
     """A tensor whose type, dtype, device, layout, gradient flag, sizes and strides are fixed but for dynamic dims."""
 
     source: Source
-    tensor: torch.Tensor
+    tensor: torch.Tensor | TensorKind
     sizes: tuple[Any, ...]
     strides: tuple[Any, ...]
     kind: str = "tensor"
     location: Location | None = None
+
+    check: Callable[..., bool] | None = None
+
+    def let_go(self) -> None:
+        """Keep a check of the tensor's kind instead of the tensor."""
+        if isinstance(self.tensor, torch.Tensor):
+            self.check = tensor_check([self])
+            self.tensor = TensorKind(self.tensor.dtype, self.tensor.shape, self.tensor.device, self.tensor.requires_grad)
 
     def sentence(self) -> str:
         """The condition in words."""
@@ -194,3 +213,58 @@ def same_float(value: Any, expected: float) -> bool:
     """Equality of floats that also tells NaN and signed zeros apart."""
     return type(value) is float and (value == expected or (value != value and expected != expected)) and (
         value != 0 or str(value) == str(expected))
+
+
+def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple[Any, ...],
+                 line: Callable[[str], str]) -> list[str]:
+    """Statements that test all guards: tensors at once near the end, then what is assumed of their sizes."""
+    writer.lines.append(line(f"torch_state() == {writer.constant(state, 'state')}"))
+    tensors = [guard for guard in guards if isinstance(guard, TensorGuard)]
+    late = [guard for guard in guards if isinstance(guard, Guard) and guard.kind in LATE]
+    for guard in guards:
+        if isinstance(guard, TensorGuard):
+            writer.fetch(guard.source)
+        elif guard.kind not in LATE:
+            writer.lines.append(line(writer.condition(guard)))
+    if tensors:
+        unique = list({id(guard.tensor): guard for guard in tensors}.values())
+        check = tensor_check(unique)
+        names = ", ".join(writer.fetch(guard.source) for guard in unique)
+        writer.lines.append(line(f"{writer.constant(check, 'check_tensors')}({names})"))
+    writer.lines.extend([line(writer.condition(guard)) for guard in late])
+    return writer.lines
+
+
+def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
+    """The check of all tensors, in C++ and at once while they are at hand."""
+    checks = [guard.check for guard in guards if guard.check is not None]
+    if checks:
+        return lambda *values: all(check(value) for check, value in zip(checks, values, strict=True))
+    sizes = [list(guard.sizes) for guard in guards]
+    strides = [list(guard.strides) for guard in guards]
+    return torch_interface.TensorGuards(*[guard.tensor for guard in guards], dynamic_dims_sizes=sizes,
+                                        dynamic_dims_strides=strides).check
+
+
+def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether no changed tensor shares its storage with another of the tensors."""
+    storages: dict[int, int] = {}
+    for tensor in others:
+        pointer = tensor.untyped_storage()._cdata
+        storages[pointer] = storages.get(pointer, 0) + 1
+    return all(storages.get(tensor.untyped_storage()._cdata, 0) <= 1 for tensor in changed)
+
+
+def is_empty_cell(cell: Any) -> bool:
+    """Whether a closure cell holds nothing."""
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False
+
+
+LATE = ("shape", "overlap")  # kinds that are tested when the tensors are known to be what they were
+GUARD_SCOPE = {"same_float": same_float, "no_overlap": no_overlap, "is_empty_cell": is_empty_cell, "math": math,
+               "torch_state": torch_interface.torch_state}
+"""What the text of guards may name."""

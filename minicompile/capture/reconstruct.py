@@ -346,7 +346,8 @@ def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
         emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
     for base in type(value).__mro__:
         for attribute, raw in base.__dict__.items():
-            if attribute != "__dict__" and isinstance(raw, types.MemberDescriptorType) and raw.__objclass__.__module__ != "builtins":
+            is_slot = isinstance(raw, types.MemberDescriptorType) and raw.__objclass__.__module__ != "builtins"
+            if is_slot and attribute != "__dict__":
                 try:
                     item = raw.__get__(value)
                 except AttributeError:

@@ -31,8 +31,8 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-__all__ = ["DATA_DEPENDENT", "FakeTensor", "FakeTensorMode", "ShapeEnv", "TensorGuards", "classify", "compiling", "is_traceable", "new_fake_mode", "restore_state", "torch_state",
-           "unusable_state"]
+__all__ = ["DATA_DEPENDENT", "FakeTensor", "FakeTensorMode", "ShapeEnv", "TensorGuards", "classify", "compiling",
+           "is_traceable", "new_fake_mode", "restore_state", "torch_state", "unusable_state"]
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
                   UnsupportedFakeTensorException)
@@ -231,6 +231,7 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     torch.set_float32_matmul_precision: "global torch setting", torch.autograd.grad: "autograd call",
     torch.autograd.backward: "autograd call", torch.compile: "nested compiler", torch.set_printoptions: "input or output",
     torch.equal: "tensor value", torch.allclose: "tensor value", torch.is_nonzero: "tensor value",
+    torch._has_compatible_shallow_copy_type: "real memory", torch._debug_has_internal_overlap: "real memory",
     torch.frombuffer: "real memory", torch.from_file: "real memory", torch.asarray: "real memory",
     torch.vmap: "torch.func transform", torch.cond: "higher-order operator",
     torch.lstm: "recurrent network", torch.gru: "recurrent network",

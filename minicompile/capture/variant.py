@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import linecache
-import math
 import operator
 import types
-import weakref
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.graph_break import Cutter
-from minicompile.capture.guards import Guard, TensorGuard, Writer, same_float
+from minicompile.capture.guards import GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
@@ -290,16 +289,15 @@ class Assembly:
         mutated = self.tracer.graph.mutated_inputs()
         if not mutated:
             return
-        others = [entry for entry in self.tracer.graph.inputs if isinstance(entry.value, torch.Tensor)]
-        tensors = [entry.real for entry in others if entry.real is not None]
-        changed = [entry.real for entry in mutated if entry.real is not None]
-        if not no_overlap(changed, tensors):
+        inputs = [entry for entry in self.tracer.graph.inputs if isinstance(entry.real, torch.Tensor)]
+        alone = no_overlap([entry.real for entry in mutated], [entry.real for entry in inputs])
+        places = {id(entry): f"{{others[{place}]}}" for place, entry in enumerate(inputs)}
+        text = f"no_overlap(({', '.join(places[id(entry)] for entry in mutated)},), ({', '.join(places.values())},))"
+        words = "shares no memory with another input" if alone else "shares memory with another input"
+        self.tracer.guards.add(Guard(mutated[0].source, text if alone else f"not {text}", (), f"`{{0}}` is changed and {words}",
+                                     "overlap", others=tuple(entry.source for entry in inputs if entry.source)))
+        if not alone:
             raise RunEager("an input that is changed in place shares memory with another input", "shared memory")
-        for entry in others:
-            self.writer.keep.append(entry)
-        self.overlap = ([entry.source for entry in mutated], [entry.source for entry in others])
-
-    overlap: tuple[list[Any], list[Any]] | None = None
 
     def guard_records(self) -> tuple[GuardRecord, ...]:
         """The guards for people."""
@@ -368,20 +366,17 @@ class Assembly:
         guard_writer.namespace, guard_writer.used = writer.namespace, writer.used
         guard_writer.named, guard_writer.keep, guard_writer.by_text = writer.named, writer.keep, writer.by_text
         fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS")
-        if self.overlap is not None:
-            names = [[guard_writer.fetch(source) for source in part] for part in self.overlap]
-            fetch_lines = guard_writer.lines
-            fetch_lines.append(f"if not no_overlap(({', '.join(names[0])},), ({', '.join(names[1])},)): return MISS")
         name, written = self.name, set(fetch_lines)
         text = "\n".join([
             f"def {name}(F, A, K):", "    try:", *(f"        {line}" for line in fetch_lines),
             *(f"        {line}" for line in writer.lines if line not in written),
             "    except GUARD_ERRORS:", "        return MISS",
             *(f"    {line}" for line in body), ""])
-        namespace = {**writer.namespace, "MISS": MISS, "torch": torch, "math": math, "GUARD_ERRORS": (Exception,),
-                     "torch_state": torch_interface.torch_state,
-                     "same_float": same_float, "no_overlap": no_overlap, "is_empty_cell": is_empty_cell}
+        namespace = {**writer.namespace, **GUARD_SCOPE, "MISS": MISS, "torch": torch, "GUARD_ERRORS": (Exception,)}
         function = compile_source(text, name, namespace)
+        for guard in guards:
+            if isinstance(guard, TensorGuard):
+                guard.let_go()
         return Variant(function, guards, tracer.state, text, eager)
 
 
@@ -393,52 +388,6 @@ def short(value: Any) -> str:
     """A value as part of a guard's text for people."""
     text = getattr(value, "__qualname__", None) or repr(value)
     return text if len(text) < 80 else type(value).__name__
-
-
-def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple[Any, ...],
-                 line: Callable[[str], str]) -> list[str]:
-    """Statements that test all guards: tensors at once near the end, then what is assumed of their sizes."""
-    writer.lines.append(line(f"torch_state() == {writer.constant(state, 'state')}"))
-    tensors = [guard for guard in guards if isinstance(guard, TensorGuard)]
-    shapes = [guard for guard in guards if isinstance(guard, Guard) and guard.kind == "shape"]
-    for guard in guards:
-        if isinstance(guard, TensorGuard):
-            writer.fetch(guard.source)
-        elif guard.kind != "shape":
-            writer.lines.append(line(writer.condition(guard)))
-    if tensors:
-        unique = list({id(guard.tensor): guard for guard in tensors}.values())
-        check = tensor_check(unique)
-        names = ", ".join(writer.fetch(guard.source) for guard in unique)
-        writer.lines.append(line(f"{writer.constant(check, 'check_tensors')}({names})"))
-    writer.lines.extend([line(writer.condition(guard)) for guard in shapes])
-    return writer.lines
-
-
-def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
-    """The check of all tensors in C++."""
-    sizes = [list(guard.sizes) for guard in guards]
-    strides = [list(guard.strides) for guard in guards]
-    return torch_interface.TensorGuards(*[guard.tensor for guard in guards], dynamic_dims_sizes=sizes,
-                                        dynamic_dims_strides=strides).check
-
-
-def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether no changed tensor shares its storage with another of the tensors."""
-    storages: dict[int, int] = {}
-    for tensor in others:
-        pointer = tensor.untyped_storage()._cdata
-        storages[pointer] = storages.get(pointer, 0) + 1
-    return all(storages.get(tensor.untyped_storage()._cdata, 0) <= 1 for tensor in changed)
-
-
-def is_empty_cell(cell: Any) -> bool:
-    """Whether a closure cell holds nothing."""
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return True
-    return False
 
 
 counter = iter(range(1 << 60))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import math
+import warnings
 import weakref
 
 import pytest
@@ -254,3 +255,18 @@ def test_results_with_named_fields_go_in_and_out() -> None:
     result, expected = compiled(argument), function(argument)
     assert type(result[1]) is torch.return_types.sort and result[2] is torch.return_types.sort
     assert equal(result[0], expected[0]) and equal(result[1].values, expected[1].values)
+
+
+def test_memory_that_is_shared_in_one_call_leaves_the_others_compiled() -> None:
+    def function(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return row * 2
+
+    compiled = capture(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for shared in (True, False, True, False):
+            x, twin = torch.ones(2, 3), torch.ones(2, 3)
+            assert equal(compiled(x, x[0] if shared else torch.ones(3)), function(twin, twin[0] if shared else torch.ones(3)))
+    assert len(compiled.records.graphs) == 1 and len(compiled.records.fallbacks) == 1
+    assert compiled.records.recompiles[0].sentence == "`x` is changed and shares memory with another input"

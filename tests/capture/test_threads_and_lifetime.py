@@ -1,0 +1,159 @@
+"""Several threads may call and first-call one compiled function; nothing outlives the compiled object."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minicompile.capture.entry import CompiledCallable
+from tests.capture.support import capture, equal
+
+THREADS = 6
+
+
+def in_threads(work: Callable[[int], Any]) -> list[Any]:
+    """What `work` returned in each of several threads that start together; what one raised is raised here."""
+    results: list[Any] = [None] * THREADS
+    start = threading.Barrier(THREADS)
+
+    def run(number: int) -> None:
+        start.wait()
+        try:
+            results[number] = work(number)
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def broken(x: torch.Tensor, log: list[float]) -> torch.Tensor:
+    """A break in a loop, in a handler and in a callee."""
+    for index in range(3):
+        x = helper(x) * (index + 1)
+    try:
+        raise KeyError(x.shape[0])
+    except KeyError as error:
+        log.append(float(x.sum()))
+        x = x + len(error.args)
+    return x
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    """A break in the middle."""
+    y = x + 1
+    print(end="")
+    return y * 2
+
+
+def test_threads_that_call_first_at_once_get_their_own_results() -> None:
+    compiled = capture(broken)
+
+    def work(number: int) -> list[tuple[torch.Tensor, list[float]]]:
+        found = []
+        for step in range(6):
+            log: list[float] = []
+            found.append((compiled(torch.full((1 + (number + step) % 3, 2), float(number)), log), log))
+        return found
+
+    for number, found in enumerate(in_threads(work)):
+        for step, (result, log) in enumerate(found):
+            expected: list[float] = []
+            assert equal(result, broken(torch.full((1 + (number + step) % 3, 2), float(number)), expected))
+            assert log == expected
+    assert not compiled.records.fallbacks
+
+
+def test_threads_in_different_modes_do_not_share_variants() -> None:
+    compiled = capture(lambda x: x * 2)
+
+    def work(number: int) -> bool:
+        x = torch.ones(3, requires_grad=True)
+        with torch.set_grad_enabled(number % 2 == 0):
+            return all(compiled(x).requires_grad == (number % 2 == 0) for _ in range(20))
+
+    assert all(in_threads(work))
+    assert len(compiled.records.graphs) == 2
+
+
+def test_a_thread_that_captures_lets_another_run_what_is_compiled() -> None:
+    compiled, inside, go_on = capture(lambda x, wait: wait(x) + 1), threading.Event(), threading.Event()
+    ready = compiled(torch.ones(2), torch.neg)
+
+    def wait(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(20)
+        return x * 3
+
+    thread = threading.Thread(target=lambda: compiled(torch.ones(2), wait))
+    thread.start()
+    assert inside.wait(20)
+    again = compiled(torch.ones(2), torch.neg)
+    go_on.set()
+    thread.join()
+    assert equal(ready, again)
+
+
+class Counting(torch.nn.Module):
+    """A module with a buffer, a break and a callee of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, extra: Any) -> dict[str, Any]:
+        """Change the buffer, break, go on with what crosses the break."""
+        self.steps += 1
+        hidden = helper(self.layer(x))
+        generator = (row for row in hidden)
+        first = next(generator)
+        print(end="")
+        return {"first": first, "rest": list(generator), "extra": extra}
+
+
+class Extra:
+    """Something that can be referred to weakly."""
+
+
+def watched_run() -> tuple[list[weakref.ref[Any]], CompiledCallable]:
+    """Weak references to module, arguments and outputs of two calls, and the compiled object."""
+    module = Counting()
+    compiled = capture(module)
+    watched: list[Any] = [module, module.layer.weight, module.steps]
+    for size in (2, 4):
+        x, extra = torch.ones(size, 3, requires_grad=True), Extra()
+        result = compiled(x, extra)
+        (result["first"].sum() + sum(part.sum() for part in result["rest"])).backward()
+        watched += [x, extra, result["first"], *result["rest"]]
+    return [weakref.ref(value) for value in watched], compiled
+
+
+def test_nothing_outlives_the_compiled_object() -> None:
+    references, compiled = watched_run()
+    assert len(compiled.records.graph_breaks) > 1 and not compiled.records.fallbacks
+    watched = weakref.ref(compiled)
+    del compiled
+    gc.collect()
+    assert watched() is None
+    assert [reference() for reference in references] == [None] * len(references)
+
+
+def test_the_cache_keeps_neither_arguments_nor_outputs() -> None:
+    references, compiled = watched_run()
+    gc.collect()
+    kept = [reference() for reference in references[3:]]
+    assert kept == [None] * len(kept)
+    assert compiled.function is references[0]()
