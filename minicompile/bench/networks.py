@@ -77,7 +77,8 @@ NETWORKS: dict[str, Network] = {
     ),
     "t5": Network(
         "T5ForConditionalGeneration", "T5Config", Text(8, 512, "decoder"),
-        {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "use_cache": False},
+        {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "use_cache": False,
+         "decoder_start_token_id": 0, "pad_token_id": 0},
     ),
     "bart": Network(
         "BartForConditionalGeneration", "BartConfig", Text(8, 512, "decoder"),
@@ -120,7 +121,9 @@ def hugging_face(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, 
     kind = getattr(transformers, network.config)
     config = kind(**network.settings)
     if quick:
-        cut = {key: value for key, value in SMALL.items() if key in kind().to_dict() and "num_key_value_heads" != key}
+        whole = kind()
+        cut = {key: value for key, value in SMALL.items() if type(getattr(whole, key, None)) is int}
+        cut = {key: value for key, value in cut.items() if key != "vocab_size" or name != "whisper_small"}
         cut |= {"num_key_value_heads": 2} if network.settings.get("num_key_value_heads", 0) > 1 else {}
         config = kind(**{**network.settings, **cut})
     model = getattr(transformers, network.model)(config).to(device)
