@@ -15,6 +15,7 @@ from minicompile.api import (
     sources,
     stages,
     stats,
+    why_not_fused,
 )
 from minicompile.compiled_module import CompiledModule
 
@@ -37,4 +38,5 @@ __all__ = [
     "sources",
     "stages",
     "stats",
+    "why_not_fused",
 ]

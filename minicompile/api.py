@@ -22,6 +22,7 @@ from minicompile.capture.frame_cache import guard_test
 from minicompile.compiled_module import CompiledModule, compile_module
 from minicompile.compiler import Compiler
 from minicompile.config import Config
+from minicompile.ir.schedule import FusionRefusal
 from minicompile.report import compare as comparing
 from minicompile.report import explain as explaining
 from minicompile.report import logs, profiling
@@ -283,6 +284,16 @@ def stages(compiled: Any) -> Stages:
     """The program of every stage, in order, of everything that `compiled` has compiled so far."""
     compiler = compiled_function(compiled).compiler
     return stages_of(compiler.graphs, compiler.products)
+
+
+def why_not_fused(compiled: Any, first: str, second: str) -> list[FusionRefusal]:
+    """Why two operations of what `compiled` has compiled so far are in different kernels.
+
+    Operations are named by an operator (`softmax`), a variable, or a line (`model.py:12`). Each record prints as a sentence and
+    says `illegal` with the dependence, `unprofitable` with the bytes either way, or `fused`. What is unprofitable can be
+    forced: `minicompile.compile(f, options={"fuse": (("softmax", "mul"),)})`.
+    """
+    return compiled_function(compiled).compiler.why_not_fused(first, second)
 
 
 def profile(path: str | None = None) -> contextlib.AbstractContextManager[torch.profiler.profile]:

@@ -26,7 +26,7 @@ from minicompile.graph.build import build_graph
 from minicompile.ir import printer, verify
 from minicompile.ir.graph import CapturedGraph
 from minicompile.ir.program import Program
-from minicompile.ir.schedule import DeviceProperties
+from minicompile.ir.schedule import DeviceProperties, FusionRefusal
 from minicompile.kernels.attention_problem import tf32_allowed
 from minicompile.kernels.matmul_model import route
 from minicompile.lowering.lower import lower_graph
@@ -43,6 +43,7 @@ from minicompile.runtime.device import device_properties
 from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
 from minicompile.runtime.graph_store import StoredGraph
 from minicompile.runtime.program_loader import load_program
+from minicompile.scheduling.fusion import why_not_fused
 from minicompile.scheduling.matmul import Chooser
 from minicompile.scheduling.schedule import schedule_graph
 
@@ -78,6 +79,17 @@ class Compiler:
     def _alone(self, captured: CapturedGraph) -> CompiledGraph:
         """A graph compiled by itself, for the search of what is wrong with it."""
         return Compiler(self.config.replace(check=0, cache=False, dump_directory=None)).backend(captured)
+
+    def why_not_fused(self, first: str, second: str) -> list[FusionRefusal]:
+        """Why two operations of what was compiled are in different kernels; `LookupError` if there are no such two."""
+        parts = [part for graph in self.graphs for part in graph.parts.values()]
+        schedules = [part.schedule for part in parts if part.schedule is not None]
+        if not schedules:
+            raise LookupError("nothing was scheduled here: call it first, with `options={'cache': False}` if it was on disk")
+        found = [record for schedule in schedules for record in why_not_fused(schedule, first, second)]
+        if not found:
+            raise LookupError(f"no two operations are called {first!r} and {second!r} in one graph")
+        return found
 
     def backend(self, captured: CapturedGraph) -> CompiledGraph:
         """Compile one graph, or load it from the disk: forward now, backward when it is first needed."""

@@ -41,6 +41,8 @@ class Config:
         fallback_random: draw random numbers with eager's kernels instead of fused Philox.
         activation_memory_budget: between 0 (recompute all that may be) and 1 (save what time asks for).
         attention: `auto`, `triton` or `aten`.
+        fuse: pairs of operators, variables or lines (`model.py:12`) to put into one kernel wherever that is legal, even if
+            the policy finds that it does not pay; see `minicompile.why_not_fused`.
         matmul: `auto` takes our kernel where a model expects it to win, `triton` always, `aten` never.
         cache: use the disk cache.
         cache_directory: where it lies.
@@ -63,6 +65,7 @@ class Config:
     activation_memory_budget: float = 1.0
     attention: str = "auto"
     matmul: str = "auto"
+    fuse: tuple[tuple[str, str], ...] = ()
     cache: bool = True
     cache_directory: pathlib.Path = dataclasses.field(default_factory=default_cache_directory)
     cache_megabytes: int = 4096

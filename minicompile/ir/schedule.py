@@ -13,7 +13,6 @@ from typing import Literal
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import ExternKernel, Loop, LoweredGraph
 
-
 Strategy = Literal["pointwise", "persistent", "looped", "crossed"]
 
 

@@ -12,10 +12,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import cost
-from minicompile.ir.loops import Buffer, Loop, Operation
-from minicompile.ir.schedule import FusionRefusal
-from minicompile.scheduling.cluster import Cluster, align, cluster_of, merge
+from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, Operation
+from minicompile.ir.schedule import FusionRefusal, Schedule
+from minicompile.scheduling.cluster import Alignment, Cluster, align, cluster_of, merge
 from minicompile.scheduling.dependencies import Dependences, bits, find_dependences, topological
+from minicompile.scheduling.naming import is_called
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
 from minicompile.scheduling.traffic import access_bytes, read_bytes
 
@@ -43,11 +44,36 @@ class Fusion:
     refusals: tuple[FusionRefusal, ...]
 
 
-def fuse(operations: Sequence[Operation], buffers: Mapping[str, Buffer], outputs: frozenset[str]) -> Fusion:
-    """Group the loops of `operations` into clusters."""
-    fuser = Fuser(operations, buffers, outputs, find_dependences(operations))
+def fuse(
+    operations: Sequence[Operation],
+    buffers: Mapping[str, Buffer],
+    outputs: frozenset[str],
+    forced: Sequence[tuple[str, str]] = (),
+) -> Fusion:
+    """Group the loops of `operations` into clusters; pairs of operations in `forced` wherever that is legal."""
+    fuser = Fuser(operations, buffers, outputs, find_dependences(operations), forced)
     fuser.fuse_all()
     return Fusion(fuser.ordered_steps(), tuple(fuser.refusals.values()))
+
+
+def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRefusal, ...]:
+    """Why the operations that the user calls `first` and `second` are in different kernels, a record for each two kernels.
+
+    Names are an operator (`softmax`), a variable, or a line (`model.py:12`). What shares a kernel leaves a record with the
+    verdict `fused`. Fusion is run again, so that the answer is about the kernels that there are.
+    """
+    graph = schedule.graph
+    outputs = frozenset(output.buffer for output in graph.outputs if isinstance(output, BufferView))
+    fuser = Fuser(graph.operations, graph.buffers, outputs, find_dependences(graph.operations))
+    fuser.fuse_all()
+    found: dict[tuple[int, int], FusionRefusal] = {}
+    for left in fuser.positions_of(first):
+        for right in fuser.positions_of(second):
+            a, b = fuser.owner[left], fuser.owner[right]
+            a, b = (b, a) if fuser.masks[b] & fuser.before[a] or b < a and not fuser.masks[a] & fuser.before[b] else (a, b)
+            if (a, b) not in found and left != right:
+                found[a, b] = fuser.answer(a, b)
+    return tuple(found.values())
 
 
 class Fuser:
@@ -59,7 +85,9 @@ class Fuser:
         buffers: Mapping[str, Buffer],
         outputs: frozenset[str],
         dependences: Dependences,
+        forced: Sequence[tuple[str, str]] = (),
     ) -> None:
+        self.forced = forced
         self.operations, self.buffers, self.outputs = operations, buffers, outputs
         self.dependences = dependences
         self.before = dependences.ancestors()
@@ -76,9 +104,15 @@ class Fuser:
 
     def fuse_all(self) -> None:
         """Fuse pairs, best first, until none is left that could be; then small kernels that share nothing."""
+        self.fuse_pairs([pair for names in self.forced for pair in self.pairs_of(*names)])
         self.fuse_pairs(self.candidate_pairs())
         self.fuse_pairs(self.small_neighbours())
         self.refusals = {k: r for k, r in self.refusals.items() if self.owner[k[0]] != self.owner[k[1]]}
+
+    def pairs_of(self, first: str, second: str) -> list[tuple[int, int]]:
+        """The pairs of loops that the user calls so."""
+        left, right = ([i for i in self.positions_of(name) if i in self.clusters] for name in (first, second))
+        return [(a, b) for a in left for b in right if a != b]
 
     def fuse_pairs(self, pairs: list[tuple[int, int]]) -> None:
         """Try `pairs` until nothing changes."""
@@ -141,28 +175,66 @@ class Fuser:
         loops = [self.operations[position] for position in cluster.maps]
         return tuple((cost(op.value), len(op.loads), op.value.dtype) for op in loops if isinstance(op, Loop))
 
+    def positions_of(self, name: str) -> list[int]:
+        """The operations that the user calls `name`."""
+        return [position for position, operation in enumerate(self.operations) if is_called(operation, name)]
+
+    def answer(self, a: int, b: int) -> FusionRefusal:
+        """Why two owners of operations, `a` before `b`, are not one; `fused` if they are."""
+        one, other = self.operations[a], self.operations[b]
+        if a == b:
+            return FusionRefusal(one.writes[0], other.writes[0], "fused", "they share a kernel")
+        for operation in (one, other):
+            if isinstance(operation, ExternKernel):
+                reason = f"{operation.target} is not generated code{': ' if operation.reason else ''}{operation.reason}"
+                return FusionRefusal(one.writes[0], other.writes[0], "illegal", reason)
+        verdict = self.judge(a, b)
+        if isinstance(verdict, FusionRefusal):
+            return verdict
+        apart, fused = self.traffic(self.clusters[a], self.clusters[b])
+        reason = "they touch no buffer in common, and neither is small"
+        return FusionRefusal(one.writes[0], other.writes[0], "unprofitable", reason, fused, apart)
+
     def try_pair(self, a: int, b: int) -> bool:
         """Fuse two clusters if that is legal and pays; else record why not."""
         if self.masks[b] & self.before[a]:
             a, b = b, a
+        verdict = self.judge(a, b)
+        if isinstance(verdict, FusionRefusal):
+            self.refusals[self.clusters[a].key, self.clusters[b].key] = verdict
+            return False
+        self.replace(a, b, merge(self.clusters[a], self.clusters[b], verdict))
+        return True
+
+    def judge(self, a: int, b: int) -> Alignment | FusionRefusal:
+        """How two clusters, `a` before `b`, would share a kernel, or why they should not."""
         first, second = self.clusters[a], self.clusters[b]
         apart, fused = self.traffic(first, second)
+        names = next(iter(first.stores)), next(iter(second.stores))
         between = self.after[a] & self.before[b] & ~(self.masks[a] | self.masks[b])
         if between:
             middle = self.operations[next(bits(between))]
             reason = f"{middle.writes[0]} depends on one and the other on it"
-            self.refuse(first, second, "illegal", reason, apart, fused)
-            return False
+            return FusionRefusal(*names, "illegal", reason, fused, apart)
         alignment = align(first, second)
         if isinstance(alignment, str):
-            self.refuse(first, second, "illegal", alignment, apart, fused)
-            return False
+            return FusionRefusal(*names, "illegal", alignment, fused, apart)
         unprofitable = refusal(self.facts(first, second, alignment.target, apart, fused))
-        if unprofitable is not None:
-            self.refuse(first, second, "unprofitable", unprofitable, apart, fused)
-            return False
-        self.replace(a, b, merge(first, second, alignment))
-        return True
+        if unprofitable is None or self.is_forced(first, second):
+            return alignment
+        return FusionRefusal(*names, "unprofitable", unprofitable, fused, apart)
+
+    def is_forced(self, first: Cluster, second: Cluster) -> bool:
+        """Whether the user asked for these two to be fused."""
+        return any(
+            (self.holds(first, one) and self.holds(second, other))
+            or (self.holds(first, other) and self.holds(second, one))
+            for one, other in self.forced
+        )
+
+    def holds(self, cluster: Cluster, name: str) -> bool:
+        """Whether an operation of the cluster is what the user calls `name`."""
+        return any(is_called(self.operations[position], name) for position in cluster.maps)
 
     def traffic(self, first: Cluster, second: Cluster) -> tuple[int, int]:
         """Bytes moved by two kernels, and by one."""
@@ -220,17 +292,6 @@ class Fuser:
             row_length=target.row_length,
             second_pass=bool(whole) and first.reduces and second in whole,
             crossed=bool(target.stepped),
-        )
-
-    def refuse(self, first: Cluster, second: Cluster, verdict: str, reason: str, apart: int, fused: int) -> None:
-        """Note why a pair stays apart."""
-        self.refusals[first.key, second.key] = FusionRefusal(
-            producer=next(iter(first.stores)),
-            consumer=next(iter(second.stores)),
-            verdict="illegal" if verdict == "illegal" else "unprofitable",
-            reason=reason,
-            bytes_fused=fused,
-            bytes_apart=apart,
         )
 
     def replace(self, a: int, b: int, merged: Cluster) -> None:

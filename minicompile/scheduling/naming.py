@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable
 
-from minicompile.ir.loops import Origin
+from minicompile.ir.loops import Operation, Origin
 
 MAXIMUM_LENGTH = 60
 MAXIMUM_WORDS = 5
@@ -26,6 +26,15 @@ def operator_word(operator: str) -> str:
     word = re.sub(r"\W+", "_", parts[0] if parts else operator)
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word).lower().strip("_")
     return word.removesuffix("_") or "kernel"
+
+
+def is_called(operation: Operation, name: str) -> bool:
+    """Whether an operation stems from what the user calls `name`: an operator, a variable, or a line (`model.py:12`)."""
+    return any(
+        name in (operator_word(origin.operator), origin.variable)
+        or (origin.location is not None and f"{origin.location.file}:{origin.location.line}".endswith(name) and ":" in name)
+        for origin in operation.origins
+    )
 
 
 def kernel_name(origins: Iterable[Origin], taken: set[str]) -> str:
