@@ -6,6 +6,7 @@ autocast that is still switched on would cast a second time, also where the user
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ _autocast_off = torch._C._DisableAutocast
 def without_autocast(call: FlatCall) -> FlatCall:
     """`call` with autocast switched off on every device."""
 
+    @functools.wraps(call)
     def run(arguments: list[Any]) -> tuple[Any, ...]:
         if not _autocast_is_on():
             return call(arguments)
