@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from minicompile.config import Config
+from minicompile.graph.linear_cross_entropy import recognise_cross_entropy
 from minicompile.graph.partition import partition
 from minicompile.graph.passes import simplify
 from minicompile.graph.patterns import recognise_attention
@@ -21,5 +22,6 @@ def build_graph(captured: CapturedGraph, config: Config) -> PartitionedGraph:
     Raises `CompileFailed` for what only eager can do (a change of an input's shape or storage).
     """
     captured, patterns = recognise_attention(captured, config)
+    captured, losses = recognise_cross_entropy(captured, config)
     joint = simplify(trace_joint(captured, config))
-    return dataclasses.replace(partition(joint, captured, config), patterns=patterns)
+    return dataclasses.replace(partition(joint, captured, config), patterns=patterns + losses)

@@ -292,3 +292,37 @@ _define(
     "bool mask_gradient, bool nan_rows=False) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_mask)",
     _attention_backward, _attention_backward_fake,
 )
+
+
+def _linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int, smoothing: float,
+    gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    losses = torch.nn.functional.cross_entropy(
+        logits, target, ignore_index=ignore_index, label_smoothing=smoothing, reduction="none"
+    )
+    if not gradients:
+        return (losses, *(hidden.new_empty(0) for _ in range(3)))
+    kept, columns = target != ignore_index, logits.shape[1]
+    wanted = torch.full_like(logits, smoothing / columns)
+    wanted.scatter_add_(1, target.where(kept, 0)[:, None], torch.full_like(logits[:, :1], 1.0 - smoothing))
+    slopes = (torch.softmax(logits, 1) - wanted).masked_fill(~kept[:, None], 0.0).to(hidden.dtype)
+    of_bias = hidden.new_empty(0) if bias is None else slopes.sum(0)
+    return losses, slopes @ weight, slopes.t() @ hidden, of_bias
+
+
+def _linear_cross_entropy_fake(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int, smoothing: float,
+    gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sizes = (hidden.shape, weight.shape, () if bias is None else bias.shape)
+    of = [hidden.new_empty(size if gradients and size else 0) for size in sizes]
+    return (hidden.new_empty(hidden.shape[0], dtype=torch.float32), *of)  # type: ignore[return-value]
+
+
+_define(
+    "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float smoothing, "
+    "bool gradients) -> (Tensor losses, Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias)",
+    _linear_cross_entropy, _linear_cross_entropy_fake,
+)

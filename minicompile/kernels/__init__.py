@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minicompile.kernels.flash_attention import attention_backward, attention_forward, flash_attention
     from minicompile.kernels.flash_decode import flash_decode
+    from minicompile.kernels.linear_cross_entropy import linear_cross_entropy
     from minicompile.kernels.matmul import fused_matmul, matmul
 
 _HOMES = {
@@ -25,6 +26,7 @@ _HOMES = {
     "attention_backward": "flash_attention",
     "flash_decode": "flash_decode",
     "fused_matmul": "matmul",
+    "linear_cross_entropy": "linear_cross_entropy",
     "matmul": "matmul",
 }
 
@@ -47,4 +49,5 @@ for _name in _HOMES:
     setattr(_Package, _name, _lazy(_name))
 sys.modules[__name__].__class__ = _Package
 
-__all__ = ["attention_backward", "attention_forward", "flash_attention", "flash_decode", "fused_matmul", "matmul"]
+__all__ = ["attention_backward", "attention_forward", "flash_attention", "flash_decode", "fused_matmul",
+           "linear_cross_entropy", "matmul"]

@@ -1,4 +1,4 @@
-"""Attention operators of the graph stage become calls of the hand-written kernels.
+"""Attention, and the loss of a linear head, as operators of the graph stage become calls of the hand-written kernels.
 
 What those do not take (fp64, head dims beyond 256) is called as the reference operator. This module must not know how
 the kernels work.
@@ -81,6 +81,15 @@ def lower_attention_backward(
     arguments = builder.argument((*tensors, *_band(is_causal, window), scale, dropout, drawn, nan_rows))
     options = (("mask_gradient", mask_gradient),)
     return _call(builder, "kernels.attention_backward", arguments, options, "fused attention", 4 if mask_gradient else 3)
+
+
+@lowers("minicompile.linear_cross_entropy.default")
+def lower_linear_cross_entropy(builder: GraphBuilder, hidden: TensorValue, *rest: Any) -> Any:
+    """Losses and gradients, by our kernel on a GPU."""
+    if hidden.device.type != "cuda" or hidden.dtype not in KERNEL_DTYPES:
+        return call_operator(builder, builder.node.target, (hidden, *rest), {}, "a loss outside the kernels' range")
+    reason = "logits of a linear head are made and used in chunks"
+    return _call(builder, "kernels.linear_cross_entropy", builder.argument((hidden, *rest)), (), reason, 4)
 
 
 def _call(builder: GraphBuilder, target: str, args: Any, kwargs: Any, reason: str, tensors: int) -> Any:

@@ -2,7 +2,7 @@
 
     python tests/kernels/gpu_kernels.py PART...
     parts: correctness  diagnose  large  attention  attention_backward  fp32  decode  matmul  matmul_alone  matmul_graphs
-           epilogues
+           epilogues  cross_entropy
 
 Each part takes under about four minutes and prints one line per row; with `OUT` set, rows also go to $OUT/kernels_PART.json.
 The lines carry all that is needed to update `minicompile/kernels/configs.py`. Compilation is done first, in parallel
@@ -32,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 import minicompile
+from minicompile.graph import linear_cross_entropy as recognition
 from minicompile.kernels import flash_attention as differentiable_attention
 from minicompile.kernels.attention_problem import AttentionProblem, describe, expand_mask, padded_head_dim
 from minicompile.kernels.configs import ATTENTION_CANDIDATES, AttentionConfig, MatmulConfig, attention_tile
@@ -650,6 +651,42 @@ def epilogues() -> None:
     report(geometric_mean=math.exp(sum(map(math.log, ratios)) / len(ratios)), least=min(ratios))
 
 
+def cross_entropy() -> None:
+    """The loss of a linear head, forward and backward: in one piece as compiled before, in chunks, and torch.compile's."""
+
+    def head(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional.linear(x, w).float(), t)
+
+    for rows, width, columns in ((8192, 768, 50257), (8192, 2048, 50257), (16384, 2048, 50304), (8192, 4096, 128256)):
+        x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        w = (torch.randn(columns, width, device="cuda", dtype=torch.bfloat16) / width**0.5).requires_grad_()
+        t = torch.randint(0, columns, (rows,), device="cuda")
+        row: dict[str, Any] = {"rows": rows, "width": width, "columns": columns}
+        exact = torch.autograd.grad(head(x.float(), w.float(), t), (x, w)) if columns < 60000 else None
+        kept = recognition.LEAST_BYTES[0]
+        for name, least in (("eager", kept), ("torch", kept), ("whole", 2**60), ("chunks", 0)):
+            recognition.LEAST_BYTES[0] = least
+            options = {"suppress_errors": False, "cache": False}
+            call = {"eager": lambda: head, "torch": lambda: torch.compile(head)}.get(
+                name, lambda: minicompile.compile(head, options=options))()  # noqa: B023
+            try:
+                step = lambda: torch.autograd.grad(call(x, w, t), (x, w))  # noqa: E731, B023
+                found = step()
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                step()
+                torch.cuda.synchronize()
+                row[f"{name}_GB"] = (torch.cuda.max_memory_allocated() - before) / 1e9
+                row[f"{name}_ms"] = milliseconds(step)
+                if exact is not None:
+                    row[f"{name}_error"] = max(((a.float() - b).norm() / b.norm()).item() for a, b in zip(found, exact))
+            except Exception as error:
+                row[name] = f"{type(error).__name__}: {str(error)[:160]}"
+        recognition.LEAST_BYTES[0] = kept
+        report(**row)
+
+
 def host_microseconds(call: Callable[[], object], calls: int = 50) -> float:
     """Host time of one call, the GPU not waited for."""
     began = time.perf_counter()
@@ -663,7 +700,7 @@ def host_microseconds(call: Callable[[], object], calls: int = 50) -> float:
 PARTS = {
     "correctness": correctness, "diagnose": diagnose, "large": large, "attention": attention, "attention_backward": attention_backward_part,
     "fp32": fp32, "decode": decode, "matmul": matmul_part, "matmul_alone": matmul_alone,
-    "matmul_graphs": matmul_graphs, "epilogues": epilogues,
+    "matmul_graphs": matmul_graphs, "epilogues": epilogues, "cross_entropy": cross_entropy,
 }  # fmt: skip
 
 
