@@ -109,8 +109,10 @@ def test_a_failing_compiler_does_not_hide_the_others(tmp_path, capsys) -> None:
 
 def test_names_select_sections_and_cases() -> None:
     assert run.select(["lm"]) == ["lm/small_bf16", "lm/small_tf32", "lm/medium_bf16"]
-    assert {job.split("/")[0] for job in run.select([])} == set(run.SECTIONS)
-    assert len(run.select([])) == 1 + len(CASES) + len(COMPILE_CASES)
+    assert {job.split("/")[0] for job in run.select([])} == set(run.SECTIONS) - set(run.LONG)
+    long = run.select(run.LONG)
+    assert {"hf/gpt2", "timm/resnet50"} < set(long) and len(long) >= 30
+    assert len(run.select([])) == 1 + len(CASES) + len(COMPILE_CASES) - len(long)
     with pytest.raises(SystemExit, match="no section or case 'softmacks'"):
         run.select(["softmacks"])
 

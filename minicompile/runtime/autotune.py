@@ -22,7 +22,7 @@ from minicompile.ir.index import hint
 from minicompile.ir.program import KernelSource, Program
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule, TileAxis, TilePlan
 from minicompile.runtime.code_cache import CodeCache
-from minicompile.runtime.graph_key import environment
+from minicompile.runtime.graph_key import environment, library_sources
 from minicompile.runtime.program_loader import bound_module
 
 LARGEST_TILE = 1 << 16
@@ -140,7 +140,7 @@ class Kernels:
 def tuning_key(kernel: KernelSource, plan: TilePlan, device: DeviceProperties) -> str:
     """What a choice holds for: the kernel as the cost model cuts it, its sizes, the chip, the versions."""
     sizes = [(hint(axis.axis.size), axis.block) for axis in plan.axes]
-    parts = kernel.text, kernel.arguments, kernel.constants, kernel.bytes_read, sizes, device, environment()
+    parts = kernel.text, kernel.arguments, kernel.constants, kernel.bytes_read, sizes, device, environment(), library_sources()[0]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

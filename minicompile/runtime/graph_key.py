@@ -250,15 +250,22 @@ def environment() -> tuple[Any, ...]:
     )
 
 
-@functools.lru_cache(maxsize=1)
 def library_version() -> str:
     """A hash of this library's sources; raises `NotKeyed` if one changed after this process loaded it."""
-    digest = hashlib.sha256()
+    digest, newest = library_sources()
+    if newest > _IMPORTED:
+        raise NotKeyed("this library changed")
+    return digest
+
+
+@functools.lru_cache(maxsize=1)
+def library_sources() -> tuple[str, float]:
+    """A hash of this library's sources, and when the last of them changed."""
+    digest, newest = hashlib.sha256(), 0.0
     for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".jinja")):
-        if path.stat().st_mtime > _IMPORTED:
-            raise NotKeyed("this library changed")
+        newest = max(newest, path.stat().st_mtime)
         digest.update(f"{path.relative_to(PACKAGE)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    return digest.hexdigest(), newest
 
 
 def _driver(device: torch.device) -> int:

@@ -16,6 +16,7 @@ import triton
 
 from minicompile.ir.program import KernelArgument, KernelSource
 from minicompile.runtime.code_cache import CodeCache
+from minicompile.runtime.graph_key import environment, library_sources
 
 TRITON_TYPES: dict[torch.dtype, str] = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -88,9 +89,9 @@ def row_length(kernel: KernelSource, sizes: Sequence[int]) -> int:
 
 
 def binary_key(kernel: KernelSource, target: Any) -> str:
-    """Everything that the machine code depends on, hashed."""
+    """Everything that the machine code depends on, hashed; small functions that kernels call are the library's."""
     parts = (kernel.text, kernel.arguments, kernel.constants, kernel.num_warps, kernel.num_stages, str(target))
-    return hashlib.sha256(repr((triton.__version__, parts)).encode()).hexdigest()
+    return hashlib.sha256(repr((environment(), library_sources()[0], parts)).encode()).hexdigest()
 
 
 def compile_kernel(kernel: KernelSource, function: Any, target: Any, cache: CodeCache | None) -> KernelBinary:
