@@ -22,6 +22,7 @@ from minicompile.lowering.scalar import Scalar, number, where
 from minicompile.lowering.values import TensorValue
 
 Promotion = Literal["result", "promoted"]
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def _call(operation: str) -> Callable[..., Scalar]:
@@ -157,14 +158,18 @@ def promoted_dtype(*arguments: Any) -> torch.dtype:
 def _elementwise(formula: Callable[..., Scalar], promotion: Promotion) -> Callable[..., TensorValue]:
     def rule(builder: GraphBuilder, *args: Any, **kwargs: Any) -> TensorValue:
         dtype = builder.val.dtype if promotion == "result" else promoted_dtype(*args)
+        # Eager rounds the result of an operator, not what it is made of.
+        one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula is not formulas.next_after
+        inside = torch.float32 if one_rounding else dtype
 
         def body(indices: Indices) -> Expr:
             def operand(argument: Any) -> Any:
                 if isinstance(argument, TensorValue):
-                    return Scalar(cast(argument.load_broadcast(indices), dtype))
+                    return Scalar(cast(cast(argument.load_broadcast(indices), dtype), inside))
                 return argument
 
-            return formula(*map(operand, args), **{k: operand(v) for k, v in kwargs.items()}).expr
+            result = formula(*map(operand, args), **{k: operand(v) for k, v in kwargs.items()}).expr
+            return cast(result, dtype) if result.dtype == inside else result
 
         return builder.like_node(body)
 
