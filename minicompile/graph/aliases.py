@@ -22,6 +22,7 @@ from minicompile.ir.graph import (
     MutatedInput,
     OutputBinding,
     RepeatedOutput,
+    SizeOutput,
     ViewOutput,
 )
 
@@ -150,18 +151,25 @@ class OutputAnalysis:
         static = all(isinstance(n, int) for n in numbers)
         if calls == () and not static:
             calls = ((torch.ops.aten.alias.default, (), {}),)  # the base itself, whose sizes are only known at run time
-        if calls is None and (not static or value.dtype != base.dtype):
-            raise RuntimeError("an output is a view of symbolic or reinterpreted storage that cannot be rebuilt")
+        if calls is None and value.dtype != base.dtype:
+            raise RuntimeError("an output is a view of reinterpreted storage that cannot be rebuilt")
+        strided = static or calls is None
         return ViewOutput(
             base=kind,
             base_index=index,
-            sizes=tuple(value.shape) if static else (),
-            strides=value.stride() if static else (),
-            offset=value.storage_offset() - base.storage_offset() if static else 0,
+            sizes=tuple(map(self._size, value.shape)) if strided else (),
+            strides=tuple(map(self._size, value.stride())) if strided else (),
+            offset=self._size(value.storage_offset() - base.storage_offset()) if strided else 0,
             dtype=value.dtype,
             view_calls=calls or (),
             requires_grad=value.requires_grad,
         )
+
+
+    def _size(self, value: Any) -> Any:
+        """A number of a view, an output of the forward where it varies."""
+        known = value if isinstance(value, int) else self._recorder.sizes.node_or_number(value)
+        return SizeOutput(self._return(known, None)) if isinstance(known, Node) else known
 
 
 def root_of(value: torch.Tensor) -> torch.Tensor:

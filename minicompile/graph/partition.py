@@ -29,6 +29,7 @@ from minicompile.ir.graph import (
     PartitionedGraph,
     Recomputed,
     SavedTensor,
+    SizeOutput,
     ViewOutput,
 )
 
@@ -182,9 +183,14 @@ class _Forward:
     def _renumber(self, binding: OutputBinding) -> OutputBinding:
         if isinstance(binding, FreshOutput):
             return dataclasses.replace(binding, index=self.renumbered[binding.index])
-        if isinstance(binding, ViewOutput) and binding.base == "hidden":
-            return dataclasses.replace(binding, base_index=self.renumbered[binding.base_index])
+        if isinstance(binding, ViewOutput):
+            numbers = [tuple(map(self._renumber_size, part)) for part in (binding.sizes, binding.strides, (binding.offset,))]
+            base = self.renumbered[binding.base_index] if binding.base == "hidden" else binding.base_index
+            return dataclasses.replace(binding, base_index=base, sizes=numbers[0], strides=numbers[1], offset=numbers[2][0])
         return binding
+
+    def _renumber_size(self, value: Any) -> Any:
+        return SizeOutput(self.renumbered[value.index]) if isinstance(value, SizeOutput) else value
 
     def _renumber_mutation(self, entry: MutatedInput) -> MutatedInput:
         if entry.requires_grad:

@@ -21,6 +21,7 @@ from minicompile.ir.graph import (
     MutatedInput,
     PartitionedGraph,
     RepeatedOutput,
+    SizeOutput,
     ViewOutput,
 )
 from minicompile.runtime.call_plan import CallPlan, Tangent, call_plan
@@ -253,7 +254,7 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
             delayed_binding = bindings[position]
             if isinstance(delayed_binding, ViewOutput):
                 bases = {"input": inputs, "output": outputs, "hidden": results}[delayed_binding.base]
-                outputs[position] = rebuilt_view(delayed_binding, bases[delayed_binding.base_index])
+                outputs[position] = rebuilt_view(delayed_binding, bases[delayed_binding.base_index], results)
             elif isinstance(delayed_binding, RepeatedOutput):
                 outputs[position] = outputs[delayed_binding.index]
         return tuple(outputs)
@@ -270,16 +271,21 @@ def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], results: tuple[Any, 
         inputs[entry.input_index].copy_(results[entry.output_index])
 
 
-def rebuilt_view(binding: ViewOutput, base: torch.Tensor) -> torch.Tensor:
-    """The view of `base` that a binding describes."""
+def rebuilt_view(binding: ViewOutput, base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
+    """The view of `base` that a binding describes; the forward's results hold the numbers that vary."""
+
+    def known(*numbers: Any) -> tuple[Any, ...]:
+        return tuple(results[n.index] if isinstance(n, SizeOutput) else n for n in numbers)
+
     with torch.set_grad_enabled(binding.requires_grad and torch.is_grad_enabled()):
         if not binding.view_calls:
-            offset = base.storage_offset() + binding.offset
-            return base.as_strided(binding.sizes, binding.strides, offset)
-        value: Any = base
-        for target, args, kwargs in binding.view_calls:
-            value = value[args[0]] if target is operator.getitem else target(value, *args, **kwargs)
-        return value
+            offset = base.storage_offset() + known(binding.offset)[0]
+            value: Any = base.as_strided(known(*binding.sizes), known(*binding.strides), offset)
+        else:
+            value = base
+            for target, args, kwargs in binding.view_calls:
+                value = value[args[0]] if target is operator.getitem else target(value, *args, **kwargs)
+        return value if binding.requires_grad or not value.requires_grad else value.detach()
 
 
 def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, ViewOutput
+from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, SizeOutput, ViewOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class CallPlan:
         gradient_sources: by number, which tangents each gradient depends on.
         unreached: positions of inputs that require a gradient and get none from any output.
         grad_enabled: whether gradients were on where the graph starts.
+        sizes_vary: whether one program serves several sizes.
     """
 
     name: str
@@ -49,16 +50,12 @@ class CallPlan:
     gradient_sources: tuple[tuple[int, ...], ...] = ()
     unreached: tuple[int, ...] = ()
     grad_enabled: bool = True
+    sizes_vary: bool = False
 
     @property
     def halves(self) -> tuple[str, ...]:
         """The programs that there are."""
         return ("forward",) if self.tangents is None else ("forward", "backward")
-
-    @property
-    def sizes_vary(self) -> bool:
-        """Whether one program serves several sizes."""
-        return "size" in self.input_kinds
 
     @property
     def overwritten(self) -> tuple[int, ...]:
@@ -71,6 +68,8 @@ class CallPlan:
         indices = [b.index for b in self.binding.outputs if isinstance(b, FreshOutput)]
         indices += [b.base_index for b in self.binding.outputs if isinstance(b, ViewOutput) and b.base == "hidden"]
         indices += [entry.output_index for entry in self.binding.mutated_inputs if not entry.in_graph]
+        views = [b for b in self.binding.outputs if isinstance(b, ViewOutput)]
+        indices += [n.index for b in views for n in (*b.sizes, *b.strides, b.offset) if isinstance(n, SizeOutput)]
         return max(indices, default=-1) + 1
 
 
@@ -88,7 +87,14 @@ def call_plan(partitioned: PartitionedGraph, captured: CapturedGraph | None = No
         gradient_sources=() if partitioned.backward is None else gradient_sources(partitioned.binding, partitioned.backward),
         unreached=() if partitioned.backward is None else unreached_inputs(partitioned.binding, partitioned.backward),
         grad_enabled=captured is None or captured.grad_enabled,
+        sizes_vary=any(has_symbols(entry.example) for entry in partitioned.inputs),
     )
+
+
+def has_symbols(example: Any) -> bool:
+    """Whether an input is a number that varies, or a tensor with such sizes."""
+    numbers = (*example.shape, *example.stride()) if isinstance(example, torch.Tensor) else (example,)
+    return any(isinstance(number, (torch.SymInt, torch.SymFloat)) for number in numbers)
 
 
 def expected_tangents(binding: Binding, backward: torch.fx.GraphModule) -> tuple[Tangent, ...]:

@@ -61,10 +61,10 @@ class TileFacts:
 
 def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     """Block sizes for a kernel on `device`."""
-    if device.kind == "cpu":
-        return _plan_interpreted(facts)
     if facts.stepped is not None:
         return _plan_crossed(facts)
+    if device.kind == "cpu":
+        return _plan_interpreted(facts)
     if facts.folded is None:
         return _plan_plane(facts, device) if len(facts.parallel) == 2 else _plan_line(facts, device)
     return _plan_rows(facts, device) if facts.folded_first else _plan_columns(facts, device)
