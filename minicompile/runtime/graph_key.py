@@ -24,6 +24,7 @@ import torch
 import triton
 
 from minicompile.config import Config
+from minicompile.errors import Location
 from minicompile.ir.graph import CapturedGraph
 from minicompile.runtime.device import device_properties
 
@@ -96,9 +97,9 @@ class Description:
 
     def graph(self, captured: CapturedGraph) -> Description:
         """Describe all of `captured` that later stages read."""
-        self.lines += [captured.name, repr(captured.grad_enabled), repr(captured.location)]
+        self.fields(captured, {"module", "inputs", "guards", "graph_break"})
         for entry in captured.inputs:
-            self.lines.append(f"{entry.name!r} {entry.source!r} {entry.kind} {self.value(entry.example)}")
+            self.fields(entry, set())
         for node in captured.module.graph.nodes:
             self.lines.append(
                 f"{node.name} = {node.op} {self.target(node, captured.module)} {self.value(node.args)} "
@@ -109,6 +110,11 @@ class Description:
             if unknown:
                 self.lines.append(self.value({name: node.meta[name] for name in sorted(unknown)}))
         return self
+
+    def fields(self, record: Any, except_for: set[str]) -> None:
+        """The fields of a dataclass, those that later versions add included."""
+        names = [field.name for field in dataclasses.fields(record) if field.name not in except_for]
+        self.lines += [f"{name}: {self.value(getattr(record, name))}" for name in names]
 
     def target(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> str:
         """What a node calls or reads."""
@@ -125,7 +131,7 @@ class Description:
     def value(self, value: Any) -> str:
         """An argument or a fake result."""
         kind = type(value)
-        if kind in PLAIN:
+        if kind in PLAIN or kind is Location:
             return repr(value)
         if kind is torch.fx.Node:
             return "%" + value.name
