@@ -34,7 +34,7 @@ def ulp_errors(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     unit = torch.exp2(exponent) * limits.eps
     error = (found - exact).abs() / torch.where(torch.isfinite(exact), unit, 1.0)
     same = (found == exact) | (found.isnan() & exact.isnan()) | (found == exact.to(value.dtype).double())
-    return torch.where(same & ~torch.isfinite(error), torch.zeros_like(error), error.nan_to_num(nan=math.inf))
+    return torch.where(same & ~torch.isfinite(error), torch.zeros_like(error), error.nan_to_num(nan=math.inf, posinf=math.inf))
 
 
 def errors(value: torch.Tensor, exact: torch.Tensor) -> Errors:

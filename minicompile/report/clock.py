@@ -66,10 +66,10 @@ class Clock:
 
     def call_us(self, function: Callable[[], Any]) -> float:
         """One call from start to end, calls back to back as in a training loop (host gaps included)."""
-        calls = 20 if self.is_gpu else 2
+        calls, repeats = (20, 3) if self.is_gpu else (1, 1)
         function()
         best = []
-        for _ in range(3):
+        for _ in range(repeats):
             synchronize(self.device)
             start = time.perf_counter()
             for _ in range(calls):
@@ -80,7 +80,7 @@ class Clock:
 
     def host_us(self, function: Callable[[], Any]) -> float:
         """Host time of one call."""
-        return host_microseconds(function, self.device, 30 if self.is_gpu else 2)
+        return host_microseconds(function, self.device, 30) if self.is_gpu else self.call_us(function)
 
     def nanoseconds(self, function: Callable[[], Any], calls: int = 2000) -> float:
         """A host function that takes well under a microsecond; the loop's own cost is taken off."""
@@ -104,7 +104,7 @@ class Clock:
         """
         samples: dict[Any, list[float]] = {}
         host_seconds = 0.0
-        for number in range(8 if self.is_gpu else 2):
+        for number in range(8 if self.is_gpu else 1):
             events: list[tuple[Any, Any, Any]] = []
 
             def around(key: Any, step: Callable[[], Any]) -> Any:
