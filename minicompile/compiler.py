@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.collector import collection_postponed
+from minicompile.capture.frame_cache import CAPTURE_LOCK
 from minicompile.codegen.generate import generate_program
 from minicompile.codegen.reference import reference_text
 from minicompile.config import Config
@@ -27,6 +28,7 @@ from minicompile.ir import printer, verify
 from minicompile.ir.graph import CapturedGraph
 from minicompile.ir.program import Program
 from minicompile.ir.schedule import DeviceProperties, FusionRefusal
+from minicompile.kernels import interpret
 from minicompile.kernels.attention_problem import tf32_allowed
 from minicompile.kernels.matmul_model import route
 from minicompile.lowering.lower import lower_graph
@@ -74,7 +76,7 @@ class Compiler:
         measure = functools.partial(measure_on_device, cache=self._cache)
         self._tuner = Tuner(config.autotune_seconds, self._cache, measure)
         self._graph_pools: dict[torch.device, GraphPool] = {}
-        self._lock = threading.RLock()
+        self._lock = CAPTURE_LOCK
 
     def _alone(self, captured: CapturedGraph) -> CompiledGraph:
         """A graph compiled by itself, for the search of what is wrong with it."""
@@ -250,6 +252,22 @@ class Compiler:
         pool = self._graph_pools.setdefault(device, GraphPool(device))
         graphed = GraphedCall(call, roles if half == "forward" else backward_roles(plan), pool)
         return dataclasses.replace(part, call=graphed)
+
+
+def before_fork() -> None:
+    """Wait until no other thread compiles or interprets: a child would find the locks held for ever."""
+    CAPTURE_LOCK.acquire()
+    interpret.LOCK.acquire()
+
+
+def after_fork() -> None:
+    """Let parent and child go on."""
+    interpret.LOCK.release()
+    CAPTURE_LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)
 
 
 class StageClock:

@@ -46,7 +46,7 @@ from triton.runtime import jit as triton_jit
 
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
-_LOCK = threading.RLock()
+LOCK = threading.RLock()
 _WATCHER: contextvars.ContextVar[Callable[..., None] | None] = contextvars.ContextVar("launch_watcher", default=None)
 
 
@@ -126,7 +126,7 @@ def interpreting() -> Iterator[Any]:
     # Imported here because importing it costs time and no GPU run needs it.
     from triton.runtime import interpreter
 
-    with _LOCK, np.errstate(all="ignore"):
+    with LOCK, np.errstate(all="ignore"):
         if getattr(interpreter.interpreter_builder, "minicompile_active", False):
             yield interpreter
             return

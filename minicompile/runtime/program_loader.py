@@ -44,7 +44,7 @@ def load_program(
     """
     module = bound_module(program, cache)
     call = for_any_size(module.call, other) if program.limited and other is not None else module.call
-    aligned = align_inputs(call, program.aligned_inputs, frozenset(overwritten_inputs))
+    aligned = align_inputs(call, program.aligned_inputs, frozenset(overwritten_inputs), program.name)
     return aligned, pathlib.Path(str(module.__file__))
 
 
@@ -186,14 +186,21 @@ def for_any_size(call: Call, other: Callable[[], Call]) -> Call:
     return either
 
 
-def align_inputs(call: Call, aligned_inputs: Sequence[int], overwritten: frozenset[int] = frozenset()) -> Call:
-    """`call`, with inputs at odd addresses moved to aligned memory first and, if written to, moved back afterwards."""
-    if not aligned_inputs:
-        return call
+def align_inputs(
+    call: Call, aligned_inputs: Sequence[int], overwritten: frozenset[int] = frozenset(), name: str = "program"
+) -> Call:
+    """`call`, with inputs at odd addresses moved to aligned memory first and, if written to, moved back afterwards.
+
+    Under PyTorch's profiler it is a range called `name`.
+    """
     positions = tuple(aligned_inputs)
+    profiling, record = torch.autograd._profiler_enabled, torch.profiler.record_function
 
     @functools.wraps(call)
     def aligned_call(inputs: list[Any]) -> tuple[Any, ...]:
+        if profiling():
+            with record(name):
+                return _call_with_copies(call, inputs, positions, overwritten)
         for position in positions:
             if inputs[position].data_ptr() & 15:
                 return _call_with_copies(call, inputs, positions, overwritten)
