@@ -105,7 +105,7 @@ def torch_state() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(), torch.get_default_device() if modes else None, modes,
         torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
         forward_ad._current_level, torch._C._autograd._top_saved_tensors_default_hooks(False) is not None,
-        fp32_precision("cuda", "matmul"),
+        fp32_precision("cuda", "matmul"), torch._C._get_tracing_state() is not None,
     )
 
 
@@ -114,7 +114,7 @@ fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "deterministic algorithms",
                "the default device", "the torch function modes", "the torch dispatch modes", "the torch.func transforms",
-               "the forward-mode level", "hooks on saved tensors", "the precision of fp32 matrix products")
+               "the forward-mode level", "hooks on saved tensors", "the precision of fp32 matrix products", "torch.jit tracing")
 
 
 def unusable_state(state: tuple[Any, ...]) -> str | None:
@@ -130,6 +130,8 @@ def unusable_state(state: tuple[Any, ...]) -> str | None:
         return "hooks on saved tensors are active"
     if not state[8]:
         return "a torch.func transform is active"
+    if state[12]:
+        return "torch.jit is tracing"
     return None
 
 
@@ -329,6 +331,8 @@ def why_untraced(function: types.FunctionType) -> str | None:
     module = function.__globals__.get("__name__") or ""
     if module.startswith(UNTRACED_PREFIXES) and not function.__qualname__.startswith(TRACED):
         return next(kind for prefix, kind in UNTRACED.items() if module.startswith(prefix))
+    if function is torch.nn.Module._apply:
+        return "real memory"
     if module == "torch.nn.modules.rnn" and function.__qualname__ in RECURRENT:
         return "recurrent network"
     return "recurrent network" if module == "torch.nn.utils.rnn" and "pack" in function.__name__ else None

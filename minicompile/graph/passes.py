@@ -233,15 +233,18 @@ def simplify(joint: JointGraph) -> JointGraph:
 
 
 def separate_outputs(module: GraphModule, forward_outputs: int) -> None:
-    """Forward outputs share storage with no input, no constant and no other output: aliases are rebuilt outside."""
+    """Forward outputs share storage with no input, no constant and no other output: aliases are rebuilt outside.
+
+    Nor do gradients share it with each other: autograd keeps each as the `.grad` of a parameter, which is written in place.
+    """
     closing = next(iter(reversed(module.graph.nodes)))
     outputs = list(closing.args[0])
     claimed: set[Node] = set()
-    for index, node in enumerate(outputs[:forward_outputs]):
+    for index, node in enumerate(outputs):
         if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        root = storage_root(node)
-        if root in claimed or root.op in ("placeholder", "get_attr"):
+        root, forward = storage_root(node), index < forward_outputs
+        if root in claimed or (forward and root.op in ("placeholder", "get_attr")):
             with module.graph.inserting_before(closing):
                 copy = module.graph.call_function(aten.clone.default, (node,))
             copy.meta.update(node.meta)

@@ -43,3 +43,19 @@ def test_a_backward_does_not_run_through_an_input_that_gets_no_gradient() -> Non
     loss = minicompile_compile(lambda x, w: (x.detach() * w).sum())(before, w)
     loss.backward()
     before.sum().backward()  # would raise if the first backward had freed what made `before`
+
+
+def test_gradients_of_two_parameters_never_share_memory() -> None:
+    one, two = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
+    minicompile_compile(lambda x: (one(x) + two(x)).view(-1).sin().sum())(torch.randn(2, 3)).backward()
+    assert one.bias.grad.data_ptr() != two.bias.grad.data_ptr()
+    torch.testing.assert_close(one.bias.grad, two.bias.grad)
+
+
+def test_a_detached_output_beside_the_output_needs_no_gradient() -> None:
+    def both(x):
+        y = x.sin()
+        return y, y.detach(), y.detach()[0]
+
+    for output, expected in zip(minicompile_compile(both)(torch.ones(3, requires_grad=True)), (True, False, False), strict=True):
+        assert output.requires_grad is expected
