@@ -144,7 +144,9 @@ class _Tracer:
             self._refuse_metadata_mutations()
             self.analysis = analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand)
             backward = self._backward(analysis)
-        return self._finish(analysis, backward)
+            traced = [*backward.gradients, *backward.passed_on]
+            nodes = [None if g is None else self.recorder.node_of(torch_interface.from_functional(g)) for g in traced]
+        return self._finish(analysis, backward, nodes)
 
     def cuts_hold(self) -> bool:
         """Whether every result that was cut off is a result of its own, and not written in place."""
@@ -331,10 +333,8 @@ class _Tracer:
         self.recorder.placeholder(f"tangent_{number}", fake)
         return torch_interface.to_functional(fake)
 
-    def _finish(self, analysis: OutputAnalysis, backward: TracedBackward) -> JointGraph:
+    def _finish(self, analysis: OutputAnalysis, backward: TracedBackward, nodes: list[Node | None]) -> JointGraph:
         graph = self.recorder.graph
-        traced = [*backward.gradients, *backward.passed_on]
-        nodes = [None if g is None else self.recorder.node_of(torch_interface.from_functional(g)) for g in traced]
         if self.seeds is not None:
             self.seeds.close()
         move_placeholders_first(graph)

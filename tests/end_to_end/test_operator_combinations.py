@@ -100,6 +100,8 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "rot90, roll, flip, diagonal": (lambda x: torch.rot90(x, 1, (0, 1)).roll(1, 0).flip(1).diagonal(1).cumsum(0), lambda: (leaf(4, 5),)),
     "strided views": (lambda x: x[::2, 1::3].t().unflatten(0, (1, -1)).movedim(0, 2) * x[0, 0], lambda: (leaf(5, 7),)),
     "as_strided that overlaps": (lambda x: x.as_strided((3, 3), (2, 1), 1).square(), lambda: (leaf(9),)),
+    "copies of strided views, group norm": (lambda x: (torch.as_strided_copy(x, (2, 2), (1, 2)), x.as_strided_scatter(x[:2, :2] * 2, (2, 2), (1, 2)),
+                                                       torch.native_group_norm(x[None], None, None, 1, 4, 4, 2, 1e-5)[0]), lambda: (leaf(4, 4),)),
     "expanded and reduced": (lambda x: (x.expand(4, 3, 5) * torch.arange(4.0).view(4, 1, 1)).sum((0, 2)), lambda: (leaf(3, 1),)),
     "unfold windows": (lambda x: x.unfold(1, 3, 2).var(-1), lambda: (leaf(2, 9),)),
     "block diagonal and cartesian": (lambda a, b: (torch.block_diag(a, b), torch.cartesian_prod(a[0], b[0]), torch.combinations(a[0])),
