@@ -19,7 +19,7 @@ from minicompile.graph.patterns import Refused, argument, drop_unread, name_of, 
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
 ours = torch.ops.minicompile
-LEAST_BYTES = [2**29]
+LEAST_BYTES = 2**29
 ROW_STEPS = ("view", "reshape", "flatten", "contiguous", "getitem", "float", "to")
 
 
@@ -101,8 +101,8 @@ def replace_loss(module: GraphModule, loss: Node, config: Config) -> None:
     if not all(keeps_columns(step, columns) for step in steps):
         raise Refused("more than rows of the logits is changed between the head and the loss")
     large = value_of(logits).numel() * value_of(head).dtype.itemsize
-    if large < LEAST_BYTES[0]:
-        raise Refused(f"the logits take {large / 2**20:.0f} MB: splitting them pays from {LEAST_BYTES[0] / 2**20:.0f} MB")
+    if large < LEAST_BYTES:
+        raise Refused(f"the logits take {large / 2**20:.0f} MB: splitting them pays from {LEAST_BYTES / 2**20:.0f} MB")
     graph = module.graph
     with graph.inserting_before(loss):
         rows = hidden

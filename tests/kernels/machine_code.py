@@ -42,6 +42,7 @@ class MachineCode:
     serialized: bool
     wgmma: int
     mixed_descriptors: bool
+    left_in_registers: int
     seconds: float
 
 
@@ -90,8 +91,14 @@ def machine_code(launch: Launch) -> MachineCode:
     name = launch.kernel.fn.__name__
     serialized = re.search(r"C75\d\d|serializ", report) is not None
     shared, products = binary.metadata.shared, ptx.count("wgmma.mma_async")
-    mixed = mixed_descriptors(ptx)
-    return MachineCode(name, max(registers), max(spills), shared, serialized, products, mixed, seconds)
+    mixed, left = mixed_descriptors(ptx), left_in_registers(binary.asm["ttgir"])
+    return MachineCode(name, max(registers), max(spills), shared, serialized, products, mixed, left, seconds)
+
+
+def left_in_registers(ttgir: str) -> int:
+    """Matrix instructions whose left operand comes from registers: in a pipelined loop over K, Triton 3.6 lets the next
+    step overwrite them while they are still read (triton #9433)."""
+    return len(re.findall(r"warp_group_dot .* : tensor<[^*]*> \* ", ttgir))
 
 
 def mixed_descriptors(ptx: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,10 +45,8 @@ def test_losses_and_gradients(dtype: torch.dtype, tolerance: float, chunk: int, 
 
 
 @pytest.fixture
-def any_size() -> Iterator[None]:
-    kept, recognition.LEAST_BYTES[0] = recognition.LEAST_BYTES[0], 0
-    yield
-    recognition.LEAST_BYTES[0] = kept
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognition, "LEAST_BYTES", 0)
 
 
 def shifted(x: Any, w: Any, b: Any, t: Any) -> Any:
@@ -93,8 +91,7 @@ def test_forms(name: str, any_size: None) -> None:
         assert reason in graph.partitioned.patterns[0].reason
 
 
-def test_small_logits_stay(any_size: None) -> None:
-    recognition.LEAST_BYTES[0] = 2**29
+def test_small_logits_stay() -> None:
     compiled = minicompile.compile(FORMS["plain"][0], options={"suppress_errors": False, "cache": False})
     compiled(*operands())
     (record,) = compiled_function(compiled).compiler.graphs[0].partitioned.patterns

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from minicompile.kernels.attention_problem import describe, expand_mask
 from minicompile.kernels.configs import ATTENTION_TABLE, MATMUL_TABLE, AttentionRow, MatmulRow, attention_row
 from minicompile.kernels.flash_decode import DECODE_CONFIG, flash_decode
+from minicompile.kernels.linear_cross_entropy import linear_cross_entropy
 from minicompile.kernels.matmul import matmul
 from tests.kernels.machine_code import SHARED_MEMORY_LIMIT, Launch, machine_code, recorded_launches
 
@@ -51,8 +53,10 @@ def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
     return recorded_launches(ATTENTION, lambda: ATTENTION._key_gradient(*given, row.config))[-1]
 
 
-def _check(launch: Launch, spill_bytes: int, may_serialize: bool = False) -> None:
-    """`may_serialize`: tf32 operands that are not K-major go through registers, and ptxas then serialises; the rows
+def _check(launch: Launch, spill_bytes: int, may_serialize: bool = False, racing_operands: int | None = None) -> None:
+    """`racing_operands`: how many matrix instructions may take their left operand from registers.
+
+    `may_serialize`: tf32 operands that are not K-major go through registers, and ptxas then serialises; the rows
     that do were the fastest measured all the same."""
     code = machine_code(launch)
     code = dataclasses.replace(code, serialized=code.serialized and not may_serialize)
@@ -61,6 +65,7 @@ def _check(launch: Launch, spill_bytes: int, may_serialize: bool = False) -> Non
         if code.serialized or code.spill_bytes > spill_bytes or code.shared_bytes > SHARED_MEMORY_LIMIT:
             pytest.xfail(f"Triton {triton.__version__}: {code}")
     assert not code.mixed_descriptors, f"{code}: two layouts in one place, which ptxas miscompiles"
+    assert racing_operands is None or code.left_in_registers <= racing_operands, f"{code}: races under Triton 3.6"
     assert not code.serialized, f"{code}: ptxas serialises the matrix products"
     assert code.spill_bytes <= spill_bytes, f"{code}: spills more than {spill_bytes} bytes"
     assert code.shared_bytes <= SHARED_MEMORY_LIMIT, f"{code}: does not fit shared memory"
@@ -119,7 +124,61 @@ def test_matmul(row: MatmulRow, monkeypatch: pytest.MonkeyPatch) -> None:
         options |= {"addend": torch.empty(4096, dtype=dtype), "activation": "silu"}
     module = sys.modules["minicompile.kernels.matmul"]
     for launch in recorded_launches(module, lambda: matmul(a, b, **options)):
-        _check(launch, 32 if row.numerics == "fp32" else 0)
+        racing = None if row.numerics in ("tf32", "split") else 0
+        _check(launch, 32 if row.numerics == "fp32" else 0, racing_operands=racing)
+
+
+@triton.jit
+def gate(product, batch_index, row_index, col_index, in_range, extra):
+    """What codegen writes for silu(gate) * product."""
+    gate_ptr = extra[0]
+    gates = tl.load(gate_ptr + (row_index * 4096 + col_index), mask=in_range).to(tl.float32)
+    return gates / (tl.exp(-1.0 * gates) + 1.0) * product
+
+
+HALF_ROWS = [row for row in MATMUL_TABLE if row.numerics == "half"]
+
+
+@pytest.mark.parametrize("row", HALF_ROWS if EVERYTHING else HALF_ROWS[:5:2], ids=lambda row: str(row.config).replace(" ", "-"))
+def test_matmul_with_a_generated_epilogue(row: MatmulRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    a, b = torch.empty(4096, 4096, dtype=torch.bfloat16), torch.empty(4096, 4096, dtype=torch.bfloat16).t()
+    a = a[: row.config.block_n] if row.config.swapped else a
+    module, extra = sys.modules["minicompile.kernels.matmul"], (torch.empty(4096, 4096, dtype=torch.bfloat16),)
+    for launch in recorded_launches(module, lambda: matmul(a, b, epilogue=gate, extra=extra, config=row.config)):
+        _check(launch, 0, racing_operands=0)
+
+
+def test_kernels_beside_the_products() -> None:
+    loss = sys.modules[linear_cross_entropy.__module__]
+    hidden, weight = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(50257, 64, dtype=torch.bfloat16)
+    target = torch.zeros(64, dtype=torch.int64)
+    (launch,) = recorded_launches(loss, lambda: linear_cross_entropy(hidden, weight, None, target))
+    _check(dataclasses.replace(launch, meta={**launch.meta, "BLOCK": loss.BLOCK}), 0)
+    q, mask = torch.empty(1, 1, 4096, 64), torch.empty(4096, 4096, dtype=torch.bool)
+    problem = describe(q, q, q, mask, None, None, None, 0.0, False, None)
+    config = attention_row("forward", "half", 128).config
+    for by_keys in (False, True):
+        (launch,) = recorded_launches(ATTENTION, lambda: ATTENTION._mask_bounds(problem, mask, config, by_keys))  # noqa: B023
+        _check(launch, 0)
+
+
+@triton.jit
+def racing_kernel(a_ptr, b_ptr, c_ptr, K, BLOCK: tl.constexpr):
+    """A known-wrong twin: the left operand of a pipelined product is computed in registers."""
+    row, inner = tl.arange(0, BLOCK)[:, None], tl.arange(0, 64)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for k in tl.range(0, K, 64):
+        a = tl.load(a_ptr + row * K + k + inner[None, :]).to(tl.float32)
+        b = tl.load(b_ptr + tl.arange(0, BLOCK)[None, :] * K + k + inner[:, None])
+        total = tl.dot((a / (1.0 + tl.exp(-a))).to(tl.bfloat16), b, total)
+    tl.store(c_ptr + row * BLOCK + tl.arange(0, BLOCK)[None, :], total)
+
+
+def test_the_lint_sees_a_race() -> None:
+    a, c = torch.empty(128, 4096, dtype=torch.bfloat16), torch.empty(128, 128)
+    launch = Launch(racing_kernel, (a, a, c, 4096), {"BLOCK": 128, "num_warps": 4, "num_stages": 3})
+    assert machine_code(launch).left_in_registers > 0
 
 
 @pytest.mark.parametrize("row", ATTENTION_TABLE, ids=lambda row: f"{row.phase}-{row.numerics}-{row.head_dim}")

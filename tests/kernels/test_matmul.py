@@ -136,6 +136,7 @@ TWINS = {
     "a tail of K not masked": ("mask=in_range & (inner < stop)", "mask=in_range"),
     "forgotten alpha": ("values = values * alpha", "values = values"),
     "last group not cut": ("tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP_M)", "GROUP_M"),
+    "all splits write one place (a race)": ("part = c_ptr + split.to(tl.int64) * stride_cs", "part = c_ptr"),
     "one part lost": ("for _ in tl.range(0, splits)", "for _ in tl.range(1, splits)"),
 }
 
