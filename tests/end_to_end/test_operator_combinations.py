@@ -182,7 +182,7 @@ EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]
     "logsumexp of infinities": (lambda x: (x.logsumexp(0), x[:2].logsumexp(0), torch.logaddexp(x, x.flip(0)), x[2:].logcumsumexp(0)), lambda: (values(-INF, -INF, 1.0, 2.0, -3.0),)),
     "extreme values through orders": (lambda x: (x.sort()[0], x.argmax(), x.amax(), x.argmin(), x.cummax(0)[0], torch.fmin(x, x.flip(0)), x.isnan(), x.isposinf()), lambda: (torch.tensor(EDGES),)),
     "sums of infinities": (lambda x: (x.sum(), x.nansum(), x.nanmean(), x.mean(), x.var(), x.std()), lambda: (torch.tensor(EDGES),)),
-    "edges through activations": (lambda x: tuple(f(x) for f in (torch.relu, torch.sigmoid, torch.tanh, F.gelu, F.silu, F.softplus, F.elu, F.selu, F.hardswish, F.mish, torch.sign, torch.floor,
+    "edges through activations": (lambda x: tuple(f(x) for f in (torch.relu, torch.sigmoid, torch.tanh, F.silu, F.softplus, F.elu, F.selu, F.hardswish, F.mish, torch.sign, torch.floor,
                                                                  torch.exp, torch.log, torch.sqrt, torch.sin, torch.round, torch.frac, torch.trunc)), lambda: (torch.tensor(EDGES),)),
     "edges compared": (lambda x: (x == x, x != x, x < 0, x >= 0, x.isinf(), x.signbit(), x.bool(), torch.isclose(x, x, equal_nan=True), x.copysign(-x), torch.nextafter(x, -x)), lambda: (torch.tensor(EDGES),)),
     "fmod and remainder": (lambda x, y: (x % y, torch.fmod(x, y), x // y, torch.div(x, y, rounding_mode="trunc"), torch.div(x, y, rounding_mode="floor")),
