@@ -377,7 +377,8 @@ class ExpressionWriter:
                 return Text(atom.name)
             case Indirect():
                 value = self._get_or_print(atom.value, conditions)
-                if atom.value.dtype == torch.int64 and not self.geometry.wide and atom.size.constant is not None:
+                narrow = not value.is_literal and not self.geometry.wide and atom.size.constant is not None
+                if atom.value.dtype == torch.int64 and narrow:
                     return convert(value.text, torch.int32)
                 return value.text
             case FloorDiv() | Mod():

@@ -117,7 +117,8 @@ class ProgramMaker:
                 step *= size
         else:
             indices = [self.index_into(size, axes, position) for position, size in enumerate(shape)]
-        return Load(source.name, offset(source, indices), source.dtype)
+        found = Load(source.name, offset(source, indices), source.dtype)
+        return found if source.dtype.is_floating_point else apply("cast", found, dtype=F32)
 
     def value(self, axes: tuple[Axis, ...]) -> Expr:
         """A random scalar expression."""
@@ -142,9 +143,9 @@ class ProgramMaker:
         origins = (Origin(name, f"aten.{self.random.choice(['add', 'softmax', 'view'])}.default"),)
         if kind < 0.05:
             source = self.buffers[self.random.choice(self.alive)]
-            result = self.buffers[name] = Buffer(name, F32, CPU, source.sizes, source.strides)
+            result = self.buffers[name] = Buffer(name, source.dtype, CPU, source.sizes, source.strides)
             self.alive.append(name)
-            self.operations.append(ExternKernel("neg", (view_of(source),), (), (result,), origins=origins))
+            self.operations.append(ExternKernel("torch.ops.aten.neg.default", (view_of(source),), (), (result,), origins=origins))
         elif kind < 0.12 and len(self.alive) > 2:
             self.overwrite(name, origins)
         elif kind < 0.2:
@@ -265,7 +266,7 @@ class ProgramMaker:
         axes = self.axes(shape)
         indices = [as_index(a) for a in axes]
         accumulate = False
-        if shape and self.random.random() < 0.4:
+        if shape and old.dtype == F32 and self.random.random() < 0.4:
             table = buffer(f"{name}_where", (shape[0],), I64)
             self.buffers[table.name] = table
             axis = Axis("i0", shape[0])

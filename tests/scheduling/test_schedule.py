@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from minicompile.config import Config
-from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
+from minicompile.ir.schedule import DeviceProperties, KernelGroup
 from minicompile.scheduling import split, tiling
-from minicompile.scheduling.schedule import schedule_graph
-from tests.scheduling.evaluator import run_graph, run_schedule, storage_size
-from tests.scheduling.loop_programs import ProgramMaker
-
-GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
-VERIFIED = Config(verify=True)
-
-
-def check_program(seed: int, length: int, device: DeviceProperties = GPU) -> Schedule:
-    """Compare one random program before and after scheduling, which it returns."""
-    maker = ProgramMaker(seed, length)
-    graph = maker.graph()
-    generator = np.random.default_rng(seed)
-    inputs = {name: generator.standard_normal(storage_size(graph, name)) for name in maker.inputs}
-    expected = run_graph(graph, inputs)
-    schedule = schedule_graph(graph, VERIFIED, device)
-    found = run_schedule(schedule, inputs)
-    for want, have in zip(expected, found, strict=True):
-        np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6, err_msg=f"seed {seed}")
-    return schedule
+from tests.scheduling.many_programs import check_program
 
 
 @pytest.mark.parametrize("block", range(6))
 def test_random_programs_keep_their_values(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
         check_program(seed, length=4 + seed % 20)
+
+
+def test_kernels_of_random_programs_compute_the_same() -> None:
+    for seed in range(5000, 5040):
+        check_program(seed, length=4 + seed % 20, kernels=True)
 
 
 def test_random_programs_keep_their_values_when_rows_never_fit_registers(monkeypatch: pytest.MonkeyPatch) -> None:
