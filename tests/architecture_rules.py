@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"config", "errors", "demo", "bench", "explain_command", "runtime", ROOT},
     "explain_command": {ROOT},
     "demo": {"config", "errors", "bench", ROOT},
-    "bench": {"config", "errors", "report", ROOT},
+    "bench": {"capture", "config", "errors", "report", ROOT},
     "__main__": {"cli"},
     "__init__": {"api", "compiled_module", "config", "errors", "report"},
 }

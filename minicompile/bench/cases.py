@@ -28,7 +28,8 @@ class Workload:
     Attributes:
         kind: `forward` (one call), `backward` (a call and its gradients, timed apart), `model` (inference and training
             step), `network` (the same in eval and in training mode, under bf16 autocast), `host` (host time of a call),
-            `memory` (what a training step needs beyond parameters and gradients).
+            `memory` (what a training step needs beyond parameters and gradients), `entry` (what a call costs before its
+            graph runs).
         function: a function or module.
         inputs: its positional arguments.
         num_bytes: the least bytes one forward call must move; 0 where nothing is claimed.
@@ -37,7 +38,7 @@ class Workload:
         keywords: keyword arguments of a `network`.
     """
 
-    kind: Literal["forward", "backward", "model", "network", "host", "memory"]
+    kind: Literal["forward", "backward", "model", "network", "host", "memory", "entry"]
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
     num_bytes: int = 0
@@ -254,6 +255,21 @@ def host(function: Callable[..., Any] | None, grad: bool) -> Build:
     return build
 
 
+def entry(function: Callable[..., Any] | None, layers: int = 0) -> Build:
+    """The cost of entering the graph of `function`, of so many Linear layers, or of the language model with 12 layers."""
+
+    def build(place: Place) -> Workload:
+        if function is not None:
+            return Workload("entry", function, (place.randn(8), place.randn(8)))
+        if layers:
+            stack = nn.Sequential(*[nn.Linear(8, 8) for _ in range(layers)]).to(place.device)
+            return Workload("entry", stack, (place.randn(4, 8),))
+        model = LanguageModel(64, 128, 12, 2, 100, 32).to(place.device)
+        return Workload("entry", model, (torch.randint(0, 100, (2, 16), device=place.device),))
+
+    return build
+
+
 def example_model(file: str) -> Build:
     """A model of the repository's `examples/` folder, by its `benchmark_workload(device, quick)` function."""
 
@@ -327,6 +343,9 @@ CASES: dict[str, Build] = {
     "lm/medium_bf16": language_model("medium", "bf16"),
     **{f"memory/{name}": training_memory(*name.split("_")) for name in
        ("small_fp32", "small_bf16", "small_autocast", "medium_bf16")},
+    "overhead/entry_add_relu": entry(lambda x, y: (x + y).relu()),
+    "overhead/entry_linear24": entry(None, 24),
+    "overhead/entry_lm12": entry(None),
     "overhead/mul_add": host(lambda x: x * 2 + 1, grad=False),
     "overhead/mul_add_grad": host(lambda x: x * 2 + 1, grad=True),
     "overhead/chain30": host(chain, grad=False),

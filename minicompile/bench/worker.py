@@ -16,6 +16,7 @@ import torch
 
 import minicompile
 from minicompile.bench.cases import CASES, Place, Workload
+from minicompile.bench.entry_cost import entry_cost
 from minicompile.bench.timing import first_call_seconds, host_microseconds, largest_error, milliseconds, synchronize
 from minicompile.report.roofs import measure_roofs
 
@@ -40,6 +41,9 @@ def compiler(name: str) -> Callable[[Any], Any]:
 
 def measure(workload: Workload, name: str, place: Place, first_only: bool) -> dict[str, Any]:
     """Every figure of one workload under one compiler."""
+    if workload.kind == "entry":
+        with torch.no_grad():
+            return entry_cost(name, workload.function, workload.inputs)
     function = compiler(name)(workload.function)
     measures = {
         "forward": forward, "backward": backward, "model": model, "network": network, "host": host, "memory": memory,
