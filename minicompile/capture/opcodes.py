@@ -602,10 +602,10 @@ def jump_if_true_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) 
 @opcode("JUMP_IF_FALSE_OR_POP")
 def jump_if_false_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a and b` (3.11)."""
-    if not truth(tracer, frame.stack[-1]):
+    if not truth(tracer, top(tracer, frame)):
         jump(frame, instruction)
     else:
-        tracer.resolve(frame.stack.pop())
+        frame.stack.pop()
 
 
 @opcode("RETURN_VALUE")

@@ -106,3 +106,9 @@ def test_a_custom_function_that_cannot_be_followed_is_one_graph_break_at_its_cal
     compiled = capture(lambda x: Printing.apply(x.sin()).cos())
     compiled(torch.randn(3, requires_grad=True)).sum().backward()
     assert kinds(compiled) == ["custom autograd function"]
+
+
+def test_and_of_an_argument_asks_for_the_truth_of_its_value() -> None:
+    compiled = capture(lambda x, flag: (x, not (flag and x.shape)))
+    x = torch.ones(2)
+    assert [compiled(x, flag)[1] for flag in (True, False)] == [False, True]
