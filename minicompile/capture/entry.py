@@ -42,3 +42,5 @@ class CompiledCallable:
             if result is not MISS:
                 return result
         return cache.call(self.function, args, kwargs)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
