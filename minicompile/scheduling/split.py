@@ -127,20 +127,19 @@ def _splits(
     """How often to split one loop; 1 for what cannot be split. `with_squares`: a variance needs the same values."""
     if not isinstance(loop.fold, Reduction) or loop.fold.kind not in SPLITTABLE or loop.overwrites is not None:
         return 1
-    if any(axis.size.constant is None for axis in loop.fold.axes):
-        return 1
+    symbolic = any(axis.size.constant is None for axis in loop.fold.axes)
     folded = frozenset(loop.fold.axes)
     read = [load for load in loads(loop.value) if axes_in(load.index) & folded]
     itemsize = max((buffers[load.buffer].dtype.itemsize for load in read), default=4)
     columns = _neighbours_are_results(loop, read)
     length = points(loop.fold.axes)
     results = points(loop.axes)
-    if columns and loop.fold.kind == "sum" and any((load.buffer, length, results) in row_folds for load in read):
+    if columns and not symbolic and loop.fold.kind == "sum" and any((load.buffer, length, results) in row_folds for load in read):
         chunks = choose_row_chunks(length, results, itemsize, device)
         if chunks > 1:
             return chunks
     splits = choose_splits(results, length, itemsize, columns, device)
-    if with_squares:
+    if with_squares and not symbolic:
         splits = choose_chunks(results, length, itemsize, columns, splits, device)
     return splits if 2 * splits <= length else 1
 
@@ -160,6 +159,11 @@ def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:
 def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...], AxisMap, Index | None]:
     """A new axis over about `splits` chunks, the axes inside a chunk, the old axes over these, and, where the last
     chunk is not full, the position that must stay below the number of elements."""
+    whole = product(axis.size for axis in axes)
+    if whole.constant is None:
+        part, within = Axis("part", splits), Axis("within", (whole + (splits - 1)) // splits)
+        position = flatten((part, within))
+        return part, (within,), unflatten(position, axes), position
     first, rest = axes[0], axes[1:]
     length, size = points(axes), points((first,))
     for number in range(splits, 2 * splits):
@@ -185,8 +189,9 @@ def _in_two_stages(
     dtype = accumulator_dtype(loop.value.dtype, kind, buffers[loop.buffer].dtype)
     value = cast(rewrite(loop.value, dict(changes)), dtype)
     if position is not None:
-        length = Constant(points(loop.fold.axes), torch.int64)
-        inside = apply("lt", IndexValue(position, torch.int64), length, dtype=torch.bool)
+        length = product(axis.size for axis in loop.fold.axes)
+        limit = IndexValue(length, torch.int64) if length.constant is None else Constant(int(length), torch.int64)
+        inside = apply("lt", IndexValue(position, torch.int64), limit, dtype=torch.bool)
         value = Masked(inside, value, _identity(kind, dtype), dtype)
     sizes = (part.size, *(axis.size for axis in loop.axes))
     strides = tuple(product(sizes[i + 1 :]) for i in range(len(sizes)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import linecache
 import warnings
 from typing import Any
 
@@ -15,11 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from triton.backends.compiler import GPUTarget
 
 import minicompile
 from minicompile.codegen import group_values
+from minicompile.codegen.generate import generate_program
+from minicompile.config import Config
 from minicompile.errors import Unsupported
+from minicompile.ir.loops import LoweredGraph
+from minicompile.ir.schedule import DeviceProperties
+from minicompile.runtime.kernel_binary import compile_kernel, for_sizes
 from minicompile.scheduling import tiling
+from minicompile.scheduling.schedule import schedule_graph
 from tests.capture.support import capture
 from tests.end_to_end.dynamic_programs import PROGRAMS, DynamicProgram
 
@@ -338,3 +346,60 @@ def test_generation_compiles_three_times(kind: str, implementation: str, count: 
     model.forward = compiled = minicompile.compile(model.forward, options={"cache": False})
     assert torch.equal(model.generate(ids, **options), expected)
     assert compiles(compiled) <= 3 and not compiled.records.fallbacks, [str(each) for each in compiled.records.recompiles]
+
+
+H200 = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+FOR_A_GPU: dict[str, tuple[Any, tuple[int, ...], tuple[tuple[int, ...], ...]]] = {
+    "pointwise": (lambda x: F.gelu(x) / x.shape[0], (40, 32), ((3, 5), (1000, 17))),
+    "softmax": (lambda x: x.softmax(-1), (64, 48), ((3, 16), (5, 1000), (2, 4097))),
+    "layer_norm": (lambda x: F.layer_norm(x, (64,)) * 2, (30, 64), ((3, 64), (999, 64))),
+    "columns": (lambda x: x.softmax(0), (24, 32), ((3, 5), (90, 16))),
+    "split": (lambda x: x.sum((0, 1)), (64, 512, 8), ((3, 7, 8), (2, 1000, 8), (100, 100, 8))),
+    "split_maximum": (lambda x: (x * 2).amax(0), (32768, 8), ((3, 8), (65537, 8))),
+    "scan": (lambda x: x.cumsum(1) * 2 + 1, (5, 30), ((5, 7), (3, 200))),
+    "transpose": (lambda x: x.t().contiguous() + 1, (40, 50), ((3, 5), (70, 20))),
+}
+
+
+def lowered_with_varying_sizes(function: Any, shape: tuple[int, ...]) -> LoweredGraph:
+    """The loops of a function whose first sizes vary; a size of 8 or 64 stays."""
+    x = torch.randn(shape)
+    for dim, size in enumerate(shape):
+        (minicompile.mark_static if size in (8, 64) and dim else minicompile.mark_dynamic)(x, dim)
+    compiled = minicompile.compile(function, options=STRICT)
+    compiled(x)
+    (graph,) = compiled.compiler.graphs
+    return graph.parts["forward"].lowered
+
+
+@pytest.mark.parametrize("any_size", [False, True])
+@pytest.mark.parametrize("name", FOR_A_GPU)
+def test_kernels_for_a_gpu_are_right_at_other_sizes(name: str, any_size: bool) -> None:
+    function, shape, others = FOR_A_GPU[name]
+    lowered = lowered_with_varying_sizes(function, shape)
+    schedule = schedule_graph(lowered, Config(verify=True), H200, any_size=any_size)
+    if name.startswith("split"):
+        assert any(step.name and "partial" in step.writes[0] for step in schedule.steps)
+    program = generate_program(schedule, Config(), H200, any_size=any_size)
+    namespace: dict[str, Any] = {"__name__": "program"}
+    exec(compile(program.text, linecache_name(program.text), "exec"), namespace)
+    for sizes in (shape, *others):
+        x = torch.randn(sizes)
+        inputs = [x if entry not in lowered.size_inputs else None for entry in lowered.inputs]
+        symbols = {id(symbol): size for buffer in lowered.buffers.values() if buffer.role == "input"
+                   for symbol, size in zip(buffer.sizes, sizes, strict=False)}  # fmt: skip
+        inputs = [symbols.get(id(lowered.size_inputs[entry])) if value is None else value
+                  for entry, value in zip(lowered.inputs, inputs, strict=True)]  # fmt: skip
+        close(namespace["call"](inputs)[0], function(x))
+    assert any_size or all(not argument.wide for kernel in program.kernels for argument in kernel.arguments)
+    for kernel in program.kernels:
+        for numbers in ((64,) * len(kernel.sizes), (100,) * len(kernel.sizes)):
+            special = for_sizes(kernel, numbers)
+            assert compile_kernel(special, namespace[kernel.name], GPUTarget("cuda", 90, 32), None).code
+
+
+def linecache_name(text: str) -> str:
+    """A file name under which Triton finds the source of what is executed."""
+    name = f"<program {hash(text)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return name
