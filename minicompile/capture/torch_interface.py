@@ -93,23 +93,28 @@ def symbolic_fake(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides:
     return fake
 
 
+fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+# Bound once, because every call of a compiled function asks for the state, and looking names up would double the time.
+any_autocast, grad_enabled, default_dtype = torch._C._is_any_autocast_enabled, torch.is_grad_enabled, torch.get_default_dtype
+inference_enabled, deterministic = torch.is_inference_mode_enabled, torch._C._get_deterministic_algorithms
+function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+transform, tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 def torch_state() -> tuple[Any, ...]:
     """The part of torch's global state that changes what a captured graph means."""
     autocast: Any = False
-    if torch._C._is_any_autocast_enabled():
+    if any_autocast():
         autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
         autocast += (torch.is_autocast_cache_enabled(),)
-    modes = torch._C._len_torch_function_stack()
+    modes = function_modes()
     return (
-        torch.is_grad_enabled(), torch.get_default_dtype(), autocast, torch.is_inference_mode_enabled(),
-        torch.are_deterministic_algorithms_enabled(), torch.get_default_device() if modes else None, modes,
-        torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
-        forward_ad._current_level, torch._C._autograd._top_saved_tensors_default_hooks(False) is not None,
-        fp32_precision("cuda", "matmul"), torch._C._get_tracing_state() is not None,
+        grad_enabled(), default_dtype(), autocast, inference_enabled(), deterministic(),
+        torch.get_default_device() if modes else None, modes, dispatch_modes(), transform() is None,
+        forward_ad._current_level, saved_tensor_hooks(False) is not None, fp32_precision("cuda", "matmul"),
+        tracing_state() is not None,
     )
-
-
-fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 
 STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "deterministic algorithms",
