@@ -91,6 +91,7 @@ class ExpressionWriter:
         self._parameters = parameters
         self._round_each = round_each
         self._uses: collections.Counter[Expr] = collections.Counter()
+        self._computed_with: set[Expr] = set()
         self._index_uses: collections.Counter[Index | Atom] = collections.Counter()
         self._axes: dict[Expr, frozenset[Axis]] = {}
         self._reads: dict[Expr, bool] = {}
@@ -100,11 +101,14 @@ class ExpressionWriter:
         seen: set[Expr] = set()
         for root in roots:
             self._uses[root] += 1
+            self._computed_with.add(root)
             for expression in walk(root):
                 if expression in seen:
                     continue
                 seen.add(expression)
                 self._uses.update(children(expression))
+                if not _compares_positions(expression):
+                    self._computed_with.update(children(expression))
                 if isinstance(expression, Load) and expression not in self.known_axes:
                     self._count_index(expression.index)
         for index in stores:
@@ -404,7 +408,9 @@ class ExpressionWriter:
             number = typed_literal(int(expression.index), compute_dtype(expression.dtype))
             return Value(number, exact=False)
         offset = self.offset(expression.index, conditions)
-        if offset.axes:
+        if offset.axes and not self.geometry.wide and expression not in self._computed_with:
+            text = offset.text
+        elif offset.axes:
             text = convert(offset.text, compute_dtype(expression.dtype))
         else:
             text = call("tl.cast", offset.text, TRITON_DTYPES[compute_dtype(expression.dtype)])
@@ -446,6 +452,18 @@ _ARITHMETIC = frozenset({"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge"
 
 _BY_CONSTANT = frozenset({"floordiv", "remainder", "fmod"})
 """Operations on integers that take a bare literal as their second operand."""
+
+
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+
+def _compares_positions(expression: Expr) -> bool:
+    """Whether only the order of positions matters, so that they need not be widened to the dtype they have in eager."""
+    return (
+        isinstance(expression, Apply)
+        and expression.operation in _COMPARISONS
+        and all(isinstance(argument, (IndexValue, Constant)) for argument in expression.arguments)
+    )
 
 
 def _is_discrete_cast(expression: Apply) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import pathlib
+import re
+import subprocess
 import sys
 import tempfile
 import types
@@ -109,7 +111,7 @@ def run_both(of: Schedule, inputs: Sequence[Any], **config: Any) -> list[tuple[t
 
 
 def compile_kernels(program: Program, targets: Sequence[Any]) -> None:
-    """Compile every kernel to machine code, which needs no GPU."""
+    """Compile every kernel to machine code, which needs no GPU; registers must suffice."""
     import triton  # slow to import, and only the compile tests need it
 
     from minicompile.runtime.kernel_binary import triton_source
@@ -118,4 +120,19 @@ def compile_kernels(program: Program, targets: Sequence[Any]) -> None:
     for kernel in program.kernels:
         for target in targets:
             options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
-            triton.compile(triton_source(kernel, getattr(module, kernel.name)), target=target, options=options)
+            compiled = triton.compile(triton_source(kernel, getattr(module, kernel.name)), target=target, options=options)
+            assert spilled_bytes(compiled) == 0, f"{kernel.name} spills registers on {target}"
+
+
+def spilled_bytes(compiled: Any) -> int:
+    """Memory that a kernel's threads need beside their registers, by the machine code's own account."""
+    import triton  # slow to import, and only the compile tests need it
+
+    if "amdgcn" in compiled.asm:
+        return sum(map(int, re.findall(r"[sv]gpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])))
+    tool = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"STACK:(\d+)", usage)))

@@ -6,12 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from minicompile.config import Config
 from minicompile.errors import Location
 from minicompile.ir.expr import Constant, Expr, IndexValue, Load, Masked, Random, apply, cast
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, as_index
-from minicompile.ir.loops import Loop, Origin, Reduction, Scan
+from minicompile.ir.loops import Loop, LoweredGraph, Origin, Reduction, Scan
 from minicompile.ir.schedule import OnlineSoftmax, Schedule
-from tests.codegen.build import buffer, group, pointwise_plan, reduction_plan, schedule
+from minicompile.scheduling.schedule import schedule_graph
+from tests.codegen.build import GPU, buffer, group, pointwise_plan, reduction_plan, schedule
+from tests.scheduling.hand_made import GraphMaker
+from tests.scheduling.hand_made import softmax as softmax_by_hand
 
 F32, BF16, F16, I64, BOOL = torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool
 
@@ -25,6 +29,10 @@ def entry(make: Callable[[], Schedule]) -> Callable[[], Schedule]:
 
 def origin(variable: str, operator: str, line: int, text: str) -> tuple[Origin, ...]:
     return (Origin(variable, operator, variable, Location("model.py", line, "forward", text)),)
+
+
+def number_of(value: float) -> Constant:
+    return Constant(value, F32)
 
 
 def number(value: float, dtype: torch.dtype = F32) -> Constant:
@@ -314,6 +322,76 @@ def double_statistics() -> Schedule:
                buffer("lowest", (10,), torch.float64)]  # fmt: skip
     plan = reduction_plan("looped", (x, 1), (r, 256))
     return schedule([group("statistics", loops, plan, ["product", "lowest"])], buffers, ["product", "lowest"])
+
+
+def scheduled(graph: LoweredGraph) -> Schedule:
+    """What the scheduler makes of a graph on a GPU."""
+    return schedule_graph(graph, Config(verify=True), GPU)
+
+
+@entry
+def rms_norm_backward() -> Schedule:
+    maker, rows, columns = GraphMaker(), 8192, 768
+    for name in ("x", "gradient"):
+        maker.input(name, rows, columns, dtype=BF16)
+    maker.input("weight", columns, dtype=BF16)
+    maker.input("scale", rows)
+
+    def wide(name: str, *point: Index) -> Expr:
+        return cast(maker.load(name, *point), F32)
+
+    def scaled(i: Index, j: Index) -> Expr:
+        return f32("mul", wide("gradient", i, j), wide("weight", j))
+
+    maker.reduce("projection", "sum", (rows, columns), (1,), lambda i, j: f32("mul", scaled(i, j), wide("x", i, j)))
+    maker.pointwise("x_gradient", (rows, columns), lambda i, j: cast(f32("sub", f32("mul", scaled(i, j), maker.load(
+        "scale", i)), f32("mul", f32("mul", wide("x", i, j), maker.load("projection", i)), maker.load("scale", i))), BF16),
+        "aten.mul.Tensor", BF16)  # fmt: skip
+    maker.reduce("weight_gradient", "sum", (rows, columns), (0,), lambda i, j: f32("mul", wide("gradient", i, j), f32(
+        "mul", wide("x", i, j), maker.load("scale", i))))  # fmt: skip
+    return scheduled(maker.graph("x_gradient", "weight_gradient"))
+
+
+@entry
+def optimizer_step() -> Schedule:
+    maker = GraphMaker()
+    outputs = []
+    for number, size in enumerate((4096, 768, 1 << 20)):
+        p, g, m = (maker.input(f"{name}_{number}", size) for name in ("parameter", "gradient", "momentum"))
+        faster = maker.pointwise(f"faster_{number}", (size,), lambda i, m=m, g=g: f32(
+            "add", f32("mul", maker.load(m, i), number_of(0.9)), maker.load(g, i)), overwrites=m)  # fmt: skip
+        outputs += [faster, maker.pointwise(f"moved_{number}", (size,), lambda i, p=p, f=faster: f32(
+            "sub", maker.load(p, i), f32("mul", maker.load(f, i), number_of(0.1))), overwrites=p)]  # fmt: skip
+    return scheduled(maker.graph(*outputs))
+
+
+@entry
+def softmax_of_few_long_rows() -> Schedule:
+    maker = GraphMaker()
+    maker.input("x", 4, 1 << 18)
+    return scheduled(maker.graph(softmax_by_hand(maker, "x", 4, 1 << 18)))
+
+
+@entry
+def rotary_embedding() -> Schedule:
+    maker, heads, time, half = GraphMaker(), 12, 512, 32
+    for name in ("cos", "sin"):
+        maker.input(name, time, half)
+    maker.input("q", heads, time, 2 * half, dtype=BF16)
+
+    def turned(h: Index, t: Index, j: Index, first: str, second: str, sign: str) -> Expr:
+        even = f32("mul", cast(maker.load("q", h, t, j * 2), F32), maker.load(first, t, j))
+        odd = f32("mul", cast(maker.load("q", h, t, j * 2 + 1), F32), maker.load(second, t, j))
+        return f32(sign, even, odd)
+
+    shape = (heads, time, half)
+    maker.pointwise("low", shape, lambda h, t, j: turned(h, t, j, "cos", "sin", "sub"), "aten.sub.Tensor")
+    maker.pointwise("high", shape, lambda h, t, j: turned(h, t, j, "sin", "cos", "add"))
+    maker.pointwise("rotated", (heads, time, 2 * half), lambda h, t, j: cast(Masked(
+        apply("lt", IndexValue(j, I64), Constant(half, I64), dtype=BOOL), maker.load("low", h, t, j), Masked(
+            apply("ge", IndexValue(j, I64), Constant(half, I64), dtype=BOOL), maker.load("high", h, t, j - half),
+            number_of(0.0), F32), F32), BF16), "aten.cat.default", BF16)  # fmt: skip
+    return scheduled(maker.graph("rotated"))
 
 
 CONFIGURATION = {"silu_bias_emulated_casts": {"emulate_precision_casts": True}}
