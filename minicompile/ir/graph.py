@@ -10,6 +10,7 @@ FX modules are mutable, so freezing is shallow: a pass copies before it changes 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -265,6 +266,7 @@ class PartitionedGraph:
         saved_tensors, recomputed: the min cut's choices, for the report.
         name: as in `CapturedGraph`.
         patterns: attention written by hand, found or refused.
+        pass_seconds: time of each simplification by name.
     """
 
     forward: torch.fx.GraphModule
@@ -277,3 +279,4 @@ class PartitionedGraph:
     name: str = "graph"
     patterns: tuple[PatternRecord, ...] = ()
     split_backward: torch.fx.GraphModule | None = None
+    pass_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)

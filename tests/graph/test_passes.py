@@ -1,0 +1,66 @@
+"""Each simplification alone: what it removes, and what it must leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from minicompile.config import Config
+from minicompile.graph import passes
+from minicompile.graph.build import build_graph
+from minicompile.graph.trace import trace_joint
+from tests.graph.programs import Captured
+
+
+def names(module: GraphModule) -> list[str]:
+    return [node.target._opname for node in module.graph.nodes if hasattr(node.target, "_opname")]
+
+
+def through(change: passes.Pass, function: Callable[..., Any], *example: Tensor) -> list[str]:
+    """The operators that one pass leaves alive; the graph still computes what the function does."""
+    module = passes.remove_dead_code(change(trace_joint(Captured(function, example).graph, Config()).module))
+    result, expected = module(*example)[0], function(*example)
+    torch.testing.assert_close(result, expected)
+    module.graph.lint()
+    return names(module)
+
+
+X = torch.randn(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "function", "left"),
+    [
+        (lambda module: module, lambda x: (x.sin(), x + 1)[1], ["add"]),
+        (passes.remove_aliases, lambda x: x.detach() + 1, ["add"]),
+        (passes.remove_no_op_casts, lambda x: x.to(torch.float32).double().float() * 2, ["mul"]),
+        (passes.merge_common_subexpressions, lambda x: x.sin() * 2 + x.sin() * 2, ["sin", "mul", "add"]),
+        (passes.merge_common_subexpressions, lambda x: (x * 1) + (x * 1.0), ["mul", "mul", "add"]),
+        (passes.merge_common_subexpressions, lambda x: x * 0.0 + x * -0.0, ["mul", "mul", "add"]),
+        (passes.remove_clones, lambda x: x.clone() + 1, ["add"]),
+        (passes.remove_no_op_views, lambda x: x.view(24).view(2, 12).view(4, 6) + 1, ["add"]),
+        (passes.remove_no_op_views, lambda x: x.expand(4, 6)[0:4].permute(0, 1) + 1, ["add"]),
+        (passes.split_of_cat, lambda x: torch.cat([x, x * 2], 1)[:, 6:12] + 1, ["mul", "add"]),
+        (passes.split_of_cat, lambda x: torch.cat([x, x * 2], 1)[:, 5:11] + 1, ["mul", "cat", "slice", "add"]),
+        (passes.write_copies_plainly, lambda x: x.clone().copy_(x * 2) + 1, ["mul", "add"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_one_pass(change: passes.Pass, function: Callable[..., Any], left: list[str]) -> None:
+    assert through(change, function, X) == left
+
+
+def test_random_numbers_are_not_merged() -> None:
+    found = names(build_graph(Captured(lambda x: torch.rand_like(x) + torch.rand_like(x), (X,)).graph, Config()).forward)
+    assert found.count("random_uniform") == 2
+
+
+def test_every_pass_is_named_and_timed() -> None:
+    graph = build_graph(Captured(lambda x: x.sin(), (X,)).graph, Config())
+    assert set(graph.pass_seconds) == {change.__name__ for change in passes.PASSES}
+    assert all(seconds >= 0 for seconds in graph.pass_seconds.values())
