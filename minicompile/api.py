@@ -111,6 +111,12 @@ class CompiledFunction(CompiledCallable):
         return list(self.records.graph_breaks)
 
     @property
+    def differences(self) -> list[Any]:
+        """One record per call whose result was not eager's, where calls are checked."""
+        checker = self.compiler.checker
+        return list(checker.differences) if checker is not None else []
+
+    @property
     def timings(self) -> dict[str, float]:
         """Seconds of compile time by stage, over all graphs."""
         total: dict[str, float] = {}

@@ -140,6 +140,8 @@ def fusions(graphs: Iterable[Any]) -> tuple[Fusion, ...]:
     """The ledger: what shares a kernel, and every pair that stays apart."""
     found: list[Fusion] = []
     for half, part in (pair for graph in graphs for pair in graph.parts.items() if pair[1].schedule is not None):
+        loops = part.schedule.graph.operations
+        words = {name: f"{loop.origins[0].operator} {name}" for loop in loops if loop.origins for name in loop.writes}
         for step in part.schedule.steps:
             if isinstance(step, KernelGroup) and len(origins_of(step)) > 1:
                 joined = ", ".join(dict.fromkeys(origin.operator for origin in origins_of(step)))
@@ -147,7 +149,8 @@ def fusions(graphs: Iterable[Any]) -> tuple[Fusion, ...]:
         for entry in part.schedule.refusals:
             known = entry.bytes_apart is not None and entry.bytes_fused is not None
             saved = entry.bytes_apart - entry.bytes_fused if known else None
-            found.append(Fusion(half, entry.verdict, f"{entry.producer} and {entry.consumer}", entry.reason, saved))
+            pair = " and ".join(words.get(name, name) for name in (entry.producer, entry.consumer))
+            found.append(Fusion(half, entry.verdict, pair, entry.reason, saved))
     return tuple(found)
 
 

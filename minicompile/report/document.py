@@ -187,11 +187,11 @@ def fusion(it: Any) -> Section:
     """The ledger: pairs that stay apart, dearest first, then what shares a kernel."""
     alike = collections.Counter((f.verdict, f.what, f.reason, f.bytes_saved, f.half) for f in it.fusions)
     rows = [
-        (what + (f", {count} times" if count > 1 else ""), kind, amount(saved), half, reason)
+        (what + (f", {count} times" if count > 1 else ""), kind, amount(saved), reason, half)
         for (kind, what, reason, saved, half), count in alike.items()
     ]
     fused = sum(entry.verdict == "fused" for entry in it.fusions)
-    table = Table(("what", "verdict", "bytes more", "half", "why"), sorted(rows, key=lambda row: -row[2].value))
+    table = Table(("what", "verdict", "bytes more", "why", "half"), sorted(rows, key=lambda row: -row[2].value))
     heading = f"{count_of(fused, 'fused kernel')}, {count_of(len(it.fusions) - fused, 'pair')} apart"
     return Section("Fusion", heading, [table, *it.patterns])
 
@@ -225,5 +225,5 @@ def accuracy(it: Any) -> Section:
         for e in (*certificate.outputs, *certificate.kernels)
     ]  # fmt: skip
     nearer = collections.Counter(entry.nearer for entry in (*certificate.outputs, *certificate.kernels))
-    heading = "mean and worst ulp against fp64; nearer: " + ", ".join(f"{who} {n}" for who, n in nearer.items())
+    heading = "ulp against fp64; nearer: " + ", ".join(f"{who} {n}" for who, n in nearer.items())
     return Section("Accuracy", heading, [Table(header, rows), *filter(None, [certificate.note])])

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from minicompile.report.document import Section, Table
+from minicompile.report.document import Cell, Section, Table
 
-ROWS = 12
+ROWS, NARROW = 12, 16
 
 
 def page(sections: Sequence[Section], width: int | None = None) -> str:
@@ -18,7 +18,7 @@ def page(sections: Sequence[Section], width: int | None = None) -> str:
     lines: list[str] = [sections[0].heading, "=" * len(sections[0].heading)]
     for number, section in enumerate(sections):
         if number:
-            lines += ["", f"-- {section.title}: {section.heading} ".ljust(width, "-")]
+            lines += ["", shortened(f"-- {section.title}: {section.heading} ".ljust(width, "-"), width)]
         for block in section.blocks:
             lines += block_lines(block, width)
     return "\n".join(lines) + "\n"
@@ -30,20 +30,29 @@ def block_lines(block: Any, width: int) -> list[str]:
         return textwrap.wrap(block, width, subsequent_indent="  ", break_on_hyphens=False)
     if isinstance(block, Table):
         return list(table_lines(block, width))
-    return [f"    {line}" for line in block]
+    return [f"    {line}".rstrip() for line in block]
 
 
 def table_lines(table: Table, width: int) -> Iterator[str]:
-    """The first rows, and the columns that fit; the first column is cut where it has to be."""
+    """The first rows, and the columns that fit; the first and the last of them are cut where they have to be."""
     rows = [table.header, *(tuple(map(str, row)) for row in table.rows[:ROWS])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
-    first, others = min(widths[0], max(24, width // 2)), 0
-    while others + 1 < len(widths) and first + sum(widths[1 : others + 2]) + 2 * (others + 1) <= width:
-        others += 1
-    first = min(widths[0], width - sum(widths[1 : others + 1]) - 2 * others)
+    widths[0] = min(widths[0], width // 2)
+    shown = 1
+    while shown < len(widths) and sum(widths[:shown]) + 2 * shown + min(widths[shown], NARROW) <= width:
+        shown += 1
+    widths[shown - 1] = min(widths[shown - 1], width - sum(widths[: shown - 1]) - 2 * (shown - 1))
+    figures = [bool(table.rows) and isinstance(cell, Cell) for cell in (table.rows or [table.header])[0]]
     for row in rows:
-        name = row[0] if len(row[0]) <= first else row[0][: first - 1] + "…"
-        cells = "".join(f"  {cell:>{size}}" for cell, size in zip(row[1 : others + 1], widths[1:]))
-        yield f"{name:<{first}}{cells}".rstrip()
+        cells = [
+            f"{shortened(cell, size):>{size}}" if figure else f"{shortened(cell, size):<{size}}"
+            for cell, size, figure in zip(row[:shown], widths, figures)
+        ]
+        yield "  ".join(cells).rstrip()
     if len(table.rows) > ROWS:
         yield f"… and {len(table.rows) - ROWS} more"
+
+
+def shortened(text: str, size: int) -> str:
+    """A text that fits."""
+    return text if len(text) <= size else text[: size - 1] + "…"

@@ -32,7 +32,7 @@ def load(monkeypatch: pytest.MonkeyPatch):
 
 def test_every_example_is_tested() -> None:
     numbers = {path.name[:2] for path in EXAMPLES.glob("[0-9][0-9]_*.py")}
-    assert numbers == {"01", "02", "03", "04", "05", "06", "07"}
+    assert numbers == {"01", "02", "03", "04", "05", "06", "07", "08"}
 
 
 def test_quickstart_prints_its_kernel(load, capsys) -> None:
@@ -82,3 +82,10 @@ def test_the_comparison_refuses_a_wrong_result(load) -> None:
         comparison.compare({"fp64": exact, "eager": {"output": torch.ones(3)}, "compiled": wrong})
     with pytest.raises(AssertionError, match="same outputs"):
         comparison.compare({"fp64": exact, "eager": {"output": torch.ones(3)}, "compiled": {}})
+
+
+def test_explain_offers_a_rewrite_and_checks_itself(load, capsys, tmp_path) -> None:
+    load("08").main(str(tmp_path / "report.html"))
+    printed = capsys.readouterr().out
+    assert "the break is gone and the outputs agree" in printed and "no difference" in printed
+    assert (tmp_path / "report.html").stat().st_size > 10_000
