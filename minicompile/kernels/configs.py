@@ -133,10 +133,12 @@ ATTENTION_CANDIDATES: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("forward", "split", 64): ("128x32 w8 s2", "64x32 w4 s2", "128x64 w8 s2", "64x64 w4 s2"),
     ("forward", "split", 128): ("128x32 w8 s1", "64x32 w4 s2", "64x32 w8 s2"),
     ("query gradient", "split", 64): ("128x32 w8 s1", "64x32 w4 s1", "64x64 w4 s1"),
-    ("query gradient", "split", 128): ("64x32 w4 s1 one", "64x16 w4 s1 one", "128x32 w8 s1 one", "64x32 w8 s1"),
+    ("query gradient", "split", 128): (
+        "64x32 w4 s1 one", "64x16 w4 s1 one", "128x32 w8 s1 one", "64x32 w8 s1", "64x64 w4 s1 one"),
     ("key gradient", "split", 64): ("32x128 w8 s1", "32x64 w4 s1", "32x64 w8 s1"),
     ("key gradient", "split", 128): (
-        "32x64 w4 s1 one", "16x64 w4 s1 one", "32x128 w8 s1 one", "32x64 w8 s1", "32x32 w8 s1"),
+        "32x64 w4 s1 one", "16x64 w4 s1 one", "32x128 w8 s1 one", "32x64 w8 s1", "32x32 w8 s1",
+        "16x128 w8 s1 one"),
     ("forward", "tf32", 64): ("128x64 w8 s2", "64x64 w4 s2", "128x32 w8 s2", "64x32 w4 s2"),
     ("forward", "tf32", 128): ("128x32 w8 s2", "128x64 w8 s2", "64x64 w4 s2", "64x32 w4 s2"),
     ("query gradient", "tf32", 64): ("64x64 w4 s1", "128x32 w8 s1", "64x32 w4 s1"),
