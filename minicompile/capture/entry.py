@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.compiler import is_dynamo_compiling
+
 from minicompile.capture.frame_cache import Backend, CallCache, Session
 from minicompile.capture.records import Records
 from minicompile.capture.variant import MISS
@@ -35,6 +37,8 @@ class CompiledCallable:
         return self.session.records
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self.function(*args, **kwargs)  # under torch.compile, that one compiles
         cache = self.cache
         entries = cache.entries
         if entries:
@@ -42,5 +46,3 @@ class CompiledCallable:
             if result is not MISS:
                 return result
         return cache.call(self.function, args, kwargs)
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
