@@ -31,6 +31,7 @@ from minicompile.report.explanation import Explanation
 from minicompile.report.sandbox import copied
 from minicompile.report.sources import Sources
 from minicompile.report.stages import Stages, stages_of
+from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.kernel_binary import machine_code
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -248,8 +249,10 @@ def report_tools(compile_options: dict[str, Any]) -> explaining.Tools:
         pairs = zip(function.records.graphs[0].guards, entry.guards)
         return [(record, guard_test([guard])) for record, guard in pairs], guard_test(entry.guards)
 
-    directory = configuration.current().cache_directory
-    return explaining.Tools(compile_kept, compiled_function, guard_tests, machine_code, directory)
+    active = configuration.current()
+    cache = CodeCache(active.cache_directory, active.cache_megabytes) if active.cache else None
+    binary = functools.partial(machine_code, cache=cache)
+    return explaining.Tools(compile_kept, compiled_function, guard_tests, binary, active.cache_directory)
 
 
 def compare(function: Any, **compile_options: Any) -> Callable[..., Comparison]:

@@ -226,7 +226,6 @@ class Case:
 
     def certificate(self) -> Certificate:
         """The errors of every output and kernel."""
-        twin = self.sandbox.in_double()
         if any(map(collect.draws_random_numbers, self.graphs)):
             return Certificate((), (), "random numbers differ from eager's; compile with fallback_random to compare")
         kernels: list[Accuracy] = []
@@ -234,7 +233,7 @@ class Case:
             with self.recording(kernels):
                 found = self.quietly(functools.partial(self.sandbox.once, self.compiled))
             eager = self.quietly(functools.partial(self.sandbox.once, self.target))
-            exact = self.quietly(functools.partial(self.sandbox.once, twin, double=True))
+            exact = self.quietly(lambda: self.sandbox.once(self.sandbox.in_double(), double=True))
         except Exception as failure:
             return Certificate((), tuple(kernels), f"no fp64 run: {type(failure).__name__}: {str(failure)[:100]}")
         names = [f"output {number}" for number in range(self.sandbox.output_count)]

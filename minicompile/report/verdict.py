@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from minicompile.report.records import Bound, BreakEven, FunctionVerdict, Fusion, Roofs, SizePoint, Step, Verdict
 
 LAUNCH_BOUND = 2.0
-"""A kernel that takes less than this many launch latencies is bound by the launch."""
+"""A kernel with little to do that takes less than this many launch latencies is bound by the launch."""
 SHARE_OF_A_ROOF = 0.5
 """A kernel below this share of both its roofs waits for something else: latency."""
 OVERHEAD = 1.4
@@ -33,7 +33,7 @@ def judge_step(step: Step, roofs: Roofs, tf32: bool) -> Verdict:
         bound: Bound = "launch" if at_best < roofs.launch_us else roof
         return Verdict(bound, least, None, f"expected {bound}-bound: at least {least:.1f} µs on {roofs.device}")
     share = at_best / step.microseconds if step.microseconds else 0.0
-    if step.microseconds < LAUNCH_BOUND * roofs.launch_us:
+    if at_best < roofs.launch_us and step.microseconds < LAUNCH_BOUND * roofs.launch_us:
         text = f"the smallest kernel takes {roofs.launch_us:.1f} µs"
         return Verdict("launch", least, min(1.0, roofs.launch_us / step.microseconds), text)
     if share < SHARE_OF_A_ROOF:

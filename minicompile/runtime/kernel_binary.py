@@ -118,11 +118,11 @@ def compile_kernel(kernel: KernelSource, function: Any, target: Any, cache: Code
     return binary
 
 
-def machine_code(kernel: KernelSource, function: Any) -> bytes | None:
+def machine_code(kernel: KernelSource, function: Any, cache: CodeCache | None = None) -> bytes | None:
     """The machine code of `function` for this machine's GPU; `None` without one, as tiles for the CPU are others."""
     if not torch.cuda.is_available():
         return None
-    return compile_kernel(kernel, function, triton.runtime.driver.active.get_current_target(), None).code
+    return compile_kernel(kernel, function, triton.runtime.driver.active.get_current_target(), cache).code
 
 
 def triton_source(kernel: KernelSource, function: Any) -> Any:
