@@ -27,7 +27,7 @@ SCATTERS = frozenset(
 
 
 # What puts a region back, and the view that is the region.
-REGIONS = {
+REGIONS: dict[Any, Any] = {
     torch.ops.aten.slice_scatter.default: torch.ops.aten.slice.Tensor,
     torch.ops.aten.select_scatter.default: torch.ops.aten.select.int,
 }
@@ -44,7 +44,7 @@ class InputWrites:
     def __init__(self, graph: Graph) -> None:
         copies = [node for node in graph.nodes if node.target is COPY and node.args[0].op == "placeholder"]
         self.order: dict[Node, int] = {node: n for n, node in enumerate(graph.nodes)} if copies else {}
-        self.direct: dict[Node, Node] = {}
+        self.direct: dict[Node, Any] = {}
         self._begins: dict[Node, Node] = {}
         for copy in copies:
             writes = self._writes(copy.args[1], copy.args[0])

@@ -56,7 +56,7 @@ def bind(
     function = _autograd_function(plan, plan.tangents, forward_call, *halves)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    if plan.unreached:
+    if 0 < len(plan.unreached) < len(plan.binding.differentiable_inputs):  # without any, results would need no gradient
         apply = cut_off(plan.unreached, apply)
     connections = plan.binding.connections
     if connections:

@@ -225,6 +225,7 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "linear algebra": (lambda a: (lambda s: (torch.linalg.det(s), torch.linalg.inv(s), torch.linalg.cholesky(s), torch.linalg.solve(s, a), torch.logdet(s), torch.linalg.eigvalsh(s), torch.linalg.matrix_norm(a), s.trace(),
                                              torch.linalg.matrix_power(s, 2)))(a @ a.T + 3 * torch.eye(4)), lambda: (leaf(4, 4),)),
     "decompositions": (lambda a: (torch.linalg.svdvals(a), torch.linalg.qr(a)[1].abs(), torch.linalg.pinv(a), torch.matrix_exp(a[:3])), lambda: (leaf(4, 3),)),
+    "householder product of nothing": (torch.linalg.householder_product, lambda: (leaf(0, 0), leaf(0))),
     "ranges and grids": (lambda x: (torch.arange(5, device=x.device) * x.sum(), torch.linspace(0, 1, 5) + x[0], torch.meshgrid(x, x, indexing="ij"), torch.tril(x[:, None] * x), torch.eye(4) * x.sum(), torch.logspace(0, 1, 4) * x), lambda: (leaf(4),)),
     "lerp, addcmul, addcdiv, baddbmm": (lambda x, y, z: (torch.lerp(x, y, 0.3), torch.lerp(x, y, z), torch.addcmul(x, y, z, value=0.5), torch.addcdiv(x, y, z.abs() + 1), torch.addmm(x, y, z, beta=0.5, alpha=2)), lambda: (leaf(3, 3), leaf(3, 3), leaf(3, 3))),
     "half products with bias": (lambda x, w, b: F.linear(x, w, b).relu() @ w, lambda: (leaf(4, 8, dtype=torch.bfloat16), leaf(6, 8, dtype=torch.bfloat16), leaf(6, dtype=torch.bfloat16))),
