@@ -36,6 +36,8 @@ class Workload:
         loss: for `model`: from the model's output to a scalar.
         grad: for `host`: with gradients.
         keywords: keyword arguments of a `network`.
+        varying: (input, dimension) pairs; if there are any, the workload compiled for its own sizes is compared with the same
+            compiled for any such sizes.
     """
 
     kind: Literal["forward", "backward", "model", "network", "host", "memory", "entry"]
@@ -45,6 +47,7 @@ class Workload:
     loss: Callable[[Any], torch.Tensor] | None = None
     grad: bool = False
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
+    varying: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,6 +291,11 @@ def example_model(file: str) -> Build:
     return build
 
 
+def with_varying_sizes(build: Build, *varying: tuple[int, int]) -> Build:
+    """A case of the section `dynamic`: another case whose (input, dimension) pairs vary."""
+    return lambda place: dataclasses.replace(build(place), varying=varying)
+
+
 def hugging_face_case(name: str) -> Build:
     """A network of Hugging Face."""
 
@@ -331,6 +339,17 @@ FUSION_BF16 = (
     "cross_entropy",
     "batch_norm_relu",
 )
+VARYING: dict[str, tuple[tuple[int, int], ...]] = {
+    "fusion/cos_cos": ((0, 0), (0, 1)), "fusion/gelu": ((0, 0), (0, 1)), "fusion/mean": ((0, 0), (0, 1)),
+    "fusion/softmax": ((0, 0), (0, 1)), "fusion/softmax_written_out": ((0, 0), (0, 1)), "fusion/layer_norm": ((0, 0),),
+    "fusion/add_rms_norm_bf16": ((0, 0), (1, 0)), "fusion/cross_entropy": ((0, 0), (1, 0)),
+    "fusion/sum_dim0": ((0, 0), (0, 1)), "fusion/transpose_add": ((0, 0), (0, 1), (1, 0), (1, 1)),
+    "fusion/swiglu_bf16": ((0, 0), (0, 1), (1, 0), (1, 1)),
+    "attention/d64_4096": ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)),
+    "attention/causal_bf16": ((0, 0), (0, 2), (1, 0), (1, 2), (2, 0), (2, 2)),
+    "lm/small_bf16": ((0, 0), (0, 1)),
+}  # fmt: skip
+"""What varies in the cases of the section `dynamic`, which are cases of others."""
 
 CASES: dict[str, Build] = {
     **{f"fusion/{name}": fusion(name) for name in FUSION},
@@ -357,6 +376,7 @@ CASES: dict[str, Build] = {
     **{f"hf/{name}": hugging_face_case(name) for name in NETWORKS},
     **{f"timm/{name}": timm_case(name) for name in TIMM},
 }
+CASES |= {f"dynamic/{name.replace('/', '_')}": with_varying_sizes(CASES[name], *dims) for name, dims in VARYING.items()}
 
 COMPILE_CASES = ("fusion/softmax", "fusion/layer_norm", "lm/small_bf16")
 """The workloads whose compile time the section `compile` measures, cold and warm."""

@@ -13,6 +13,9 @@ SHOWN = (
     "bwd_ms",
     "infer_ms",
     "train_ms",
+    "static_ms",
+    "dynamic_ms",
+    "dynamic/static",
     "host_us",
     "entry_us",
     "capture_s",
@@ -24,7 +27,7 @@ SHOWN = (
     "first_s",
     "first_step_s",
 )
-LOWER_IS_BETTER = {"ms", "fwd_ms", "bwd_ms", "infer_ms", "train_ms", "host_us", "entry_us", "capture_s", "peak_gb", "kept_gb",
+LOWER_IS_BETTER = {"ms", "static_ms", "dynamic_ms", "fwd_ms", "bwd_ms", "infer_ms", "train_ms", "host_us", "entry_us", "capture_s", "peak_gb", "kept_gb",
                    "step_gb"}  # fmt: skip
 
 
@@ -56,7 +59,13 @@ def print_case(job: str, result: dict[str, Any], compilers: Sequence[str]) -> No
 
 
 def print_means(cases: Mapping[str, dict[str, Any]]) -> None:
-    """Geometric means of our speed over networks, against the other compilers, and the slowest against eager."""
+    """Geometric means of our speed over networks, against the other compilers, and of what sizes that vary cost."""
+    for name in ("torch", "minicompile"):
+        varying = [result.get(name, {}).get("dynamic/static") for result in cases.values()]
+        slower = [ratio for ratio in varying if ratio]
+        if slower:
+            print(f"dynamic: {name} takes {statistics.geometric_mean(slower):.3f} times as long for any size as for one "
+                  f"(up to {max(slower):.2f})", flush=True)  # fmt: skip
     for section in sorted({job.split("/")[0] for job in cases} & {"models", "hf", "timm"}):
         found = [result for job, result in cases.items() if job.split("/")[0] == section]
         for figure in ("infer_ms", "train_ms", "peak_gb", "first_s", "first_step_s"):

@@ -18,24 +18,25 @@ import minicompile
 from minicompile.bench.cases import CASES, Place, Workload
 from minicompile.bench.entry_cost import entry_cost
 from minicompile.bench.timing import first_call_seconds, host_microseconds, largest_error, milliseconds, synchronize
+from minicompile.bench.varying import varying_sizes
 from minicompile.report.roofs import measure_roofs
 
 MARK = "RESULT "
 
 
-def compiler(name: str) -> Callable[[Any], Any]:
+def compiler(name: str) -> Callable[..., Any]:
     """A compile function by name: `eager`, `torch`, `minicompile`, the latter two also as `NAME:MODE`."""
     kind, _, mode = name.partition(":")
     if kind == "eager":
-        return lambda function: function
+        return lambda function, dynamic=None: function
     if kind == "torch":
         # Slow to import, and only this compiler needs it; backward is timed apart, so it must keep its buffers.
         import torch._functorch.config as functorch_config
 
         functorch_config.donated_buffer = False
-        return lambda function: torch.compile(function, mode=mode or None)
+        return lambda function, dynamic=None: torch.compile(function, mode=mode or None, dynamic=dynamic)
     if kind == "minicompile":
-        return lambda function: minicompile.compile(function, mode=mode or None)
+        return lambda function, dynamic=None: minicompile.compile(function, mode=mode or None, dynamic=dynamic)
     raise ValueError(f"no compiler {name!r}: eager, torch, minicompile, torch:MODE, minicompile:MODE")
 
 
@@ -44,6 +45,8 @@ def measure(workload: Workload, name: str, place: Place, first_only: bool) -> di
     if workload.kind == "entry":
         with torch.no_grad():
             return entry_cost(name, workload.function, workload.inputs)
+    if workload.varying:
+        return varying(workload, name, place)
     function = compiler(name)(workload.function)
     measures = {
         "forward": forward, "backward": backward, "model": model, "network": network, "host": host, "memory": memory,
@@ -52,6 +55,20 @@ def measure(workload: Workload, name: str, place: Place, first_only: bool) -> di
     if name.startswith("minicompile"):
         figures["stats"] = vars(minicompile.stats(function))
     return figures
+
+
+def varying(workload: Workload, name: str, place: Place) -> dict[str, Any]:
+    """The workload compiled for its own sizes and for any; with gradients unless it is a `forward`."""
+
+    def step(function: Any) -> None:
+        with torch.set_grad_enabled(workload.kind != "forward"):
+            output = function(*workload.inputs)
+            if workload.loss is not None:
+                workload.loss(output).backward()
+            elif workload.kind != "forward":
+                torch.autograd.grad(output, workload.inputs, torch.ones_like(output))
+
+    return varying_sizes(compiler(name), workload.function, workload.inputs, step, workload.varying, place.device)
 
 
 def forward(workload: Workload, function: Any, place: Place, first_only: bool) -> dict[str, Any]:
