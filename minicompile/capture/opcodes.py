@@ -222,104 +222,6 @@ def load_super_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
         frame.stack.append(value)
 
 
-@opcode("STORE_ATTR")
-def store_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Set an attribute."""
-    owner, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    set_attribute(tracer, owner, instruction.value, value)
-
-
-@opcode("DELETE_ATTR")
-def delete_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Delete an attribute."""
-    set_attribute(tracer, tracer.resolve(frame.stack.pop()), instruction.value, MISSING)
-
-
-@opcode("BINARY_OP")
-def binary_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """A binary operator."""
-    right, left = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    frame.stack.append(binary(tracer, BINARY_SYMBOLS[instruction.arg], left, right))
-
-
-@opcode("UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT")
-def unary_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """A unary operator."""
-    name = {"UNARY_NEGATIVE": "neg", "UNARY_POSITIVE": "pos", "UNARY_INVERT": "invert"}[instruction.name]
-    frame.stack.append(unary(tracer, name, tracer.resolve(frame.stack.pop())))
-
-
-@opcode("UNARY_NOT")
-def unary_not(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`not value`."""
-    frame.stack.append(not truth(tracer, tracer.resolve(frame.stack.pop())))
-
-
-@opcode("TO_BOOL")
-def to_bool(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """The truth of a value, before a jump."""
-    frame.stack.append(truth(tracer, tracer.resolve(frame.stack.pop())))
-
-
-@opcode("COMPARE_OP")
-def compare_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """A comparison (3.13 can ask for its truth at once)."""
-    right, left = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    result = compare(tracer, instruction.value, left, right)
-    if VERSION >= (3, 13) and instruction.arg & 16:
-        result = truth(tracer, result)
-    frame.stack.append(result)
-
-
-@opcode("IS_OP")
-def is_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`is` and `is not`."""
-    right, left = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    frame.stack.append(is_same(tracer, left, right) is not bool(instruction.arg))
-
-
-@opcode("CONTAINS_OP")
-def contains_op(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`in` and `not in`."""
-    container, item = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    frame.stack.append(bool(contains(tracer, item, container)) is not bool(instruction.arg))
-
-
-@opcode("BINARY_SUBSCR")
-def binary_subscr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`owner[key]`."""
-    key, owner = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    frame.stack.append(get_item(tracer, owner, key))
-
-
-@opcode("BINARY_SLICE")
-def binary_slice(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`owner[start:stop]`."""
-    stop, start, owner = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    frame.stack.append(get_item(tracer, owner, slice(start, stop)))
-
-
-@opcode("STORE_SUBSCR")
-def store_subscr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`owner[key] = value`."""
-    key, owner, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    set_item(tracer, owner, key, value)
-
-
-@opcode("STORE_SLICE")
-def store_slice(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`owner[start:stop] = value`."""
-    stop, start, owner, value = (tracer.resolve(frame.stack.pop()) for _ in range(4))
-    set_item(tracer, owner, slice(start, stop), value)
-
-
-@opcode("DELETE_SUBSCR")
-def delete_subscr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`del owner[key]`."""
-    key, owner = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    delete_item(tracer, owner, key)
-
-
 def top(tracer: Tracer, frame: Frame) -> Any:
     """The top of the stack, no longer lazy."""
     value = frame.stack[-1] = tracer.resolve(frame.stack[-1])
@@ -333,6 +235,57 @@ def take(tracer: Tracer, frame: Frame, count: int) -> list[Any]:
     values = frame.stack[-count:]
     del frame.stack[-count:]
     return [tracer.resolve(value) for value in values]
+
+
+CONVERSIONS = (None, str, repr, ascii)
+# What an instruction computes from the values that it pops (how many, and a function of the tracer, the instruction and the
+# values in the order in which they were pushed); the result is pushed.
+COMPUTED: dict[str, tuple[int, Callable[..., Any]]] = {
+    "BINARY_OP": (2, lambda tracer, at, left, right: binary(tracer, BINARY_SYMBOLS[at.arg], left, right)),
+    "COMPARE_OP": (2, lambda tracer, at, left, right: compare_values(tracer, at, left, right)),
+    "IS_OP": (2, lambda tracer, at, left, right: is_same(tracer, left, right) is not bool(at.arg)),
+    "CONTAINS_OP": (2, lambda tracer, at, item, holder: bool(contains(tracer, item, holder)) is not bool(at.arg)),
+    "BINARY_SUBSCR": (2, lambda tracer, at, owner, key: get_item(tracer, owner, key)),
+    "BINARY_SLICE": (3, lambda tracer, at, owner, start, stop: get_item(tracer, owner, slice(start, stop))),
+    "UNARY_NEGATIVE": (1, lambda tracer, at, value: unary(tracer, "neg", value)),
+    "UNARY_POSITIVE": (1, lambda tracer, at, value: unary(tracer, "pos", value)),
+    "UNARY_INVERT": (1, lambda tracer, at, value: unary(tracer, "invert", value)),
+    "UNARY_NOT": (1, lambda tracer, at, value: not truth(tracer, value)),
+    "TO_BOOL": (1, lambda tracer, at, value: truth(tracer, value)),
+    "GET_ITER": (1, lambda tracer, at, value: get_iterator(tracer, value)),
+    "LIST_TO_TUPLE": (1, lambda tracer, at, value: tuple(value)),
+    "CONVERT_VALUE": (1, lambda tracer, at, value: call(tracer, CONVERSIONS[at.arg], (value,), {})),
+    "FORMAT_SIMPLE": (1, lambda tracer, at, value: call(tracer, format, (value, ""), {})),
+    "FORMAT_WITH_SPEC": (2, lambda tracer, at, value, form: call(tracer, format, (value, form), {})),
+}
+# What an instruction does with the values that it pops; nothing is pushed.
+EFFECTS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "STORE_ATTR": (2, lambda tracer, at, value, owner: set_attribute(tracer, owner, at.value, value)),
+    "DELETE_ATTR": (1, lambda tracer, at, owner: set_attribute(tracer, owner, at.value, MISSING)),
+    "STORE_SUBSCR": (3, lambda tracer, at, value, owner, key: set_item(tracer, owner, key, value)),
+    "STORE_SLICE": (4, lambda tracer, at, value, owner, start, stop: set_item(tracer, owner, slice(start, stop), value)),
+    "DELETE_SUBSCR": (2, lambda tracer, at, owner, key: delete_item(tracer, owner, key)),
+}
+
+
+@opcode(*COMPUTED)
+def compute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """An instruction that only computes."""
+    count, function = COMPUTED[instruction.name]
+    frame.stack.append(function(tracer, instruction, *take(tracer, frame, count)))
+
+
+@opcode(*EFFECTS)
+def act(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """An instruction that only changes something."""
+    count, function = EFFECTS[instruction.name]
+    function(tracer, instruction, *take(tracer, frame, count))
+
+
+def compare_values(tracer: Tracer, instruction: Instruction, left: Any, right: Any) -> Any:
+    """A comparison (3.13 can ask for its truth at once)."""
+    result = compare(tracer, instruction.value, left, right)
+    return truth(tracer, result) if VERSION >= (3, 13) and instruction.arg & 16 else result
 
 
 @opcode("BUILD_TUPLE")
@@ -387,25 +340,6 @@ def format_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
     conversion = {0: None, 1: str, 2: repr, 3: ascii}[instruction.arg & 3]
     if conversion is not None:
         value = call(tracer, conversion, (value,), {})
-    frame.stack.append(call(tracer, format, (value, specification), {}))
-
-
-@opcode("CONVERT_VALUE")
-def convert_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`!s`, `!r` or `!a` of an f-string (3.13)."""
-    frame.stack.append(call(tracer, {1: str, 2: repr, 3: ascii}[instruction.arg], (tracer.resolve(frame.stack.pop()),), {}))
-
-
-@opcode("FORMAT_SIMPLE")
-def format_simple(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """A value of an f-string without a format (3.13)."""
-    frame.stack.append(call(tracer, format, (tracer.resolve(frame.stack.pop()), ""), {}))
-
-
-@opcode("FORMAT_WITH_SPEC")
-def format_with_spec(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """A value of an f-string with a format (3.13)."""
-    specification, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     frame.stack.append(call(tracer, format, (value, specification), {}))
 
 
@@ -464,12 +398,6 @@ def dict_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     update_dict(tracer, target, (value,), {})
 
 
-@opcode("LIST_TO_TUPLE")
-def list_to_tuple(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """The positional arguments of `f(*a)`."""
-    frame.stack.append(tuple(tracer.resolve(frame.stack.pop())))
-
-
 @opcode("CALL_INTRINSIC_1")
 def call_intrinsic(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The small operations that 3.12 folded into one instruction."""
@@ -517,12 +445,6 @@ def unpack_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     frame.stack.extend(reversed([*values[:before], tracer.made(values[before:end]), *values[end:]]))
 
 
-@opcode("GET_ITER")
-def get_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`iter(value)`."""
-    frame.stack.append(get_iterator(tracer, tracer.resolve(frame.stack.pop())))
-
-
 @opcode("GET_LEN")
 def get_len(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`len(value)` of a sequence pattern."""
@@ -562,47 +484,22 @@ def jump_always(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     jump(frame, instruction)
 
 
-@opcode("POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_TRUE")
-def pop_jump_if_true(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Jump if the value is true."""
-    if truth(tracer, tracer.resolve(frame.stack.pop())):
-        jump(frame, instruction)
-
-
-@opcode("POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_FALSE")
-def pop_jump_if_false(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Jump if the value is false."""
-    if not truth(tracer, tracer.resolve(frame.stack.pop())):
-        jump(frame, instruction)
-
-
-@opcode("POP_JUMP_IF_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NONE")
-def pop_jump_if_none(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Jump if the value is `None`."""
-    if tracer.resolve(frame.stack.pop()) is None:
-        jump(frame, instruction)
-
-
-@opcode("POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE")
-def pop_jump_if_not_none(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Jump if the value is not `None`."""
-    if tracer.resolve(frame.stack.pop()) is not None:
-        jump(frame, instruction)
-
-
-@opcode("JUMP_IF_TRUE_OR_POP")
-def jump_if_true_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`a or b` (3.11)."""
-    if truth(tracer, top(tracer, frame)):
-        jump(frame, instruction)
+@opcode(*(f"POP_JUMP_{way}IF_{test}" for way in ("", "FORWARD_", "BACKWARD_") for test in ("TRUE", "FALSE", "NONE", "NOT_NONE")))
+def pop_jump(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Jump if a value is true, false, `None`, or anything else."""
+    value, name = tracer.resolve(frame.stack.pop()), instruction.name
+    if name.endswith("NONE"):
+        taken = (value is None) is not name.endswith("NOT_NONE")
     else:
-        frame.stack.pop()
+        taken = truth(tracer, value) is name.endswith("TRUE")
+    if taken:
+        jump(frame, instruction)
 
 
-@opcode("JUMP_IF_FALSE_OR_POP")
-def jump_if_false_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`a and b` (3.11)."""
-    if not truth(tracer, top(tracer, frame)):
+@opcode("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP")
+def jump_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """`a or b`, `a and b` (3.11)."""
+    if truth(tracer, top(tracer, frame)) is ("TRUE" in instruction.name):
         jump(frame, instruction)
     else:
         frame.stack.pop()
