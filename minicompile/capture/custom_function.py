@@ -17,7 +17,7 @@ from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import call, special
 from minicompile.capture.output_graph import InnerGraph
-from minicompile.capture.torch_interface import FakeTensor, no_autocast
+from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.torch_rules import same_state, state_of
 from minicompile.capture.tracer import Tracer
 
@@ -193,7 +193,8 @@ class Application:
         if not context.materialize_grads and len(outputs) > 1:
             raise self.refuse("takes missing gradients as `None`")
         before = state_of(tracer)
-        with tracer.graph.inner() as inner, torch.no_grad(), no_autocast():
+        on_cpu, on_cuda = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+        with tracer.graph.inner() as inner, torch.no_grad(), on_cpu, on_cuda:  # as autograd calls it
             gradients = [self.incoming(item, inner if place in joined else None) for place, item in enumerate(outputs)]
             backward = self.backward_function()
             found = call(tracer, backward, (context, *gradients), {})

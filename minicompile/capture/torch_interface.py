@@ -152,16 +152,6 @@ def restore_state(state: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def no_autocast() -> Iterator[None]:
-    """Switch autocast off, as it is in a backward."""
-    with contextlib.ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-@contextlib.contextmanager
 def compiling(flag: bool = True) -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` true (or false)."""
     before = torch.compiler._is_compiling_flag
@@ -329,6 +319,13 @@ UNTRACED: dict[str, str] = {
 UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential")
+
+
+def unpatched(function: types.FunctionType) -> types.FunctionType:
+    """The function itself, or what Dynamo has wrapped: once it was used, `Module.__init__` also counts modules for it."""
+    if function.__qualname__ == "install_generation_tagging_init.<locals>.patched_init" and function.__closure__:
+        return function.__closure__[function.__code__.co_freevars.index("init")].cell_contents  # type: ignore[no-any-return]
+    return function
 
 
 def why_untraced(function: types.FunctionType) -> str | None:

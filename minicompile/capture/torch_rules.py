@@ -78,9 +78,12 @@ def state_of(tracer: Tracer) -> dict[Any, Any]:
             if entry.source is None or entry.value._version != entry.version:
                 state["tensor" if entry.source is None else "input", key] = entry.value._version
     for shadow in tracer.effects.changed_shadows():
-        state["shadow", id(shadow)] = contents(shadow.copy)
+        held = contents(shadow.copy)
+        state["shadow", id(shadow)] = len(held)
+        items = held.items() if isinstance(held, dict) else enumerate(held)
+        state.update((("shadow", id(shadow), key), item) for key, item in items)
     for table in (tracer.effects.attributes, tracer.effects.globals):
-        state.update((("store", key), value) for key, value in table.items())
+        state.update((("store", key), value) for key, (_, value) in table.items())
     return state
 
 
@@ -92,11 +95,7 @@ def same_state(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
 
 
 def is_identical(one: Any, other: Any) -> bool:
-    """Equality of snapshots, slot by slot, without asking tensors whether they are equal."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_identical(value, other[key]) for key, value in one.items())
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(is_identical, one, other))
+    """Whether two snapshots hold the same value, without asking tensors whether they are equal."""
     return one is other or (type(one) in CONSTANT_TYPES and type(one) is type(other) and bool(one == other))
 
 
