@@ -189,6 +189,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
                 return run_native(tracer, function, args, kwargs)
             return call_pure(tracer, function, args, kwargs)
         raise Break(kind, f"`{module}.{function.__qualname__}` is called")
+    function = torch_interface.unpatched(function)
     untraced = torch_interface.why_untraced(function)
     if untraced is not None:
         raise Break(untraced, f"`{function.__module__}.{function.__qualname__}` is called as it is")
