@@ -303,7 +303,7 @@ def _linear_cross_entropy(
         logits, target, ignore_index=ignore_index, label_smoothing=smoothing, reduction="none"
     )
     if not gradients:
-        return (losses, *(hidden.new_empty(0) for _ in range(3)))
+        return losses, hidden.new_empty(0), hidden.new_empty(0), hidden.new_empty(0)
     kept, columns = target != ignore_index, logits.shape[1]
     wanted = torch.full_like(logits, smoothing / columns)
     wanted.scatter_add_(1, target.where(kept, 0)[:, None], torch.full_like(logits[:, :1], 1.0 - smoothing))

@@ -48,10 +48,10 @@ class AttentionProblem:
         return self.mask_kind != "none" or self.lower is not None
 
     def is_bounded(self, mask: torch.Tensor | None) -> bool:
-        """Whether looking through a boolean mask beforehand pays: it is read for several heads, or the walk is long."""
-        if mask is None or mask.dtype != torch.bool or mask.shape[-2] == 1:
+        """Whether looking through a boolean mask beforehand pays: from some blocks of keys on."""
+        if mask is None or mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-2] == 1:
             return False
-        return self.queries > 16 and self.keys > 16
+        return self.queries > 16 and self.keys > (16 if mask.device.type == "cpu" else 511)
 
     @property
     def threshold(self) -> int:

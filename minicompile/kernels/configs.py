@@ -275,7 +275,8 @@ def matmul_tile(text: str) -> MatmulConfig:
     tile, warps, stages, *rest = text.split()
     split = int(rest[rest.index("split") + 1]) if "split" in rest else 1
     flags = {name: name in rest for name in ("tma", "halves", "swapped")}
-    return MatmulConfig(*map(int, tile.split("x")), int(warps[1:]), int(stages[1:]), split_k=split, **flags)
+    block_m, block_n, block_k = map(int, tile.split("x"))
+    return MatmulConfig(block_m, block_n, block_k, int(warps[1:]), int(stages[1:]), split_k=split, **flags)
 
 
 def matmul_rows(numerics: str) -> tuple[MatmulRow, ...]:

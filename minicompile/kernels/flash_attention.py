@@ -122,16 +122,13 @@ def attention_forward(
     bounds, bounds_strides = _mask_bounds(problem, mask, config, False)
     try:
         launch(
-            flash_attention_forward_kernel, (triton.cdiv(problem.queries,
-            config.block_m) * problem.batch * problem.heads,),
-            q, *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(bounds, q),
-            _or(seed, q),
-            *q.stride()[:3],
-            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, *bounds_strides, problem.heads,
-            problem.queries,
-            problem.keys, problem.lower or 0,
-            problem.upper or 0, problem.scale * LOG2E, problem.keep_scale, problem.threshold,
-            **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0, config, bounds),
+            flash_attention_forward_kernel,
+            (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
+            *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(bounds, q), _or(seed, q),
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, *bounds_strides,
+            problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
+            problem.keep_scale, problem.threshold, **problem.constants(config),
+            **_loops(problem, problem.keys % config.block_n != 0, config, bounds),
             FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
         )  # fmt: skip
     except REFUSALS:
@@ -169,8 +166,8 @@ def _delta(problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dls
     delta = out.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
     rows = problem.queries if out.device.type == "cpu" else DELTA_ROWS
     launch(
-        flash_attention_delta_kernel, (triton.cdiv(problem.queries, rows) * problem.batch * problem.heads,),
-        out, dout, delta if dlse is None else dlse.float().contiguous(), delta, *out.stride()[:3], *dout.stride()[:3],
+        flash_attention_delta_kernel, (triton.cdiv(problem.queries, rows) * problem.batch * problem.heads,), out, dout,
+        delta if dlse is None else dlse.float().contiguous(), delta, *out.stride()[:3], *dout.stride()[:3],
         problem.heads, problem.queries, DV=problem.dv, BLOCK_DV=padded_head_dim(problem.dv), BLOCK_M=rows,
         HAS_DLSE=dlse is not None, num_warps=4,
     )  # fmt: skip
@@ -193,15 +190,14 @@ def _query_gradient(
     try:
         launch(
             flash_attention_query_gradient_kernel,
-            (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,),
-            q, *_walked(k, v, config, config.block_n, problem), dout, lse, delta, inverse, dq, _or(dbias, q), entries,
-            _or(bounds, q), seed,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dq.stride()[:3], *mask_strides,
-            *bounds_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
-            problem.scale, problem.keep_scale,
-            problem.threshold, **problem.constants(config), **_loops(problem, problem.keys % config.block_n != 0,
-            config, bounds),
-            HAS_DBIAS=bias is not None, RENORMALISE=problem.renormalise,
+            (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
+            *_walked(k, v, config, config.block_n, problem), dout, lse, delta, inverse, dq, _or(dbias, q), entries,
+            _or(bounds, q), seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3],
+            *dq.stride()[:3], *mask_strides, *bounds_strides, problem.heads, problem.queries, problem.keys,
+            problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
+            problem.threshold, **problem.constants(config),
+            **_loops(problem, problem.keys % config.block_n != 0, config, bounds), HAS_DBIAS=bias is not None,
+            RENORMALISE=problem.renormalise,
         )  # fmt: skip
     except REFUSALS:
         if (instead := easier(config)) is None:
@@ -231,15 +227,12 @@ def _key_gradient(
     walked = _walked(q, dout, config, config.block_m, problem)
     try:
         launch(
-            flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),),
-            walked[0], k, v, walked[1], lse, delta, inverse, dk, dv, entries, _or(bounds, q), seed,
-            *q.stride()[:3], *k.stride()[:3],
-            *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides, *bounds_strides, problem.heads,
-            problem.queries,
-            problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale,
-            problem.keep_scale,
-            problem.threshold, **problem.constants(config), **_loops(problem, False, config, bounds), HEADS_EACH=heads_each,
-            RENORMALISE=problem.renormalise,
+            flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),), walked[0],
+            k, v, walked[1], lse, delta, inverse, dk, dv, entries, _or(bounds, q), seed, *q.stride()[:3],
+            *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides,
+            *bounds_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0,
+            problem.scale * LOG2E, problem.scale, problem.keep_scale, problem.threshold, **problem.constants(config),
+            **_loops(problem, False, config, bounds), HEADS_EACH=heads_each, RENORMALISE=problem.renormalise,
             CHECK_ROWS=problem.queries % config.block_m != 0,
         )  # fmt: skip
     except REFUSALS:
@@ -253,7 +246,7 @@ def _key_gradient(
 
 
 def _choose(
-    phase: str, problem: AttentionProblem, q: torch.Tensor, entries: torch.Tensor | None
+    phase: str, problem: AttentionProblem, q: torch.Tensor, entries: torch.Tensor | None,
 ) -> AttentionConfig:  # fmt: skip
     if q.device.type == "cpu":
         return interpreted_attention_config(problem.queries, problem.keys)
@@ -301,8 +294,8 @@ def _mask_bounds(
     blocks = triton.cdiv(count, rows)
     bounds = torch.empty((batch, heads, blocks, 4), dtype=torch.int32, device=mask.device)
     launch(
-        mask_bounds_kernel, (batch * heads * blocks,), mask, bounds, *mask.stride(), heads, count, walked,
-        BLOCK_M=rows, BLOCK_N=columns, num_warps=4,
+        mask_bounds_kernel, (batch * heads * blocks,), mask, bounds, *mask.stride(), heads, count, walked, BLOCK_M=rows,
+        BLOCK_N=columns, num_warps=4,
     )  # fmt: skip
     return bounds, (bounds.stride(0) * (batch > 1), bounds.stride(1) * (heads > 1))
 

@@ -36,8 +36,8 @@ from minicompile.kernels.flash_attention_forward import (
 
 @triton.jit
 def flash_attention_delta_kernel(
-    out_ptr, dout_ptr, dlse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
-    heads, queries, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr,
+    out_ptr, dout_ptr, dlse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, heads,
+    queries, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """Row sums of dO ∘ O, less the gradient of the log-sum-exp."""
     blocks = tl.cdiv(queries, BLOCK_M)
@@ -77,10 +77,9 @@ def base_two(lse):
 @triton.jit
 def query_gradient_blocks(
     dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
-    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower,
-    upper, qk_scale, keep_scale, threshold,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
+    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
+    qk_scale, keep_scale, threshold, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
     DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -121,14 +120,12 @@ def query_gradient_blocks(
 @triton.jit
 def flash_attention_query_gradient_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dq_ptr, dbias_ptr, mask_ptr, bounds_ptr, seed_ptr,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_gb, stride_gh, stride_gm, stride_db, stride_dh, stride_dm, stride_mb, stride_mh, stride_mm, stride_mn,
-    stride_xb, stride_xh,
-    heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
-    HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_gb,
+    stride_gh, stride_gm, stride_db, stride_dh, stride_dm, stride_mb, stride_mh, stride_mm, stride_mn, stride_xb,
+    stride_xh, heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold, GROUP: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, DROPOUT: tl.constexpr,
     HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
@@ -166,19 +163,16 @@ def flash_attention_query_gradient_kernel(
     if FULL_LOOP:
         dq, sums = query_gradient_blocks(
             dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
-            full_stop,
-            queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
-            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER,
-            HAS_UPPER, False,
-            DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
+            full_stop, queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm,
+            stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK,
+            HAS_LOWER, HAS_UPPER, False, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         dq, sums = query_gradient_blocks(
-            dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
-            queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
+            dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
+            stop, queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
             lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER,
-            HAS_UPPER, True,
-            DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
+            HAS_UPPER, True, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
     if RENORMALISE:
         inverse = tl.where(sums > 0.0, 1.0 / sums, 1.0)
         tl.store(inverse_ptr + statistics + rows, inverse, mask=rows < queries)
@@ -190,13 +184,12 @@ def flash_attention_query_gradient_kernel(
 
 @triton.jit
 def key_gradient_blocks(
-    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, start, stop,
-    queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm, stride_mn, lower,
-    upper, qk_scale, keep_scale, threshold,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
-    MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, CHECK_ROWS: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, start,
+    stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm, stride_mn, lower,
+    upper, qk_scale, keep_scale, threshold, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
+    MASKED: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
+    CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dK (without the scale) and dV after the queries from `start` to `stop`; blocks are keys x queries."""
     for m in tl.range(start, stop, BLOCK_M):
@@ -239,14 +232,12 @@ def key_gradient_blocks(
 @triton.jit
 def flash_attention_key_gradient_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dk_ptr, dv_ptr, mask_ptr, bounds_ptr, seed_ptr,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_gb, stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    stride_mb, stride_mh, stride_mm, stride_mn, stride_xb, stride_xh,
-    heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold,
-    GROUP: tl.constexpr, HEADS_EACH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr,
-    MASKED_LOOP: tl.constexpr,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_gb,
+    stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_mb, stride_mh,
+    stride_mm, stride_mn, stride_xb, stride_xh, heads, queries, keys, lower, upper, qk_scale, scale, keep_scale,
+    threshold, GROUP: tl.constexpr, HEADS_EACH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
     CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -284,17 +275,19 @@ def flash_attention_key_gradient_kernel(
             free_start = tl.maximum(masked_start, tl.maximum(full_start, tl.load(bounds + 2)))
         if FULL_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, free_start,
-                free_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
-                stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
-                HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
+                cols, free_start, free_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh,
+                stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D,
+                BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS,
+                PRECISION, TMA)  # fmt: skip
             masked_stop = tl.minimum(free_start, free_stop)
         if MASKED_LOOP:
             dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, masked_start,
-                masked_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm,
-                stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MASK,
-                HAS_LOWER, HAS_UPPER, True, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
+                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
+                cols, masked_start, masked_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh,
+                stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D,
+                BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS,
+                PRECISION, TMA)  # fmt: skip
     rows64 = cols.to(tl.int64)[:, None]
     dk_pointers = dk_ptr + b * stride_dkb + out_head * stride_dkh + rows64 * stride_dkn + columns[None, :]
     dv_pointers = dv_ptr + b * stride_dvb + out_head * stride_dvh + rows64 * stride_dvn + value_columns[None, :]

@@ -90,8 +90,8 @@ def apply_mask(scores, visible, mask_base, stride_m, stride_n, rows, cols, queri
 
 @triton.jit
 def mask_bounds_kernel(
-    mask_ptr, bounds_ptr, stride_b, stride_h, stride_m, stride_n, heads, rows, cols,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    mask_ptr, bounds_ptr, stride_b, stride_h, stride_m, stride_n, heads, rows, cols, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: for BLOCK_M rows of a boolean mask, where the blocks of BLOCK_N columns begin and end that show
     anything, and between these where the run of blocks ends, and another begins, that show everything."""
@@ -141,10 +141,9 @@ def dropout_keeps(seed_ptr, head, rows, cols, threshold):
 
 @triton.jit
 def forward_blocks(
-    acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop,
-    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower,
-    upper, qk_scale, threshold,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
+    acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries, keys,
+    stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
+    threshold, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
     FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -181,14 +180,12 @@ def forward_blocks(
 
 @triton.jit
 def flash_attention_forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr, bounds_ptr, seed_ptr,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_om, stride_mb, stride_mh, stride_mm, stride_mn, stride_xb, stride_xh,
-    heads, queries, keys, lower, upper, qk_scale, keep_scale, threshold,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr, bounds_ptr, seed_ptr, stride_qb, stride_qh, stride_qm, stride_kb,
+    stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_mb, stride_mh,
+    stride_mm, stride_mn, stride_xb, stride_xh, heads, queries, keys, lower, upper, qk_scale, keep_scale, threshold,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
-    HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
-    FUSED_SCALE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, FUSED_SCALE: tl.constexpr,
     DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head."""
@@ -219,20 +216,16 @@ def flash_attention_forward_kernel(
     if FULL_LOOP:
         acc, total, maximum = forward_blocks(
             acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, full_stop,
-            queries, keys,
-            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
-            qk_scale,
-            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT,
-            PRECISION, TMA)  # fmt: skip
+            queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
+            lower, upper, qk_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False,
+            FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         acc, total, maximum = forward_blocks(
             acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries,
-            keys,
-            stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
-            qk_scale,
-            threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT,
-            PRECISION, TMA)  # fmt: skip
+            keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
+            qk_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE,
+            DROPOUT, PRECISION, TMA)  # fmt: skip
     lse = maximum * LN2 + tl.log(total)
     empty = total == 0.0
     if NAN_ROWS:

@@ -123,7 +123,8 @@ def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
     if setting == "triton":
         return str(choose_config(problem)), "as asked for"
     choice = choose(problem)
-    return (str(choice.config) if choice.who == "triton" else None), choice.reason
+    reason = f"the vendor's library, where {choice.reason}" if choice.who == "padded vendor" else choice.reason
+    return (str(choice.config) if choice.who == "triton" else None), reason
 
 
 def choose_config(problem: MatmulProblem) -> MatmulConfig:
