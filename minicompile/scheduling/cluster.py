@@ -124,8 +124,8 @@ def align(first: Cluster, second: Cluster) -> Alignment | str:
         return "a scatter stores at places known only at run time"
     if (first.scans and (second.scans or second.reduces)) or (second.scans and first.reduces):
         return "a scan shares a kernel with pointwise operations only"
-    if (first.overwrites or second.overwrites) and (first.inner or second.inner):
-        return "a kernel that reduces may walk its rows twice, and one of the two overwrites storage"
+    if _overwrites_rows(first, second):
+        return "a kernel that reduces may walk its rows twice, and one of the two overwrites storage along them"
     for old in second.overwrites:
         if old in first.stores:
             return f"{old} must be complete before {second.overwrites[old]} overwrites part of it"
@@ -188,6 +188,16 @@ def _crossed_space(rows: Cluster, columns: Cluster, changes: AxisMap) -> Cluster
 
 def _varies(place: Index, axes: tuple[Axis, ...]) -> bool:
     return not axes_in(place).isdisjoint(axes)
+
+
+def _overwrites_rows(first: Cluster, second: Cluster) -> bool:
+    """Whether one of the two would overwrite storage along the rows that the other, or it, reduces."""
+    walks = first if first.inner else second
+    for cluster in (first, second):
+        along = any(_varies(cluster.stores[new], cluster.inner) for new in cluster.overwrites.values())
+        if cluster.overwrites and walks.inner and (along if cluster.inner else cluster.rows != walks.rows):
+            return True
+    return False
 
 
 def _flat(cluster: Cluster) -> Cluster:

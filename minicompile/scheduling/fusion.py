@@ -7,7 +7,6 @@ profit is `profit.refusal`. This module must not rewrite loop bodies.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -155,14 +154,18 @@ class Fuser:
     def small_neighbours(self) -> list[tuple[int, int]]:
         """Pairs of small clusters over equal spaces that follow each other: one launch instead of two.
 
-        Clusters that look alike are left to be batched.
+        Independent clusters that look alike are left to be batched.
         """
-        kinds = {key: self.kind(cluster) for key, cluster in self.clusters.items()}
-        count = collections.Counter(kinds.values())
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for key, cluster in self.clusters.items():
+            alike.setdefault(self.kind(cluster), []).append(key)
         last: dict[tuple[object, ...], int] = {}
         found: list[tuple[int, int]] = []
         for key, cluster in self.clusters.items():
-            if cluster.alone or self.cluster_bytes(cluster) > SMALL_KERNEL_BYTES or count[kinds[key]] > 1:
+            if cluster.alone or self.cluster_bytes(cluster) > SMALL_KERNEL_BYTES:
+                continue
+            ordered = self.before[key] | self.after[key] | self.masks[key]
+            if any(self.masks[other] & ~ordered for other in alike[self.kind(cluster)]):
                 continue
             space = (cluster.rows, cluster.row_length if cluster.inner else 0)
             if space in last:

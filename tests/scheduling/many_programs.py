@@ -66,9 +66,10 @@ def check_kernels(
     finally:
         shutil.rmtree(module.__file__.rpartition("/")[0])
         del sys.modules[module.__name__]
+    # What cancels leaves the rounding errors of the largest values around.
+    scale = max(float(want.double().abs().nan_to_num(0, 0, 0).max()) for want in expected if want.numel())
     for want, have in zip(expected, found, strict=True):
-        scale = max(1.0, float(want.double().abs().nan_to_num(0, 0, 0).max())) if want.numel() else 1.0
-        torch.testing.assert_close(have, want, rtol=2e-2, atol=1e-2 * scale, equal_nan=True, msg=f"seed {seed}")
+        torch.testing.assert_close(have, want, rtol=2e-2, atol=1e-2 * max(1.0, scale), equal_nan=True, msg=f"seed {seed}")
 
 
 def main() -> None:
