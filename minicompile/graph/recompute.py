@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-import networkx
 import torch
 from torch.fx import Graph, Node
 
@@ -184,6 +183,8 @@ def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) ->
     costs = {node: keeping_cost(view, node, mutated, distance[node]) for node in view.order}
     near_source = {node for node in view.order if node.op == "placeholder" or node in banned}
     kept = {node for node in near_source if node in view.wanted and costs[node] is not None}
+    import networkx  # a fifth of a second to import, and needed only where gradients are compiled
+
     network = networkx.DiGraph()
     for node in view.order:
         if node in kept:
@@ -201,13 +202,15 @@ def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) ->
     return kept
 
 
-def cut_piece(view: JointView, piece: networkx.DiGraph, near_source: set[Node]) -> set[Node]:
+def cut_piece(view: JointView, piece: Any, near_source: set[Node]) -> set[Node]:
     """The minimum cut of one connected piece of the network."""
     members = [view.nodes[index // 2] for index in piece if index % 2 == 0]
     sources = [node for node in members if node in near_source]
     sinks = [node for node in members if node in view.wanted]
     if not sources or not sinks:
         return set()
+    import networkx  # as above
+
     network = networkx.DiGraph(piece)
     network.add_edges_from((SOURCE, 2 * view.position[node]) for node in sources)
     network.add_edges_from((2 * view.position[node] + 1, SINK) for node in sinks)
