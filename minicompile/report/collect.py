@@ -59,7 +59,7 @@ def annotation(sentence: str, old: Any, new: Any) -> str:
 
 def named_module(words: str) -> str:
     """A module's path as users write it: without the name that stands for the compiled function."""
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", words.removeprefix("the function")).lstrip(".")
+    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"^(the function|self)\b", "", words)).lstrip(".")
 
 
 def origins_of(step: KernelGroup | ExternKernel) -> tuple[Origin, ...]:

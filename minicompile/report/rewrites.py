@@ -23,8 +23,6 @@ from minicompile.errors import Location
 from minicompile.report.records import Patch
 from minicompile.report.sandbox import Sandbox
 
-QUIET = "the line runs only outside of compiled code"
-
 
 def patch(kind: str, place: Location, sandbox: Sandbox, tools: Any) -> Patch | None:
     """The patch for a break of `kind` at `place`, tried; `None` where no rewrite is mechanical."""
@@ -40,17 +38,19 @@ def patch(kind: str, place: Location, sandbox: Sandbox, tools: Any) -> Patch | N
     replacement = rule(*found) if found is not None else None
     if found is None or replacement is None:
         return None
-    first, last = span(replacement[0])
+    statements, text, note = replacement
+    first, last = statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno
     indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
-    text = textwrap.indent(ast.unparse(ast.fix_missing_locations(replacement[1])), indent)
-    changed = [*lines[: first - 1], *(line + "\n" for line in text.splitlines()), *lines[last:]]
-    diff = "".join(difflib.unified_diff(lines, changed, place.file, place.file))
-    verified, note = tried("".join(changed), place, sandbox, tools)
-    return Patch(diff, verified, "; ".join(filter(None, (replacement[2], note))))
+    changed = [*lines[: first - 1], textwrap.indent(text, indent) + "\n", *lines[last:]]
+    after = "".join(changed)
+    diff = "".join(difflib.unified_diff(lines, after.splitlines(keepends=True), place.file, place.file))
+    verified, trouble = tried(after, place, sandbox, tools)
+    return Patch(diff.rstrip(), verified, "; ".join(filter(None, (note, trouble))))
 
 
 Found = tuple[list[ast.stmt], int]
-Replacement = tuple[list[ast.stmt], ast.Module, str]
+Replacement = tuple[list[ast.stmt], str, str]
+"""The statements to be replaced, the text in their place, and what else changes."""
 
 
 def statement_at(tree: ast.Module, line: int) -> Found | None:
@@ -66,66 +66,41 @@ def statement_at(tree: ast.Module, line: int) -> Found | None:
     return best
 
 
-def span(statements: list[ast.stmt]) -> tuple[int, int]:
-    """First and last line."""
-    return statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno
-
-
 def branch_to_where(block: list[ast.stmt], place: int) -> Replacement | None:
-    """`if tensor: x = a else: x = b` (or two returns) becomes `x = torch.where(tensor, a, b)`."""
-    test = block[place]
-    if isinstance(test, ast.Assign) and isinstance(test.value, ast.IfExp):
-        choice = test.value
-        assigned = ast.Assign(test.targets, where(choice.test, choice.body, choice.orelse), lineno=test.lineno)
-        return [test], ast.Module([assigned], []), ""
-    if isinstance(test, ast.Return) and isinstance(test.value, ast.IfExp):
-        choice = test.value
-        returned = ast.Return(where(choice.test, choice.body, choice.orelse))
-        return [test], ast.Module([returned], []), ""
-    if not isinstance(test, ast.If) or len(test.body) != 1:
+    """`if tensor: x = a else: x = b` (or two returns, or `a if tensor else b`) becomes `x = torch.where(tensor, a, b)`."""
+    branch = block[place]
+    if isinstance(branch, (ast.Assign, ast.Return)) and isinstance(branch.value, ast.IfExp):
+        target, _ = parts(branch)
+        choice = branch.value
+        return [branch], where(target, choice.test, ast.unparse(choice.body), ast.unparse(choice.orelse)), ""
+    if not isinstance(branch, ast.If) or len(branch.body) != 1 or len(branch.orelse) > 1:
         return None
-    replaced: list[ast.stmt] = [test]
-    other = test.orelse
-    if not other and isinstance(test.body[0], ast.Return) and place + 1 < len(block):
-        replaced, other = [test, block[place + 1]], [block[place + 1]]
-    taken = test.body[0]
-    if isinstance(taken, ast.Return) and len(other) == 1 and isinstance(other[0], ast.Return):
-        if taken.value is not None and other[0].value is not None:
-            return replaced, ast.Module([ast.Return(where(test.test, taken.value, other[0].value))], []), ""
-    name, value = assigned_value(taken)
-    if name is None or value is None:
+    target, taken = parts(branch.body[0])
+    replaced: list[ast.stmt] = [branch]
+    other = branch.orelse
+    if target == "return" and not other and place + 1 < len(block):
+        replaced, other = block[place : place + 2], block[place + 1 : place + 2]
+    other_target, left = parts(other[0]) if other else (target, target.removesuffix(" ="))
+    if not target or target != other_target or (target == "return" and not other):
         return None
-    if not other:
-        return [test], ast.Module([assign(name, where(test.test, value, load(name)))], []), ""
-    other_name, other_value = assigned_value(other[0]) if len(other) == 1 else (None, None)
-    if other_name != name or other_value is None:
-        return None
-    return [test], ast.Module([assign(name, where(test.test, value, other_value))], []), ""
+    return replaced, where(target, branch.test, taken, left), ""
 
 
-def where(condition: ast.expr, one: ast.expr, other: ast.expr) -> ast.expr:
-    """`torch.where(condition, one, other)`."""
-    function = ast.Attribute(ast.Name("torch", ast.Load()), "where", ast.Load())
-    return ast.Call(function, [condition, one, other], [])
-
-
-def load(name: str) -> ast.expr:
-    """A variable."""
-    return ast.Name(name, ast.Load())
-
-
-def assign(name: str, value: ast.expr) -> ast.stmt:
-    """`name = value`."""
-    return ast.Assign([ast.Name(name, ast.Store())], value, lineno=1)
-
-
-def assigned_value(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
-    """The one variable that a statement sets, and to what (`x += a` sets x to x + a)."""
+def parts(statement: ast.stmt) -> tuple[str, str]:
+    """`x =` or `return`, and the value after it (`x += a` sets x to x + a); empty for other statements."""
+    if isinstance(statement, ast.Return) and statement.value is not None:
+        return "return", ast.unparse(statement.value)
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
-        return statement.targets[0].id, statement.value
+        return f"{statement.targets[0].id} =", ast.unparse(statement.value)
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        return statement.target.id, ast.BinOp(load(statement.target.id), statement.op, statement.value)
-    return None, None
+        changed = ast.BinOp(ast.Name(statement.target.id, ast.Load()), statement.op, statement.value)
+        return f"{statement.target.id} =", ast.unparse(changed)
+    return "", ""
+
+
+def where(target: str, condition: ast.expr, one: str, other: str) -> str:
+    """`x = torch.where(condition, one, other)`."""
+    return f"{target} torch.where({ast.unparse(condition)}, {one}, {other})"
 
 
 class WithoutItem(ast.NodeTransformer):
@@ -152,7 +127,7 @@ def item_removed(block: list[ast.stmt], place: int) -> Replacement | None:
         return None
     remover = WithoutItem()
     changed = remover.visit(copy.deepcopy(block[place]))
-    return ([block[place]], ast.Module([changed], []), "the value stays a 0-d tensor") if remover.changed else None
+    return ([block[place]], ast.unparse(changed), "the value stays a 0-d tensor") if remover.changed else None
 
 
 def print_guarded(block: list[ast.stmt], place: int) -> Replacement | None:
@@ -160,8 +135,8 @@ def print_guarded(block: list[ast.stmt], place: int) -> Replacement | None:
     statement = block[place]
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return None
-    test = ast.parse("not torch.compiler.is_compiling()", mode="eval").body
-    return [statement], ast.Module([ast.If(test, [statement], [])], []), QUIET
+    text = f"if not torch.compiler.is_compiling():\n    {ast.unparse(statement)}"
+    return [statement], text, "the line runs only outside of compiled code"
 
 
 RULES: dict[str, Callable[[list[ast.stmt], int], Replacement | None]] = {
