@@ -26,6 +26,7 @@ from minicompile.errors import CompileFailed, Location
 from minicompile.graph.build import build_graph
 from minicompile.ir import printer, verify
 from minicompile.ir.graph import CapturedGraph
+from minicompile.ir.loops import LoweredGraph
 from minicompile.ir.program import Program
 from minicompile.ir.schedule import DeviceProperties, FusionRefusal
 from minicompile.kernels import interpret

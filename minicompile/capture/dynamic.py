@@ -127,8 +127,7 @@ class DynamicPlan:
                     tracer.marked_sizes.append(size)
             sizes.append(size)
         strides = self.strides(tracer, real, source, sizes, fixed_strides)
-        fake = symbolic_fake(mode, real, sizes, strides)
-        return fake, *(tuple(None if isinstance(n, torch.SymInt) else n for n in numbers) for numbers in (sizes, strides))
+        return symbolic_fake(mode, real, sizes, strides), fixed_numbers(sizes), fixed_numbers(strides)
 
     def is_dynamic(self, real: torch.Tensor, words: str, dim: int) -> bool:
         """Whether a dimension of an input is to be symbolic."""
@@ -160,6 +159,11 @@ class DynamicPlan:
         """Python text for a symbolic number."""
         names = {symbol: writer.fetch(source) for symbol, (source, _) in tracer.symbols.items()}
         return f"({SymbolPrinter(names).doprint(value.node.expr)})"
+
+
+def fixed_numbers(numbers: list[Any]) -> tuple[int | None, ...]:
+    """The numbers, `None` in place of symbolic ones."""
+    return tuple(None if isinstance(number, torch.SymInt) else number for number in numbers)
 
 
 def shape_guards(tracer: Tracer) -> list[Guard]:

@@ -89,6 +89,9 @@ class Recording:
     device: torch.device
 
 
+MOST_RECORDINGS = 1024
+
+
 class NotRecordable(Exception):
     """The wrapper did something that a replay would miss."""
 
@@ -123,6 +126,8 @@ class RecordedCall:
             watch = Watch()
             with interpret.watching_launches(watch.launched), watch:
                 outputs = self._function(*arguments, **options)
+            if len(self._recordings) >= MOST_RECORDINGS:
+                self._recordings.clear()  # lengths that vary without end
             try:
                 self._recordings[key] = watch.recording(tensors, outputs)
             except NotRecordable:
