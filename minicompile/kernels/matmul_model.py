@@ -114,7 +114,8 @@ def choose(problem: MatmulProblem) -> Choice:
 def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
     """Our tile (`None`: the vendor's library) and the reason, under `setting` ("auto", "triton" or "aten").
 
-    `facts` has sizes (`batch`, `m`, `n`, `k`), `dtype`, `aligned` and `bytes_saved`, the traffic of a free epilogue.
+    `facts` has sizes (`batch`, `m`, `n`, `k`), `dtype`, `aligned`, `on_gpu` and `bytes_saved`, the traffic of a free
+    epilogue.
     """
     is_fp32 = facts.dtype.itemsize == 4
     precision = ("tf32" if tf32 else "bf16x6") if is_fp32 else "ieee"
@@ -122,6 +123,8 @@ def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
                             facts.aligned, facts.bytes_saved)  # fmt: skip
     if setting == "triton":
         return str(choose_config(problem)), "as asked for"
+    if not facts.on_gpu:
+        return None, "the vendor's library: on the CPU our kernel is interpreted"
     choice = choose(problem)
     reason = f"the vendor's library, where {choice.reason}" if choice.who == "padded vendor" else choice.reason
     return (str(choice.config) if choice.who == "triton" else None), reason

@@ -36,6 +36,7 @@ class MatmulFacts:
     dtype: torch.dtype
     aligned: bool
     bytes_saved: int = 0
+    on_gpu: bool = True
 
 
 Chooser = Callable[[MatmulFacts], tuple[str | None, str]]
@@ -104,7 +105,8 @@ def _facts(step: ExternKernel) -> MatmulFacts | str:
     batch, n = int(a.sizes[0]) if len(a.sizes) == 3 else 1, int(b.sizes[-1])
     if 0 in (batch, m, n, k) or not all(isinstance(value, (int, float)) for _, value in step.kwargs):
         return "it is empty, or scaled by what is no number"
-    return MatmulFacts(batch, m, n, k, a.dtype, _is_aligned(a) and _is_aligned(b))
+    on_gpu = step.outputs[0].device.type != "cpu"
+    return MatmulFacts(batch, m, n, k, a.dtype, _is_aligned(a) and _is_aligned(b), on_gpu=on_gpu)
 
 
 def _is_aligned(view: BufferView) -> bool:
