@@ -159,6 +159,8 @@ class _Inliner:
             if reader == overwriter:
                 if not isinstance(writing, Loop) or is_scatter(writing):
                     return False
+                if any(masked.buffer == loop.buffer for masked in ranges_of_loads(writing.value)):
+                    return False  # where a mask narrows the axes, the places would be written differently
                 for index in self.loads[reader].get(loop.buffer, ()):
                     changes = solve(loop.store, loop.axes, index)
                     if changes is None or move(load.index, _with_units(changes, loop.axes)) is not writing.store:
