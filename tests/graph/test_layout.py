@@ -1,0 +1,77 @@
+"""Convolutions in `channels_last`: same results, in eager's layout, with few copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minicompile
+from minicompile.graph import layout
+from tests.differential import check
+
+
+@pytest.fixture(autouse=True)
+def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(layout, "LEAST_CHANNELS", 1)
+
+
+class Block(nn.Module):
+    """A residual block with everything around it that meets a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8 * 16, 5)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        features = F.relu(self.first(images))
+        features = F.max_pool2d(features + F.relu(self.norm(self.second(features))), 2)
+        return self.head(features.flatten(1)), features, features.transpose(1, 2), features.mean((2, 3))
+
+
+def test_a_network_and_its_layouts() -> None:
+    torch.manual_seed(0)
+    block, images = Block(), torch.randn(2, 3, 8, 8)
+    check(block, images.requires_grad_(), against_torch=False)
+    for expected, got in zip(block(images), minicompile.compile(block)(images), strict=True):
+        assert got.stride() == expected.stride()
+    gradients = [torch.autograd.grad(run(images)[0].sum(), list(block.parameters()))
+                 for run in (block, minicompile.compile(block))]  # fmt: skip
+    assert [g.stride() for g in gradients[0]] == [g.stride() for g in gradients[1]]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_kinds_of_convolution(groups: int, transposed: bool) -> None:
+    torch.manual_seed(0)
+    make = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = nn.Sequential(make(8, 8, 3, stride=2, groups=groups), nn.GELU(), make(8, 16, 1), nn.PixelShuffle(2))
+    check(model, torch.randn(2, 8, 9, 7, requires_grad=True))
+    check(model, torch.randn(2, 8, 9, 7).to(memory_format=torch.channels_last))
+
+
+def test_attention_over_pixels() -> None:
+    def attend(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        b, c, h, w = images.shape
+        tokens = F.conv2d(images, weight).view(b, c, h * w).transpose(1, 2)
+        mixed = torch.softmax(tokens @ tokens.transpose(1, 2), -1) @ tokens
+        return F.conv2d(mixed.transpose(1, 2).reshape(b, c, h, w), weight).contiguous() + images
+
+    torch.manual_seed(0)
+    check(attend, torch.randn(2, 4, 5, 6, requires_grad=True), torch.randn(4, 4, 1, 1, requires_grad=True))
+
+
+def test_a_network_copies_images_weights_and_gradients_only() -> None:
+    weights = [torch.randn(8, 8, 3, 3) for _ in range(4)]
+
+    def deep(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.relu(F.conv2d(x, weight, padding=1))
+        return x
+
+    compiled = minicompile.compile(deep)
+    compiled(torch.randn(2, 8, 6, 6))
+    assert compiled.stats.kernels <= 1 + len(weights) + 4
