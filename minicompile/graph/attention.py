@@ -71,7 +71,7 @@ def _covered(
     tensors = [query, key, value]
     if query.dim() not in (3, 4) or any(t.dim() != query.dim() or t.dtype not in FLOATS for t in tensors):
         return False
-    if any(torch_interface.is_symbolic(torch_interface.plain_value(t)) for t in tensors):
+    if any(isinstance(t.shape[-1], torch.SymInt) for t in tensors):
         return False
     if len({(t.dtype, t.device) for t in tensors}) != 1 or any(t.numel() == 0 for t in tensors):
         return False

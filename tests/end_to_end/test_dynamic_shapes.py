@@ -403,3 +403,18 @@ def linecache_name(text: str) -> str:
     name = f"<program {hash(text)}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     return name
+
+
+def test_attention_of_varying_lengths_calls_our_kernels() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    compiled = minicompile.compile(attend, options=STRICT)
+    for batch, length in ((2, 16), (3, 33), (2, 70)):
+        leaves = [torch.randn(batch, 2, length, 16, requires_grad=True) for _ in range(3)]
+        ours, eager = compiled(*leaves), attend(*leaves)
+        close(ours, eager)
+        for mine, theirs in zip(*(torch.autograd.grad(out.sum(), leaves) for out in (ours, eager)), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    texts = list(minicompile.sources(compiled).values())
+    assert compiles(compiled) == 2 and all("torch.ops.minicompile.attention" in text for text in texts) and len(texts) == 4
