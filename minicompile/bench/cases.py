@@ -19,6 +19,15 @@ import torch.nn.functional as F
 
 from minicompile.bench.language_model import SIZES, LanguageModel
 from minicompile.bench.networks import NETWORKS, TIMM, hugging_face, timm_network
+from minicompile.bench.training_cases import (
+    NORMS,
+    OPTIMIZERS,
+    SHAPES,
+    backward_function,
+    optimizer_inputs,
+    optimizer_step,
+    sizes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +152,29 @@ def fusion_bf16(name: str) -> Build:
             "batch_norm_relu": (batch_norm_relu, (image, weight[:channels], bias[:channels]), 2 * size),
         }
         return Workload("forward", *cases[name])
+
+    return build
+
+
+def backward_case(name: str, rows: int, columns: int) -> Build:
+    """A case of the section `backward`: bf16, with gradients of everything."""
+
+    def build(place: Place) -> Workload:
+        height, width = (64, 64) if place.quick else (rows, columns)
+        function, vectors = backward_function(name, width)
+        data = place.randn(height, width, dtype=torch.bfloat16, grad=True)
+        weights = tuple(place.randn(width, dtype=torch.bfloat16, grad=True) for _ in range(vectors))
+        return Workload("backward", function, (data, *weights), 2 * data.nbytes)
+
+    return build
+
+
+def optimizer_case(name: str) -> Build:
+    """A case of the section `optimizer`: one step over 147 parameters, fp32."""
+
+    def build(place: Place) -> Workload:
+        inputs, num_bytes = optimizer_inputs(name, place.quick, place.device)
+        return Workload("forward", optimizer_step(name, len(sizes(place.quick))), inputs, num_bytes)
 
     return build
 
@@ -354,6 +386,8 @@ VARYING: dict[str, tuple[tuple[int, int], ...]] = {
 CASES: dict[str, Build] = {
     **{f"fusion/{name}": fusion(name) for name in FUSION},
     **{f"fusion-bf16/{name}": fusion_bf16(name) for name in FUSION_BF16},
+    **{f"backward/{name}_{r}x{c}": backward_case(name, r, c) for name in NORMS for r, c in SHAPES},
+    **{f"optimizer/{name}": optimizer_case(name) for name in OPTIMIZERS},
     **{f"attention/d{d}_{t}": attention(d, t) for d in (64, 128) for t in (1024, 4096, 16384)},
     "attention/causal_bf16": attention_bf16(4, 16, 16, 8192, 64),
     "attention/grouped_bf16": attention_bf16(2, 32, 8, 8192, 128),
