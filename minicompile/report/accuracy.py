@@ -39,10 +39,10 @@ def ulp_errors(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 def errors(value: torch.Tensor, exact: torch.Tensor) -> Errors:
     """Histogram, mean and worst error."""
-    found = ulp_errors(value, exact).cpu()
+    found = ulp_errors(value, exact)
     if not found.numel():
         return Errors((0,) * (len(BUCKETS) + 1), 0.0, 0.0, ())
-    edges = torch.tensor(BUCKETS, dtype=torch.float64)
+    edges = torch.tensor(BUCKETS, dtype=torch.float64, device=found.device)
     counts = torch.bincount(torch.bucketize(found.flatten(), edges), minlength=len(BUCKETS) + 1)
     place = int(found.argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), found.shape))
