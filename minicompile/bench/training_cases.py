@@ -44,7 +44,7 @@ def optimizer_step(name: str, count: int) -> Callable[..., Tensors]:
         parameters, gradients, *states = (list(tensors[i : i + count]) for i in range(0, len(tensors), count))
         if name == "sgd":
             (momenta,) = states
-            momenta = torch._foreach_add(torch._foreach_mul(momenta, 0.9), gradients)
+            momenta = list(torch._foreach_add(torch._foreach_mul(momenta, 0.9), gradients))
             return [*torch._foreach_add(parameters, momenta, alpha=-0.01), *momenta]
         if name == "adamw_clipped":
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
