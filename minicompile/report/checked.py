@@ -22,7 +22,7 @@ from minicompile.ir.graph import CapturedGraph
 from minicompile.report.accuracy import Values, named, node_values, ulp_errors
 from minicompile.report.collect import draws_random_numbers, globals_of
 from minicompile.report.reproducer import minimised, write_reproducer
-from minicompile.report.sandbox import copied
+from minicompile.report.sandbox import copied, plain
 from minicompile.report.watch import Watched, watching_part, written_tensors
 
 EVERY = 100
@@ -192,11 +192,6 @@ class Checker:
         with torch.no_grad(), watching_part(0, half, part.program.steps, names, around):
             part.call(copied(given))
         return found[0] if found else ("no kernel: the graph stage, before kernels were made", "")
-
-
-def plain(value: Any) -> Any:
-    """A tensor without its autograd history."""
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def disagree(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:

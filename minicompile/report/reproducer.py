@@ -17,7 +17,7 @@ import torch
 
 from minicompile.ir.graph import CapturedGraph, GraphInput
 from minicompile.report.accuracy import node_values
-from minicompile.report.sandbox import copied
+from minicompile.report.sandbox import copied, plain
 
 MOST_ATTEMPTS = 60
 Disagree = Callable[[Sequence[Any], Sequence[Any]], bool]
@@ -124,18 +124,13 @@ def write_reproducer(
             number += 1
         folder.mkdir(parents=True)
         constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
-        torch.save({"inputs": [detached(value) for value in inputs], "constants": constants}, folder / "inputs.pt")
+        torch.save({"inputs": [plain(value) for value in inputs], "constants": constants}, folder / "inputs.pt")
         (folder / "repro.py").write_text(repro_text(name, module, kernel))
         if source:
             (folder / "kernel.py").write_text(f"# {kernel}\nimport triton\nimport triton.language as tl\n\n\n{source}\n")
     except OSError:
         return None
     return folder
-
-
-def detached(value: Any) -> Any:
-    """A tensor without its history."""
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def repro_text(name: str, module: torch.fx.GraphModule, kernel: str) -> str:

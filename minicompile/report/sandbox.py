@@ -175,3 +175,8 @@ def outputs_and_gradients(result: Any, sources: list[torch.Tensor]) -> tuple[lis
         ones = [torch.ones_like(tensor) for tensor in differentiable]
         gradients = list(torch.autograd.grad(differentiable, sources, ones, allow_unused=True))
     return [tensor.detach() for tensor in outputs], gradients
+
+
+def plain(value: Any) -> Any:
+    """A tensor without its autograd history."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
