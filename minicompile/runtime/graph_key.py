@@ -7,6 +7,7 @@ vary, functions that are not torch's own, large constants) has no key: such a gr
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -274,5 +275,13 @@ def library_sources() -> tuple[str, float]:
     return digest.hexdigest(), newest
 
 
+@functools.lru_cache(maxsize=1)
+def cuda_driver() -> int:
+    """The version of the CUDA driver, such as 13000 for 13.0; PyTorch has no name for it that all its versions share."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
 def _driver(device: torch.device) -> int:
-    return torch._C._cuda_getDriverVersion() if device.type == "cuda" else 0  # type: ignore[attr-defined]
+    return cuda_driver() if device.type == "cuda" and torch.version.cuda else 0

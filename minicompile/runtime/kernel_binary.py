@@ -26,6 +26,8 @@ TRITON_TYPES: dict[torch.dtype, str] = {
 }  # fmt: skip
 
 
+MOST_WARPS = 32
+
 @dataclasses.dataclass(frozen=True)
 class KernelBinary:
     """A compiled kernel.
@@ -100,11 +102,7 @@ def compile_kernel(kernel: KernelSource, function: Any, target: Any, cache: Code
     stored = cache.read("kernels", key) if cache else None
     if stored is not None:
         return KernelBinary.from_bytes(stored)
-    compiled = triton.compile(
-        triton_source(kernel, function),
-        target=target,
-        options={"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True},
-    )
+    compiled = compiled_by_triton(kernel, function, target)
     binary = KernelBinary(
         name=compiled.metadata.name,
         code=compiled.asm["cubin" if target.backend == "cuda" else "hsaco"],
@@ -116,6 +114,25 @@ def compile_kernel(kernel: KernelSource, function: Any, target: Any, cache: Code
     if cache:
         cache.write("kernels", key, binary.to_bytes())
     return binary
+
+
+def compiled_by_triton(kernel: KernelSource, function: Any, target: Any) -> Any:
+    """Triton's compiled kernel, with other numbers of warps where its compiler fails on the one asked for.
+
+    Triton 3.6 moves some layout conversions behind their uses ("operand does not dominate this use") when a program is one
+    warp, and ptxas may run out of registers; both depend on the number of warps.
+    """
+    options = {"num_stages": kernel.num_stages, "enable_fp_fusion": True}
+    source, failure = triton_source(kernel, function), None
+    for warps in (kernel.num_warps, 2 * kernel.num_warps, 4 * kernel.num_warps, 4):
+        if warps > MOST_WARPS:
+            continue
+        try:
+            return triton.compile(source, target=target, options={**options, "num_warps": warps})
+        except (RuntimeError, triton.runtime.errors.PTXASError) as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
 
 
 def machine_code(kernel: KernelSource, function: Any, cache: CodeCache | None = None) -> bytes | None:
