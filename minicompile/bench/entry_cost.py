@@ -65,7 +65,8 @@ def fake_forward_seconds(module: torch.nn.Module, inputs: tuple[Any, ...]) -> fl
     best = float("inf")
     for _ in range(3):
         mode = FakeTensorMode()
-        state = {key: mode.from_tensor(value) for key, value in module.state_dict(keep_vars=True).items()}
+        tensors = module.state_dict(keep_vars=True).items()
+        state: dict[str, torch.Tensor] = {key: mode.from_tensor(value) for key, value in tensors}
         fakes = tuple(mode.from_tensor(value) for value in inputs)
         start = time.perf_counter()
         with mode:

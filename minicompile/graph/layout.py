@@ -82,14 +82,15 @@ def operands(node: Node) -> tuple[Any, ...]:
 
 def multiplications(node: Node) -> int:
     """How many products a convolution, or each of its gradients, forms."""
-    result = node if name_of(node) == "convolution" else node.args[0]
+    result: Any = node if name_of(node) == "convolution" else node.args[0]
     weight = operands(node)[-1].meta["val"]
     return result.meta["val"].numel() * weight[0].numel()
 
 
 def gains(node: Node) -> bool:
     """Whether the layout speeds a convolution up: dense with many channels, or one group a channel in half precision."""
-    weight, groups = operands(node)[-1].meta["val"], node.args[8 if name_of(node) == "convolution" else 9]
+    groups: Any = node.args[8 if name_of(node) == "convolution" else 9]
+    weight = operands(node)[-1].meta["val"]
     if groups > 1:
         return groups == weight.shape[0] and weight.dtype in HALVES
     return min(weight.shape[:2]) >= LEAST_CHANNELS
@@ -107,7 +108,7 @@ def in_channels_last(module: GraphModule, user: Node, operand: Node, copies: dic
     return copies[operand]
 
 
-def propagate(node: Node) -> bool:
+def propagate(node: Any) -> bool:
     """Compute a node's fake result again from its inputs' new layouts; whether its own layout changed."""
     if node.op != "call_function":
         return False
@@ -132,7 +133,7 @@ def laid_out_as(module: GraphModule, node: Node, like: torch.Tensor) -> Node:
     pairs = zip(like.shape, like.stride(), node.meta["val"].stride(), strict=True)
     if all(size == 1 or new == old for size, old, new in pairs):
         return node
-    options = {"dtype": like.dtype, "device": like.device}
+    options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
     into = module.graph.call_function(aten.empty_strided.default, (like.shape, like.stride()), options)
     copy = module.graph.call_function(aten.copy.default, (into, node))
     into.meta = copy.meta = {**node.meta, "val": like}

@@ -2,9 +2,10 @@
 
 softmax(scale * q kᵀ, masked) v, in the usual ways of writing it: `matmul`, `@`, `bmm` or `einsum`; the scale multiplied or
 divided in; `where`, `masked_fill` and added masks, also in place; an fp32 softmax around half inputs; dropout of the
-weights; key heads repeated for groups of query heads, which are then read as they are. It is replaced only when nothing else reads a value in between and every step is understood; a refusal says what stood in the
-way. A mask that is a constant of the graph is evaluated, so that causal attention is seen as causal. This module must not
-trace: it looks at the torch-level graph and at the fake values that capture left there.
+weights; key heads repeated for groups of query heads, which are then read as they are. It is replaced only when nothing
+else reads a value in between and every step is understood; a refusal says what stood in the way. A mask that is a
+constant of the graph is evaluated, so that causal attention is seen as causal. This module must not trace: it looks at the
+torch-level graph and at the fake values that capture left there.
 """
 
 from __future__ import annotations

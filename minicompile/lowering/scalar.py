@@ -17,7 +17,7 @@ Number = int | float | bool
 
 def number(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
     """A constant (or what sizes give) of `dtype`; kept exact for half precisions, as eager keeps scalar arguments."""
-    if isinstance(value, (Apply, Constant, IndexValue)):
+    if isinstance(value, Expr):
         return cast(value, dtype)
     if isinstance(value, Index):
         constant = value.constant

@@ -49,7 +49,7 @@ X = torch.randn(4, 6)
         (passes.split_of_cat, lambda x: torch.cat([x, x * 2], 1)[:, 5:11] + 1, ["mul", "cat", "slice", "add"]),
         (passes.write_copies_plainly, lambda x: x.clone().copy_(x * 2) + 1, ["mul", "add"]),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", "-".join(value) if isinstance(value, list) else None),
 )  # fmt: skip
 def test_one_pass(change: passes.Pass, function: Callable[..., Any], left: list[str]) -> None:
     assert through(change, function, X) == left

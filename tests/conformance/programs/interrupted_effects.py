@@ -668,7 +668,7 @@ def deletions_of_all_kinds():
         del local
         print(table)
         try:
-            return local
+            return local  # noqa: F821
         except UnboundLocalError as error:
             return result, str(error)
 
