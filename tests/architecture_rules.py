@@ -6,6 +6,7 @@ Nothing here imports the library: everything is read from the syntax trees, so t
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import io
 import pathlib
@@ -17,6 +18,9 @@ MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 80
 MAX_KERNEL_LINES = 150
 MAX_TOTAL_LINES = 20_000
+"""The size promised."""
+MAX_LINES_NOW = 25_400
+"""The size reached, rounded up: it may only go down, with `docs/limits.md`, until it meets the one promised."""
 APPLICATIONS = ("demo", "bench")
 MAX_CONFIG_FIELDS = 20
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
@@ -285,13 +289,24 @@ def too_many_config_fields(modules: dict[str, Module]) -> Iterator[str]:
                 yield f"Config has {count} fields; at most {MAX_CONFIG_FIELDS}"
 
 
-def too_many_lines(folder: pathlib.Path) -> Iterator[str]:
-    """A library over its size in lines of code; templates count whole, the applications on top of it do not count."""
-    files = [path for path in folder.rglob("*.py") if path.relative_to(folder).parts[0] not in APPLICATIONS]
-    count = sum(code_lines(path.read_text()) for path in files)
-    count += sum(len(path.read_text().splitlines()) for path in folder.rglob("*.jinja"))
-    if count > MAX_TOTAL_LINES:
-        yield f"the library has {count} lines of code; at most {MAX_TOTAL_LINES}"
+def too_many_lines(folder: pathlib.Path, limit: int = MAX_TOTAL_LINES) -> Iterator[str]:
+    """A library over its size in lines of code."""
+    counts = lines_by_package(folder)
+    if counts.total() > limit:
+        packages = ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
+        yield f"the library has {counts.total():,} lines of code; at most {limit:,} ({packages})"
+
+
+def lines_by_package(folder: pathlib.Path) -> collections.Counter[str]:
+    """Lines of code of every package; templates count whole, the applications on top of the library do not count."""
+    counts: collections.Counter[str] = collections.Counter()
+    for path in folder.rglob("*.py"):
+        package, *inside = path.relative_to(folder).parts
+        if package not in APPLICATIONS:
+            counts[package if inside else "top-level modules"] += code_lines(path.read_text())
+    for path in folder.rglob("*.jinja"):
+        counts["templates"] += len(path.read_text().splitlines())
+    return counts
 
 
 def code_lines(text: str) -> int:
