@@ -39,7 +39,9 @@ COPY_BYTES_PER_SECOND = 1.3e12
 COPY_SECONDS = 30e-6
 VENDOR_BANDWIDTH = 0.88
 MARGIN = 1.10
-EPILOGUE_MARGIN = 1.04
+EPILOGUE_MARGIN = {"half": 1.3, "int8": 1.3, "tf32": 1.3, "fp32": 1.04, "split": 1.04}
+"""Measured on the H200: in bf16, where the estimates had promised 1.04, a residual gains up to 1.15, but gelu loses up to
+0.71, as its arithmetic is not hidden behind the products; in exact fp32 every epilogue gains, 1.1 to 1.35."""
 NOT_OVERLAPPED = 0.1
 
 
@@ -95,7 +97,7 @@ def choose(problem: MatmulProblem) -> Choice:
     config, ours = _best_row(problem)
     saved = problem.epilogue_bytes_saved
     extra = saved / BYTES_PER_SECOND
-    margin = EPILOGUE_MARGIN if saved else MARGIN
+    margin = EPILOGUE_MARGIN[problem.numerics] if saved else MARGIN
     vendor, padded = vendor_seconds(problem) + extra, padded_seconds(problem) + extra
     estimates = f"estimated {ours * 1e6:.1f} us with {config} against {vendor * 1e6:.1f} us"
     if not problem.aligned and padded * MARGIN < min(vendor, ours):

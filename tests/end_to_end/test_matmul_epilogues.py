@@ -126,5 +126,7 @@ def test_who_computes_a_product() -> None:
     assert tile is None and "vendor" in reason
     tile, reason = choose(MatmulFacts(1, 2048, 50257, 768, torch.bfloat16, True))
     assert tile is not None and "16 bytes" in reason
-    tile, reason = choose(MatmulFacts(1, 16384, 8192, 2048, torch.bfloat16, True, bytes_saved=2 * 16384 * 8192 * 2))
+    tile, reason = choose(MatmulFacts(1, 2048, 768, 768, torch.float32, True, bytes_saved=2 * 2048 * 768 * 4))
     assert tile is not None and "epilogue" in reason
+    tile, reason = choose(MatmulFacts(1, 8192, 4096, 1024, torch.bfloat16, True, bytes_saved=2 * 8192 * 4096 * 2))
+    assert tile is None and "vendor" in reason
