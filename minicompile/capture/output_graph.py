@@ -158,7 +158,7 @@ class OutputGraph:
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             refuse_overlapping_writes(args[0] if args else None)
         result = self.run_fake(op, target, args, kwargs)
-        if isinstance(result, FakeTensor) and id(result) not in self.traced and result.requires_grad and result.is_leaf:
+        if isinstance(result, FakeTensor) and id(result) not in self.traced and is_new_leaf(result):
             raise Break("autograd call", f"`{name}` makes a leaf that requires a gradient")
         self.check_data_aliases(args)
         node = self.graph.create_node(op, target, node_args, node_kwargs)
@@ -293,6 +293,12 @@ class OutputGraph:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
                                 entry.kind, entry.value) for entry in self.inputs)  # type: ignore[arg-type]
+
+
+def is_new_leaf(result: torch.Tensor) -> bool:
+    """Whether an operation began a history of gradients; a view of a parameter under `no_grad` is a leaf but begins none."""
+    return result.requires_grad and result.is_leaf and not result._is_view()
+
 
 
 def needs_gradient(value: Any) -> bool:

@@ -12,6 +12,7 @@ import weakref
 import pytest
 import torch
 
+import minicompile
 from minicompile.errors import Unsupported
 from tests.capture.support import capture, equal, same_as_eager
 
@@ -270,3 +271,11 @@ def test_memory_that_is_shared_in_one_call_leaves_the_others_compiled() -> None:
             assert equal(compiled(x, x[0] if shared else torch.ones(3)), function(twin, twin[0] if shared else torch.ones(3)))
     assert len(compiled.records.graphs) == 1 and len(compiled.records.fallbacks) == 1
     assert compiled.records.recompiles[0].sentence == "`x` is changed and shares memory with another input"
+
+
+def test_views_of_parameters_without_gradients_are_no_break() -> None:
+    module = torch.nn.Linear(4, 4)
+    compiled = minicompile.compile(lambda x: x * module.bias.reshape(1, -1) + module.bias.expand(2, 4), fullgraph=True)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), x * module.bias + module.bias)
