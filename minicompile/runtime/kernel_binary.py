@@ -25,8 +25,8 @@ TRITON_TYPES: dict[torch.dtype, str] = {
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 
-
 MOST_WARPS = 32
+
 
 @dataclasses.dataclass(frozen=True)
 class KernelBinary:

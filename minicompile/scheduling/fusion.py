@@ -17,7 +17,7 @@ from minicompile.scheduling.cluster import Alignment, Cluster, align, cluster_of
 from minicompile.scheduling.dependencies import Dependences, bits, find_dependences, topological
 from minicompile.scheduling.naming import is_called
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
-from minicompile.scheduling.traffic import access_bytes, read_bytes
+from minicompile.scheduling.traffic import access_bytes, points, read_bytes
 
 MAXIMUM_ROUNDS = 6
 SIBLINGS = 2
@@ -295,6 +295,7 @@ class Fuser:
             row_length=target.row_length,
             second_pass=bool(whole) and first.reduces and second in whole,
             crossed=bool(target.stepped),
+            programs=target.rows // points(target.stepped),
         )
 
     def replace(self, a: int, b: int, merged: Cluster) -> None:

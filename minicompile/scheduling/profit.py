@@ -11,6 +11,7 @@ SMALL_KERNEL_BYTES = 4 << 20
 SIBLING_SHARE = 8
 SIBLING_DISTANCE = 48
 MAXIMUM_CROSSED_ROW = 8192
+LEAST_PROGRAMS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class PairFacts:
         rows, row_length: the fused iteration space.
         second_pass: a loop over the whole space would follow a reduction over it.
         crossed: rows and columns would be folded in one walk.
+        programs: how many programs would walk, if crossed.
     """
 
     bytes_apart: int
@@ -40,6 +42,7 @@ class PairFacts:
     row_length: int
     second_pass: bool
     crossed: bool = False
+    programs: int = 0
 
 
 def refusal(facts: PairFacts) -> str | None:
@@ -56,6 +59,8 @@ def refusal(facts: PairFacts) -> str | None:
         return f"a scan over {facts.scan_length} elements does not stay in registers"
     if facts.crossed and facts.row_length > MAXIMUM_CROSSED_ROW:
         return f"a row of {facts.row_length} and its column sums do not stay in registers"
+    if facts.crossed and not small and facts.programs < LEAST_PROGRAMS:
+        return f"only {facts.programs} programs would walk over {facts.rows} rows"
     if facts.second_pass and facts.rows < 16 and facts.rows * facts.row_length > 1 << 16:
         return f"only {facts.rows} rows would run in parallel over {facts.row_length} elements each"
     if not facts.vertical:

@@ -23,6 +23,12 @@ PAIR = PairFacts(bytes_apart=100 * MEGA, bytes_fused=60 * MEGA, vertical=True, d
                  scan_length=0, rows=4096, row_length=4096, second_pass=False)
 
 
+def test_rows_and_columns_are_folded_in_one_walk_if_enough_programs_walk() -> None:
+    crossed = dataclasses.replace(PAIR, crossed=True, rows=100_352, row_length=96)
+    assert refusal(dataclasses.replace(crossed, programs=392)) is None
+    assert refusal(dataclasses.replace(crossed, programs=8)) == "only 8 programs would walk over 100352 rows"
+
+
 def test_a_cast_with_three_readers_is_repeated_and_a_sum_of_two_inputs_is_not() -> None:
     assert should_inline(CAST)
     assert not should_inline(dataclasses.replace(CAST, input_bytes=128 * MEGA))
