@@ -106,7 +106,7 @@ def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
             if not base.__flags__ & IMMUTABLE:
                 tracer.read_of_library(base, name, raw)
         elif not isinstance(raw, NEVER_REPLACED):
-            tracer.guards.identity(source, raw, tracer.location())
+            tracer.guards.identity(source, raw)
         if id(raw) not in tracer.sources:
             tracer.register(raw, raw, source)
     else:

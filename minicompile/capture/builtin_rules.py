@@ -34,14 +34,16 @@ from minicompile.capture.calls import (
     run_native,
     special,
 )
-from minicompile.capture.iteration import advance, get_iterator, native_iterable
+from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import (
     BINARY,
+    COMPARISONS,
     binary,
     compare,
     contains,
     delete_item,
     get_item,
+    look_up,
     native_contains,
     native_item,
     set_item,
@@ -53,7 +55,7 @@ from minicompile.capture.source import Attribute
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, force, guard_absent, guard_structure, slot
+from minicompile.capture.values import CONSTANT_TYPES, force, guard_structure
 
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -157,35 +159,6 @@ def rule_hasattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return True
 
 
-@special(setattr, delattr)
-def rule_setattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`setattr(owner, name, value)` and `delattr(owner, name)`."""
-    set_attribute(tracer, args[0], args[1], args[2] if len(args) == 3 else MISSING)
-
-
-@special(object.__setattr__, object.__delattr__)
-def rule_object_setattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`object.__setattr__(owner, name, value)`."""
-    generic_set(tracer, args[0], args[1], args[2] if len(args) == 3 else MISSING)
-
-
-@special(object.__getattribute__)
-def rule_object_getattribute(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`object.__getattribute__(owner, name)`."""
-    return generic_attribute(tracer, args[0], type(args[0]), args[1])
-
-
-@special(object.__init__)
-def rule_object_init(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`object.__init__(owner)` does nothing."""
-
-
-@special(object.__init_subclass__)
-def rule_init_subclass(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Classes are not made while tracing."""
-    raise Break("unsupported value", "a class is made")
-
-
 @special(object.__new__, tuple.__new__, dict.__new__, list.__new__, set.__new__)
 def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """Allocate an instance."""
@@ -232,12 +205,6 @@ for _function in (Generator.__next__, Generator.send, Generator.throw, Generator
     special(_function)(generator_method(_function))
 
 
-@special(bool)
-def rule_bool(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`bool(value)`."""
-    return truth(tracer, args[0]) if args else False
-
-
 @special(iter)
 def rule_iter(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`iter(value)`."""
@@ -281,24 +248,9 @@ for _function in (list, tuple, set, frozenset, enumerate, reversed, collections.
 special(zip)(over_iterables(zip))
 
 
-def truth_over(stop_at: bool) -> Any:
-    """The rule of `any` (stops at a true element) or `all` (stops at a false one)."""
-
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        iterator = get_iterator(tracer, args[0])
-        while True:
-            try:
-                item = advance(tracer, iterator)
-            except StopIteration:
-                return not stop_at
-            if truth(tracer, item) is stop_at:
-                return stop_at
-
-    return rule
-
-
-special(any)(truth_over(True))
-special(all)(truth_over(False))
+def truth_over(tracer: Tracer, iterable: Any, stop_at: bool) -> bool:
+    """`any` (stops at a true element) or `all` (stops at a false one)."""
+    return any(truth(tracer, item) is stop_at for item in drain(tracer, iterable)) is stop_at
 
 
 def lazily(function: Any) -> Any:
@@ -418,24 +370,12 @@ def is_trusted_enum(value: Any) -> bool:
     return isinstance(value, enum.Enum)
 
 
-@special(callable)
-def rule_callable(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`callable(value)`."""
-    return isinstance(args[0], TensorMethod) or callable(args[0])
-
-
 @special(vars)
 def rule_vars(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`vars(value)`."""
     if not args:
         raise Break("unsupported value", "`vars()` of the frame")
     return get_attribute(tracer, args[0], "__dict__")
-
-
-@special(globals, locals, dir)
-def rule_namespace(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Whole namespaces are not followed."""
-    raise Break("unsupported value", "a whole namespace is read")
 
 
 def simple(function: Any) -> Any:
@@ -461,43 +401,46 @@ for _function in (range, slice, property, staticmethod, classmethod, functools.p
 def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`functools.reduce(function, iterable[, initial])`."""
     function, iterable, *rest = args
-    iterator = get_iterator(tracer, iterable)
-    if rest:
-        result = rest[0]
-    else:
-        try:
-            result = advance(tracer, iterator)
-        except StopIteration:
-            raise RaisedInUserCode(TypeError("reduce() of empty iterable with no initial value")) from None
-    while True:
-        try:
-            item = advance(tracer, iterator)
-        except StopIteration:
-            return result
+    items = drain(tracer, iterable)
+    result = rest[0] if rest else next(items, MISSING)
+    if result is MISSING:
+        raise RaisedInUserCode(TypeError("reduce() of empty iterable with no initial value"))
+    for item in items:
         result = call(tracer, function, (result, item), {})
+    return result
 
 
-def register_operators() -> None:
-    """`operator.f(a, b)` follows the same rules as the operator."""
-    for symbol, (function, in_place, _) in BINARY.items():
-        special(function)(lambda tracer, args, kwargs, symbol=symbol: binary(tracer, symbol, *args))
-        if in_place is not None:
-            special(in_place)(lambda tracer, args, kwargs, symbol=symbol: binary(tracer, symbol + "=", *args))
-    for name, symbol in (("lt", "<"), ("le", "<="), ("eq", "=="), ("ne", "!="), ("gt", ">"), ("ge", ">=")):
-        special(getattr(operator, name))(lambda tracer, args, kwargs, symbol=symbol: compare(tracer, symbol, *args))
-    for name in ("neg", "pos", "invert"):
-        special(getattr(operator, name))(lambda tracer, args, kwargs, name=name: unary(tracer, name, args[0]))
-    special(operator.getitem)(lambda tracer, args, kwargs: get_item(tracer, *args))
-    special(operator.setitem)(lambda tracer, args, kwargs: set_item(tracer, *args))
-    special(operator.delitem)(lambda tracer, args, kwargs: delete_item(tracer, *args))
-    special(operator.contains)(lambda tracer, args, kwargs: contains(tracer, args[1], args[0]))
-    special(operator.truth)(lambda tracer, args, kwargs: truth(tracer, args[0]))
-    special(operator.not_)(lambda tracer, args, kwargs: not truth(tracer, args[0]))
-    special(operator.is_)(lambda tracer, args, kwargs: args[0] is args[1])
-    special(operator.is_not)(lambda tracer, args, kwargs: args[0] is not args[1])
+def refused(reason: str) -> Any:
+    """The rule of a builtin that capture leaves to Python."""
+
+    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        raise Break("unsupported value", reason)
+
+    return rule
 
 
-register_operators()
+# Builtins that are a name for one of the tracer's own functions, as functions of the tracer and the arguments.
+DIRECT_RULES: dict[Any, Any] = {
+    bool: lambda tracer, value=False: truth(tracer, value),
+    callable: lambda tracer, value: isinstance(value, TensorMethod) or callable(value),
+    any: lambda tracer, items: truth_over(tracer, items, True), all: lambda tracer, items: truth_over(tracer, items, False),
+    setattr: set_attribute, delattr: lambda tracer, owner, name: set_attribute(tracer, owner, name, MISSING),
+    object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
+    object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
+    operator.getitem: get_item, operator.setitem: set_item, operator.delitem: delete_item,
+    operator.contains: lambda tracer, container, item: contains(tracer, item, container),
+    operator.truth: truth, operator.not_: lambda tracer, value: not truth(tracer, value),
+    operator.is_: lambda tracer, left, right: left is right, operator.is_not: lambda tracer, left, right: left is not right,
+    **{getattr(operator, name): lambda tracer, value, name=name: unary(tracer, name, value) for name in ("neg", "pos", "invert")},
+    **{function: lambda tracer, left, right, symbol=symbol: compare(tracer, symbol, left, right)
+       for symbol, (function, _, _) in COMPARISONS.items()},
+    **{function: lambda tracer, left, right, symbol=symbol + ending: binary(tracer, symbol, left, right)
+       for symbol, (plain, in_place, _) in BINARY.items() for function, ending in ((plain, ""), (in_place, "="))},
+}
+SPECIAL.update({function: lambda tracer, args, kwargs, rule=rule: rule(tracer, *args) for function, rule in DIRECT_RULES.items()})
+special(object.__init__)(lambda tracer, args, kwargs: None)
+special(object.__init_subclass__)(refused("a class is made"))
+special(globals, locals, dir)(refused("a whole namespace is read"))
 
 
 @special(inspect.signature)
@@ -527,27 +470,17 @@ def method(kinds: Any, *names: str) -> Any:
     return register
 
 
+method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")(
+    lambda tracer, owner, args, kwargs: native_item(tracer, owner, args[0]))
+method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque), "__contains__")(
+    lambda tracer, owner, args, kwargs: native_contains(tracer, args[0], owner))
+
+
 @method(dict, "get")
 def rule_dict_get(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.get(key[, default])` reads one entry."""
-    key = args[0]
-    force(tracer, key)
-    if run_native(tracer, dict.__contains__, (owner, key), {}):
-        return slot(tracer, owner, key)
-    guard_absent(tracer, owner, key)
-    return args[1] if len(args) > 1 else None
-
-
-@method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")
-def rule_getitem(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-    """`owner[key]` by the builtin rule."""
-    return native_item(tracer, owner, args[0])
-
-
-@method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque), "__contains__")
-def rule_contains(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-    """`key in owner`."""
-    return native_contains(tracer, args[0], owner)
+    found = look_up(tracer, owner, args[0])
+    return found if found is not MISSING else args[1] if len(args) > 1 else None
 
 
 @method(dict, "update")
@@ -582,13 +515,11 @@ def rule_join(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
 @method(dict, "setdefault")
 def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.setdefault(key, default)`."""
-    key = args[0]
-    if run_native(tracer, dict.__contains__, (owner, key), {}):
-        return slot(tracer, owner, key)
-    guard_absent(tracer, owner, key)
-    value = args[1] if len(args) > 1 else None
-    put(owner, key, value)
-    return value
+    key, default = args[0], args[1] if len(args) > 1 else None
+    found = look_up(tracer, owner, key)
+    if found is MISSING:
+        put(owner, key, default)
+    return default if found is MISSING else found
 
 
 def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:

@@ -139,7 +139,7 @@ def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         if type(item) not in CONSTANT_TYPES and not isinstance(item, IDENTITY_TYPES):
             if type(item).__hash__ is not object.__hash__ or not is_outside(tracer, item):
                 raise Break("unknown call", f"`{label}` has a cache and is called with more than constants")
-            tracer.guards.identity(tracer.sources[id(item)], item, tracer.location())
+            tracer.guards.identity(tracer.sources[id(item)], item)
     if tracer.effects.any_pending() or torch_interface.torch_state() != tracer.state:
         raise Break("unknown call", f"`{label}` has a cache and might see what was changed before")
     source = CachedCall(tracer.sources.get(id(function)) or Baked(function, label), args, dict(kwargs))
@@ -489,7 +489,7 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
         if not any(shadow.real[table] for table in HOOK_TABLES):
             if id(store) not in tracer.hookless:
                 tracer.hookless.add(id(store))
-                tracer.guards.test(shadow.source, NO_HOOKS, (), "`{0}` has no hooks", "structure", tracer.location())
+                tracer.guards.test(shadow.source, NO_HOOKS, (), "`{0}` has no hooks", "structure")
             return global_hooks(tracer)
     for table in HOOK_TABLES:
         if table not in store:

@@ -28,32 +28,10 @@ SMALLEST_SIZE = 2
 class SizeOf(Source):
     """`parent.size(dim)` or `parent.stride(dim)`."""
 
-    __slots__ = ("method", "dim")
-
-    def __init__(self, parent: Source, method: str, dim: int) -> None:
-        self.parent, self.method, self.dim = parent, method, dim
-
-    def expression(self, base: str, constant: Any) -> str:
-        return f"{base}.{self.method}({self.dim})"
-
-    def words(self) -> str:
-        base = self.parent.words() if self.parent else ""
-        return f"{base}.shape[{self.dim}]" if self.method == "size" else f"{base}.stride({self.dim})"
-
-
-class Negated(Source):
-    """`-parent`."""
-
     __slots__ = ()
 
-    def __init__(self, parent: Source) -> None:
-        self.parent = parent
-
-    def expression(self, base: str, constant: Any) -> str:
-        return f"-{base}"
-
-    def words(self) -> str:
-        return f"-{self.parent.words() if self.parent else ''}"
+    def __init__(self, parent: Source, method: str, dim: int) -> None:
+        super().__init__(parent, f"{{0}}.{method}({dim})", f"{{0}}.shape[{dim}]" if method == "size" else "")
 
 
 class SymbolPrinter(PythonPrinter):
@@ -98,8 +76,8 @@ class DynamicPlan:
             return None
         sign = "negative" if real < 0 else "not negative"
         tracer.guards.test(source, f"type({{0}}) is int and {{0}} {'<' if real < 0 else '>='} 0", (),
-                           f"`{{0}}` is an int and {sign}", "type", tracer.location())
-        value = self.symbol(tracer, abs(real), Negated(source) if real < 0 else source, int(real < 0), None)
+                           f"`{{0}}` is an int and {sign}", "type")
+        value = self.symbol(tracer, abs(real), Source(source, "-{0}") if real < 0 else source, int(real < 0), None)
         return -value if real < 0 else value
 
     def symbol(self, tracer: Tracer, value: int, source: Source, low: int, high: int | None) -> Any:

@@ -5,6 +5,7 @@ Must not run the user's code and must not assemble bytecode; `resume` does the l
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
-from minicompile.capture.opcodes import after_end_for
+from minicompile.capture.opcodes import after_end_for, callable_slots, is_method_form
 from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.operators import BINARY
 from minicompile.capture.reconstruct import Emitter
@@ -52,7 +53,7 @@ class Cutter:
         """The statements from the side effects on; the last one returns."""
         frame, instruction = self.frame, self.instruction
         name = instruction.name
-        if name in BRANCHES:
+        if "JUMP" in name and ("TRUE" in name or "FALSE" in name):
             return self.write_branch()
         if name == "FOR_ITER":
             return self.write_for_iter()
@@ -128,7 +129,12 @@ class Cutter:
 
     def operands(self, count: int) -> list[str]:
         """Expressions for the top `count` stack elements."""
-        return [self.emitter.value(value) for value in self.frame.stack[-count:]]
+        return [self.emitter.value(value) for value in self.frame.stack[len(self.frame.stack) - count :]]
+
+    def filled(self, template: str, count: int) -> str:
+        """A template with the operands, the instruction's name and, where it asks for it, the globals."""
+        namespace = self.emitter.constant(self.frame.globals, "namespace") if "{namespace}" in template else ""
+        return template.format(*self.operands(count), name=self.instruction.value, namespace=namespace)
 
     def result(self) -> str:
         """A variable for the instruction's result."""
@@ -146,24 +152,21 @@ def with_exit_step(cutter: Cutter) -> Step:
     return Step(0, [f"{name} = {leave}(type({error}), {error}, {error}.__traceback__)"], [name])
 
 
-def expression_step(count: int, template: str) -> Callable[[Cutter], Step]:
-    """A step that evaluates one expression over `count` operands."""
+def expression_step(count: int | Callable[[int], int], text: str | Callable[..., str]) -> Callable[[Cutter], Step]:
+    """A step that evaluates one expression over its operands: a template, or a function of cutter and operands."""
 
     def rule(cutter: Cutter) -> Step:
-        name, operands = cutter.result(), cutter.operands(count)
-        text = template.format(*operands, name=cutter.instruction.value)
-        return Step(count, [f"{name} = {text}"], [name])
+        at, name = cutter.instruction, cutter.result()
+        taken = count if isinstance(count, int) else count(at.arg)
+        value = cutter.filled(text, taken) if isinstance(text, str) else text(cutter, *cutter.operands(taken))
+        return Step(taken, [f"{name} = {value}"], list(callable_slots(name, None) if is_method_form(at) else (name,)))
 
     return rule
 
 
 def statement_step(count: int, template: str) -> Callable[[Cutter], Step]:
     """A step that executes one statement over `count` operands."""
-
-    def rule(cutter: Cutter) -> Step:
-        return Step(count, [template.format(*cutter.operands(count), name=cutter.instruction.value)], [])
-
-    return rule
+    return lambda cutter: Step(count, [cutter.filled(template, count)], [])
 
 
 def call_step(cutter: Cutter) -> Step:
@@ -198,49 +201,34 @@ def call_ex_step(cutter: Cutter) -> Step:
     return Step(count, [f"{name} = {cutter.caller(function, 1)}({target}, *{args}{keywords})"], [name])
 
 
-def binary_step(cutter: Cutter) -> Step:
+def binary_text(cutter: Cutter, left: str, right: str) -> str:
     """A binary operator."""
     symbol = BINARY_SYMBOLS[cutter.instruction.arg]
-    name, (left, right) = cutter.result(), cutter.operands(2)
     if symbol.endswith("=") and symbol[:-1] in BINARY:
-        function = cutter.emitter.constant(BINARY[symbol[:-1]][1], "in_place")
-        return Step(2, [f"{name} = {function}({left}, {right})"], [name])
-    return Step(2, [f"{name} = {left} {symbol} {right}"], [name])
+        return f"{cutter.emitter.constant(BINARY[symbol[:-1]][1], 'in_place')}({left}, {right})"
+    return f"{left} {symbol} {right}"
 
 
-def compare_step(cutter: Cutter) -> Step:
+def compare_text(cutter: Cutter, left: str, right: str) -> str:
     """A comparison."""
-    name, (left, right) = cutter.result(), cutter.operands(2)
     text = f"{left} {cutter.instruction.value} {right}"
-    if VERSION >= (3, 13) and cutter.instruction.arg & 16:
-        text = f"bool({text})"
-    return Step(2, [f"{name} = {text}"], [name])
+    return f"bool({text})" if VERSION >= (3, 13) and cutter.instruction.arg & 16 else text
 
 
-def membership_step(cutter: Cutter) -> Step:
+def membership_text(cutter: Cutter, item: str, container: str) -> str:
     """`in` and `not in`."""
-    name, (item, container) = cutter.result(), cutter.operands(2)
-    return Step(2, [f"{name} = {item} {'not in' if cutter.instruction.arg else 'in'} {container}"], [name])
+    return f"{item} {'not in' if cutter.instruction.arg else 'in'} {container}"
 
 
-def attribute_step(cutter: Cutter) -> Step:
-    """An attribute, or a method about to be called."""
-    instruction, name = cutter.instruction, cutter.result()
-    (owner,) = cutter.operands(1)
-    lines = [f"{name} = {owner}.{instruction.value}"]
-    if instruction.name == "LOAD_METHOD" or (VERSION >= (3, 12) and instruction.arg & 1):
-        return Step(1, lines, [name, None] if VERSION >= (3, 13) else [None, name])
-    return Step(1, lines, [name])
+def format_text(cutter: Cutter, value: str, specification: str = "''") -> str:
+    """One value of an f-string (3.11, 3.12)."""
+    return f"format({convert_text(cutter, value)}, {specification})"
 
 
-def global_step(cutter: Cutter) -> Step:
-    """A global whose value cannot be followed."""
-    instruction, name = cutter.instruction, cutter.result()
-    table = cutter.emitter.constant(cutter.frame.globals, "namespace")
-    lines = [f"{name} = {table}[{instruction.value!r}]"]
-    if instruction.name == "LOAD_GLOBAL" and instruction.arg & 1:
-        return Step(0, lines, [name, None] if VERSION >= (3, 13) else [None, name])
-    return Step(0, lines, [name])
+def convert_text(cutter: Cutter, value: str) -> str:
+    """`!s`, `!r` or `!a` of an f-string."""
+    conversion = ("", "str", "repr", "ascii")[cutter.instruction.arg & 3]
+    return f"{conversion}({value})" if conversion else value
 
 
 def unpack_step(cutter: Cutter) -> Step:
@@ -257,13 +245,6 @@ def with_step(cutter: Cutter) -> Step:
     return Step(1, [f"{leave} = {manager}.__exit__", f"{entered} = {manager}.__enter__()"], [leave, entered])
 
 
-def import_step(cutter: Cutter) -> Step:
-    """An import of a module that is not loaded."""
-    name, (level, names) = cutter.result(), cutter.operands(2)
-    table = cutter.emitter.constant(cutter.frame.globals, "namespace")
-    return Step(2, [f"{name} = __import__({cutter.instruction.value!r}, {table}, None, {names}, {level})"], [name])
-
-
 def import_from_step(cutter: Cutter) -> Step:
     """`from module import name` of something not loaded."""
     name, (module,) = cutter.result(), cutter.operands(1)
@@ -272,67 +253,33 @@ def import_from_step(cutter: Cutter) -> Step:
     return Step(1, [f"{name} = {text}"], [kept, name])
 
 
-def format_step(cutter: Cutter) -> Step:
-    """One value of an f-string (3.11, 3.12)."""
-    arg, name = cutter.instruction.arg, cutter.result()
-    operands = cutter.operands(2 if arg & 4 else 1)
-    conversion = ("", "str", "repr", "ascii")[arg & 3]
-    text = f"{conversion}({operands[0]})" if conversion else operands[0]
-    return Step(len(operands), [f"{name} = format({text}, {operands[1] if arg & 4 else repr('')})"], [name])
-
-
-def super_step(cutter: Cutter) -> Step:
-    """An attribute of `super()` (3.12)."""
-    name, (function, kind, instance) = cutter.result(), cutter.operands(3)
-    lines = [f"{name} = {function}({kind}, {instance}).{cutter.instruction.value}"]
-    if cutter.instruction.arg & 1:
-        return Step(3, lines, [name, None] if VERSION >= (3, 13) else [None, name])
-    return Step(3, lines, [name])
-
-
-def store_global_step(cutter: Cutter) -> Step:
-    """Write a global at once."""
-    table = cutter.emitter.constant(cutter.frame.globals, "namespace")
-    return Step(1, [f"{table}[{cutter.instruction.value!r}] = {cutter.operands(1)[0]}"], [])
-
-
 def extend_step(cutter: Cutter) -> Step:
     """Extend the list, set or dictionary that a display is building."""
     instruction = cutter.instruction
-    verb = {"LIST_EXTEND": "extend", "SET_UPDATE": "update", "DICT_UPDATE": "update", "DICT_MERGE": "update",
-            "LIST_APPEND": "append", "SET_ADD": "add"}[instruction.name]
+    verb = instruction.name.partition("_")[2].lower()
     target = cutter.emitter.value(cutter.frame.stack[-1 - instruction.arg])
     return Step(1, [f"{target}.{verb}({cutter.operands(1)[0]})"], [])
 
 
-BRANCHES = frozenset({
-    "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_FORWARD_IF_FALSE",
-    "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_FALSE", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP",
-})
 STEPS: dict[str, Callable[[Cutter], Step]] = {
-    "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step, "BINARY_OP": binary_step,
-    "COMPARE_OP": compare_step, "CONTAINS_OP": membership_step, "LOAD_ATTR": attribute_step, "LOAD_METHOD": attribute_step,
-    "LOAD_GLOBAL": global_step, "LOAD_NAME": global_step, "UNPACK_SEQUENCE": unpack_step, "BEFORE_WITH": with_step,
-    "WITH_EXCEPT_START": with_exit_step,
-    "IMPORT_NAME": import_step, "IMPORT_FROM": import_from_step, "FORMAT_VALUE": format_step,
-    "LOAD_SUPER_ATTR": super_step, "STORE_GLOBAL": store_global_step, "LIST_EXTEND": extend_step,
-    "SET_UPDATE": extend_step, "DICT_UPDATE": extend_step, "LIST_APPEND": extend_step, "SET_ADD": extend_step,
+    "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step, "UNPACK_SEQUENCE": unpack_step,
+    "BEFORE_WITH": with_step, "WITH_EXCEPT_START": with_exit_step, "IMPORT_FROM": import_from_step,
+    **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "LIST_APPEND", "SET_ADD"), extend_step),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), expression_step(1, "{0}.{name}")),
+    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), expression_step(0, "{namespace}[{name!r}]")),
+    "LOAD_SUPER_ATTR": expression_step(3, "{0}({1}, {2}).{name}"),
+    "IMPORT_NAME": expression_step(2, "__import__({name!r}, {namespace}, None, {1}, {0})"),
+    "BINARY_OP": expression_step(2, binary_text), "COMPARE_OP": expression_step(2, compare_text),
+    "CONTAINS_OP": expression_step(2, membership_text), "CONVERT_VALUE": expression_step(1, convert_text),
+    "FORMAT_VALUE": expression_step(lambda flags: 2 if flags & 4 else 1, format_text),
+    "BINARY_SUBSCR": expression_step(2, "{0}[{1}]"), "BINARY_SLICE": expression_step(3, "{0}[{1}:{2}]"),
+    "UNARY_NOT": expression_step(1, "not {0}"), "UNARY_NEGATIVE": expression_step(1, "-{0}"),
+    "UNARY_INVERT": expression_step(1, "~{0}"), "TO_BOOL": expression_step(1, "bool({0})"),
+    "GET_ITER": expression_step(1, "iter({0})"), "FORMAT_SIMPLE": expression_step(1, "format({0}, '')"),
+    "FORMAT_WITH_SPEC": expression_step(2, "format({0}, {1})"),
+    "STORE_GLOBAL": statement_step(1, "{namespace}[{name!r}] = {0}"),
     "STORE_ATTR": statement_step(2, "{1}.{name} = {0}"), "DELETE_ATTR": statement_step(1, "del {0}.{name}"),
     "STORE_SUBSCR": statement_step(3, "{1}[{2}] = {0}"), "STORE_SLICE": statement_step(4, "{1}[{2}:{3}] = {0}"),
-    "DELETE_SUBSCR": statement_step(2, "del {0}[{1}]"), "BINARY_SUBSCR": expression_step(2, "{0}[{1}]"),
-    "BINARY_SLICE": expression_step(3, "{0}[{1}:{2}]"), "UNARY_NOT": expression_step(1, "not {0}"),
-    "UNARY_NEGATIVE": expression_step(1, "-{0}"), "UNARY_INVERT": expression_step(1, "~{0}"),
-    "TO_BOOL": expression_step(1, "bool({0})"), "GET_ITER": expression_step(1, "iter({0})"),
-    "FORMAT_SIMPLE": expression_step(1, "format({0}, '')"), "FORMAT_WITH_SPEC": expression_step(2, "format({0}, {1})"),
-    "LOAD_BUILD_CLASS": lambda cutter: Step(
-        0, [], [cutter.emitter.constant(__import__("builtins").__build_class__, "build_class")]),
+    "DELETE_SUBSCR": statement_step(2, "del {0}[{1}]"),
+    "LOAD_BUILD_CLASS": lambda cutter: Step(0, [], [cutter.emitter.constant(builtins.__build_class__, "build_class")]),
 }
-
-
-def convert_step(cutter: Cutter) -> Step:
-    """`!s`, `!r` or `!a` of an f-string (3.13)."""
-    name, (value,) = cutter.result(), cutter.operands(1)
-    return Step(1, [f"{name} = {('', 'str', 'repr', 'ascii')[cutter.instruction.arg]}({value})"], [name])
-
-
-STEPS["CONVERT_VALUE"] = convert_step

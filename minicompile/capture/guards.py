@@ -18,8 +18,6 @@ from minicompile.capture import torch_interface
 from minicompile.capture.source import Source, identifier, literal
 from minicompile.errors import Location
 
-Names = Callable[[Any, str], str]
-
 
 @dataclasses.dataclass
 class Guard:
@@ -80,21 +78,17 @@ class TensorGuard:
 
 
 class GuardSet:
-    """All guards of one variant, in the order in which capture needed them."""
+    """All guards of one variant, in the order in which capture needed them; `here` tells at which line that is."""
 
-    def __init__(self) -> None:
+    def __init__(self, here: Callable[[], Location | None]) -> None:
         self.items: list[Guard | TensorGuard] = []
-        self.seen: set[Any] = set()
+        self.here = here
 
-    def add(self, guard: Guard) -> None:
-        """Record a guard."""
-        self.items.append(guard)
-
-    def constant(self, source: Source, value: Any, location: Location | None) -> None:
+    def constant(self, source: Source, value: Any) -> None:
         """Require that a source holds this very constant, type included."""
         text = literal(value)
         if value is None or value is True or value is False or value is Ellipsis:
-            condition, constants = f"{{0}} is {value!r}" if value is not Ellipsis else "{0} is ...", ()
+            condition, constants = f"{{0}} is {'...' if value is Ellipsis else value}", ()
         elif text is not None and type(value) in (int, str, bytes):
             shown = text.replace("{", "{{").replace("}", "}}")
             condition, constants = f"type({{0}}) is {type(value).__name__} and {{0}} == {shown}", ()
@@ -105,30 +99,27 @@ class GuardSet:
         else:
             condition, constants = "type({0}) is {2} and {0} == {1}", (value, type(value))
         shown = repr(value) if len(repr(value)) < 60 else f"{type(value).__name__} seen first"
-        self.add(Guard(source, condition, constants, f"`{{0}}` is {shown}", "constant", value, location=location))
+        self.test(source, condition, constants, f"`{{0}}` is {shown}", "constant", value)
 
-    def type(self, source: Source, value: Any, location: Location | None) -> None:
+    def type(self, source: Source, value: Any) -> None:
         """Require the exact type of a source."""
-        name = type(value).__name__
-        self.add(Guard(source, "type({0}) is {1}", (type(value),), f"`{{0}}` is of type {name}", "type", type(value),
-                       location=location))
+        kind = type(value)
+        self.test(source, "type({0}) is {1}", (kind,), f"`{{0}}` is of type {kind.__name__}", "type", kind)
 
-    def identity(self, source: Source, value: Any, location: Location | None) -> None:
+    def identity(self, source: Source, value: Any) -> None:
         """Require that a source is this very object."""
         name = getattr(value, "__qualname__", None) or type(value).__name__
-        self.add(Guard(source, "{0} is {1}", (value,), f"`{{0}}` is the same {name}", "identity", value,
-                       location=location))
+        self.test(source, "{0} is {1}", (value,), f"`{{0}}` is the same {name}", "identity", value)
 
     def test(self, source: Source, condition: str, constants: tuple[Any, ...], sentence: str, kind: str,
-             location: Location | None = None, expected: Any = None) -> None:
+             expected: Any = None, others: tuple[Source, ...] = ()) -> None:
         """Require a condition given as text."""
-        self.add(Guard(source, condition, constants, sentence, kind, expected, location=location))
+        self.items.append(Guard(source, condition, constants, sentence, kind, expected, others, self.here()))
 
-    def relation(self, source: Source, other: Source, same: bool, location: Location | None = None) -> None:
+    def relation(self, source: Source, other: Source, same: bool) -> None:
         """Require that two sources hold the same object, or different ones."""
         word = "is" if same else "is not"
-        self.add(Guard(source, f"{{0}} {word} {{others[0]}}", (), f"`{{0}}` {word} `{other.words()}`", "same", same, (other,),
-                       location=location))
+        self.test(source, f"{{0}} {word} {{others[0]}}", (), f"`{{0}}` {word} `{other.words()}`", "same", same, (other,))
 
 
 class Writer:

@@ -47,6 +47,19 @@ def opcode(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
+def callable_slots(value: Any, empty: Any) -> tuple[Any, Any]:
+    """A callable and the empty slot beside it, in the order in which a call of this version of Python finds them."""
+    return (value, empty) if VERSION >= (3, 13) else (empty, value)
+
+
+def is_method_form(instruction: Instruction) -> bool:
+    """Whether a load pushes the empty slot of a call too."""
+    return instruction.name == "LOAD_METHOD" or (instruction.name in WITH_METHOD_FORM and bool(instruction.arg & 1))
+
+
+WITH_METHOD_FORM = ("LOAD_GLOBAL", "LOAD_SUPER_ATTR", *(("LOAD_ATTR",) if VERSION >= (3, 12) else ()))
+
+
 def unbound(name: str) -> RaisedInUserCode:
     """The error for a local variable that has no value."""
     return RaisedInUserCode(UnboundLocalError(
@@ -111,12 +124,6 @@ def make_cell(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     frame.cells[name] = tracer.made(types.CellType() if value is MISSING else types.CellType(value))
 
 
-@opcode("LOAD_CONST")
-def load_const(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Push a constant."""
-    frame.stack.append(instruction.value)
-
-
 @opcode("LOAD_DEREF")
 def load_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push what a cell holds."""
@@ -152,10 +159,7 @@ def class_body(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def load_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push a global, with the empty slot of a call where the instruction says so."""
     value = tracer.load_global(frame.globals, instruction.value)
-    if instruction.name == "LOAD_GLOBAL" and instruction.arg & 1:
-        frame.stack.extend((value, NULL) if VERSION >= (3, 13) else (NULL, value))
-    else:
-        frame.stack.append(value)
+    frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
 
 
 @opcode("STORE_GLOBAL", "STORE_NAME")
@@ -178,12 +182,6 @@ def pop_top(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     frame.stack.pop()
 
 
-@opcode("PUSH_NULL")
-def push_null(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Push the empty slot of a call."""
-    frame.stack.append(NULL)
-
-
 @opcode("COPY")
 def copy_top(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push a deeper element again."""
@@ -201,12 +199,8 @@ def swap(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def load_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push an attribute; the method form pushes the empty slot too."""
     owner = tracer.resolve(frame.stack.pop())
-    method = instruction.name == "LOAD_METHOD" or (VERSION >= (3, 12) and instruction.arg & 1)
     value = get_attribute(tracer, owner, instruction.value)
-    if method:
-        frame.stack.extend((value, NULL) if VERSION >= (3, 13) else (NULL, value))
-    else:
-        frame.stack.append(value)
+    frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
 
 
 @opcode("LOAD_SUPER_ATTR")
@@ -216,10 +210,7 @@ def load_super_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
     del frame.stack[-3:]
     owner = rule_super(tracer, (kind, instance), {}) if function is super else call(tracer, function, (kind, instance), {})
     value = get_attribute(tracer, owner, instruction.value)
-    if instruction.arg & 1:
-        frame.stack.extend((value, NULL) if VERSION >= (3, 13) else (NULL, value))
-    else:
-        frame.stack.append(value)
+    frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
 
 
 def top(tracer: Tracer, frame: Frame) -> Any:
@@ -237,10 +228,32 @@ def take(tracer: Tracer, frame: Frame, count: int) -> list[Any]:
     return [tracer.resolve(value) for value in values]
 
 
+def formatted(tracer: Tracer, at: Instruction, value: Any, specification: Any = "") -> Any:
+    """One value of an f-string (3.11, 3.12)."""
+    conversion = CONVERSIONS[at.arg & 3]
+    return call(tracer, format, (value if conversion is None else call(tracer, conversion, (value,), {}), specification), {})
+
+
+def table_of(keys: Any, values: Any) -> dict[Any, Any]:
+    """The dictionary that a display makes."""
+    return dict(zip(map(concrete, keys), values, strict=True))
+
+
 CONVERSIONS = (None, str, repr, ascii)
-# What an instruction computes from the values that it pops (how many, and a function of the tracer, the instruction and the
-# values in the order in which they were pushed); the result is pushed.
-COMPUTED: dict[str, tuple[int, Callable[..., Any]]] = {
+# What an instruction computes from the values that it pops (how many, or a function of its argument that tells; and a function
+# of the tracer, the instruction and the values in the order in which they were pushed); the result is pushed.
+COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
+    "LOAD_CONST": (0, lambda tracer, at: at.value),
+    "PUSH_NULL": (0, lambda tracer, at: NULL),
+    "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
+    "BUILD_TUPLE": (int, lambda tracer, at, *values: values),
+    "BUILD_LIST": (int, lambda tracer, at, *values: tracer.made(list(values))),
+    "BUILD_SET": (int, lambda tracer, at, *values: tracer.made(set(map(concrete, values)))),
+    "BUILD_MAP": (lambda count: 2 * count, lambda tracer, at, *values: tracer.made(table_of(values[::2], values[1::2]))),
+    "BUILD_CONST_KEY_MAP": (lambda count: count + 1, lambda tracer, at, *values: tracer.made(table_of(values[-1], values[:-1]))),
+    "BUILD_SLICE": (int, lambda tracer, at, *values: slice(*values)),
+    "BUILD_STRING": (int, lambda tracer, at, *values: "".join(values)),
+    "FORMAT_VALUE": (lambda flags: 2 if flags & 4 else 1, formatted),
     "BINARY_OP": (2, lambda tracer, at, left, right: binary(tracer, BINARY_SYMBOLS[at.arg], left, right)),
     "COMPARE_OP": (2, lambda tracer, at, left, right: compare_values(tracer, at, left, right)),
     "IS_OP": (2, lambda tracer, at, left, right: is_same(tracer, left, right) is not bool(at.arg)),
@@ -253,6 +266,8 @@ COMPUTED: dict[str, tuple[int, Callable[..., Any]]] = {
     "UNARY_NOT": (1, lambda tracer, at, value: not truth(tracer, value)),
     "TO_BOOL": (1, lambda tracer, at, value: truth(tracer, value)),
     "GET_ITER": (1, lambda tracer, at, value: get_iterator(tracer, value)),
+    "CALL_INTRINSIC_1": (1, lambda tracer, at, value: call_intrinsic(tracer, at, value)),
+    "STOPITERATION_ERROR": (1, lambda tracer, at, value: stop_as_error(value)),
     "LIST_TO_TUPLE": (1, lambda tracer, at, value: tuple(value)),
     "CONVERT_VALUE": (1, lambda tracer, at, value: call(tracer, CONVERSIONS[at.arg], (value,), {})),
     "FORMAT_SIMPLE": (1, lambda tracer, at, value: call(tracer, format, (value, ""), {})),
@@ -272,7 +287,8 @@ EFFECTS: dict[str, tuple[int, Callable[..., Any]]] = {
 def compute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An instruction that only computes."""
     count, function = COMPUTED[instruction.name]
-    frame.stack.append(function(tracer, instruction, *take(tracer, frame, count)))
+    values = take(tracer, frame, count if isinstance(count, int) else count(instruction.arg))
+    frame.stack.append(function(tracer, instruction, *values))
 
 
 @opcode(*EFFECTS)
@@ -288,137 +304,53 @@ def compare_values(tracer: Tracer, instruction: Instruction, left: Any, right: A
     return truth(tracer, result) if VERSION >= (3, 13) and instruction.arg & 16 else result
 
 
-@opcode("BUILD_TUPLE")
-def build_tuple(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`(a, b)`."""
-    frame.stack.append(tuple(take(tracer, frame, instruction.arg)))
-
-
-@opcode("BUILD_LIST")
-def build_list(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`[a, b]`."""
-    frame.stack.append(tracer.made(take(tracer, frame, instruction.arg)))
-
-
-@opcode("BUILD_SET")
-def build_set(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`{a, b}`."""
-    frame.stack.append(tracer.made(set(map(concrete, take(tracer, frame, instruction.arg)))))
-
-
-@opcode("BUILD_MAP")
-def build_map(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`{a: b}`."""
-    values = take(tracer, frame, 2 * instruction.arg)
-    frame.stack.append(tracer.made(dict(zip(map(concrete, values[::2]), values[1::2], strict=True))))
-
-
-@opcode("BUILD_CONST_KEY_MAP")
-def build_const_key_map(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """A dictionary with constant keys."""
-    keys = frame.stack.pop()
-    frame.stack.append(tracer.made(dict(zip(keys, take(tracer, frame, instruction.arg), strict=True))))
-
-
-@opcode("BUILD_SLICE")
-def build_slice(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`a:b` or `a:b:c`."""
-    frame.stack.append(slice(*take(tracer, frame, instruction.arg)))
-
-
-@opcode("BUILD_STRING")
-def build_string(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """The parts of an f-string."""
-    frame.stack.append("".join(take(tracer, frame, instruction.arg)))
-
-
-@opcode("FORMAT_VALUE")
-def format_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """One value of an f-string (3.11, 3.12)."""
-    specification = tracer.resolve(frame.stack.pop()) if instruction.arg & 4 else ""
-    value = tracer.resolve(frame.stack.pop())
-    conversion = {0: None, 1: str, 2: repr, 3: ascii}[instruction.arg & 3]
-    if conversion is not None:
-        value = call(tracer, conversion, (value,), {})
-    frame.stack.append(call(tracer, format, (value, specification), {}))
-
-
-def display(tracer: Tracer, frame: Frame, depth: int) -> Any:
-    """The list, set or dictionary that a display or comprehension builds; after a graph break it comes from outside."""
-    value = frame.stack[-depth] = tracer.resolve(frame.stack[-depth])
-    if not isinstance(value, list):
-        force(tracer, value, False)
-    return value
-
-
-@opcode("LIST_APPEND")
-def list_append(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Append in a comprehension."""
-    value = tracer.resolve(frame.stack.pop())
-    display(tracer, frame, instruction.arg).append(value)
-
-
-@opcode("SET_ADD")
-def set_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Add in a comprehension."""
-    value = tracer.resolve(frame.stack.pop())
-    display(tracer, frame, instruction.arg).add(concrete(value))
-
-
-@opcode("MAP_ADD")
-def map_add(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Set in a comprehension."""
-    value, key = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    display(tracer, frame, instruction.arg)[concrete(key)] = value
-
-
-@opcode("LIST_EXTEND")
-def list_extend(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`[*a, *b]`."""
-    value = tracer.resolve(frame.stack.pop())
-    display(tracer, frame, instruction.arg).extend(native_iterable(tracer, value))
-
-
-@opcode("SET_UPDATE")
-def set_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`{*a, *b}`."""
-    value = tracer.resolve(frame.stack.pop())
-    display(tracer, frame, instruction.arg).update(native_iterable(tracer, value))
-
-
-@opcode("DICT_UPDATE", "DICT_MERGE")
-def dict_update(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`{**a}` and the keyword arguments of `f(**a)`."""
-    value = tracer.resolve(frame.stack.pop())
-    target = display(tracer, frame, instruction.arg)
-    if instruction.name == "DICT_MERGE":
-        for key in list(native_iterable(tracer, value)):
-            if key in target:
-                raise RaisedInUserCode(TypeError(f"got multiple values for keyword argument '{key}'"))
+def merge(tracer: Tracer, target: Any, value: Any) -> None:
+    """The keyword arguments of `f(**a, **b)`."""
+    for key in list(native_iterable(tracer, value)):
+        if key in target:
+            raise RaisedInUserCode(TypeError(f"got multiple values for keyword argument '{key}'"))
     update_dict(tracer, target, (value,), {})
 
 
-@opcode("CALL_INTRINSIC_1")
-def call_intrinsic(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """The small operations that 3.12 folded into one instruction."""
-    value = tracer.resolve(frame.stack.pop())
-    if instruction.arg == 3:
-        if isinstance(value, StopIteration):
-            value = RuntimeError("generator raised StopIteration")
-        frame.stack.append(value)
-    elif instruction.arg == 5:
-        frame.stack.append(unary(tracer, "pos", value))
-    elif instruction.arg == 6:
-        frame.stack.append(tuple(value))
-    else:
-        raise Break("unsupported instruction", f"intrinsic {instruction.arg}")
+# What an instruction does to a display or comprehension below the values that it pops.
+DISPLAYS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "LIST_APPEND": (1, lambda tracer, target, value: target.append(value)),
+    "SET_ADD": (1, lambda tracer, target, value: target.add(concrete(value))),
+    "MAP_ADD": (2, lambda tracer, target, key, value: target.__setitem__(concrete(key), value)),
+    "LIST_EXTEND": (1, lambda tracer, target, value: target.extend(native_iterable(tracer, value))),
+    "SET_UPDATE": (1, lambda tracer, target, value: target.update(native_iterable(tracer, value))),
+    "DICT_UPDATE": (1, lambda tracer, target, value: update_dict(tracer, target, (value,), {})),
+    "DICT_MERGE": (1, merge),
+}
 
 
-@opcode("STOPITERATION_ERROR")
-def stopiteration_error(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+@opcode(*DISPLAYS)
+def fill(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Put something into the list, set or dictionary that is being built; after a graph break it comes from outside."""
+    count, function = DISPLAYS[instruction.name]
+    values = take(tracer, frame, count)
+    target = frame.stack[-instruction.arg] = tracer.resolve(frame.stack[-instruction.arg])
+    if not isinstance(target, list):
+        force(tracer, target, False)
+    function(tracer, target, *values)
+
+
+def stop_as_error(value: Any) -> Any:
     """A `StopIteration` that leaves a generator becomes a `RuntimeError`."""
-    if isinstance(frame.stack[-1], StopIteration):
-        frame.stack[-1] = RuntimeError("generator raised StopIteration")
+    return RuntimeError("generator raised StopIteration") if isinstance(value, StopIteration) else value
+
+
+def call_intrinsic(tracer: Tracer, at: Instruction, value: Any) -> Any:
+    """The small operations that 3.12 folded into one instruction."""
+    if at.arg not in INTRINSICS:
+        raise Break("unsupported instruction", f"intrinsic {at.arg}")
+    return INTRINSICS[at.arg](tracer, value)
+
+
+INTRINSICS: dict[int, Callable[..., Any]] = {
+    3: lambda tracer, value: stop_as_error(value), 5: lambda tracer, value: unary(tracer, "pos", value),
+    6: lambda tracer, value: tuple(value),
+}
 
 
 @opcode("UNPACK_SEQUENCE")
@@ -473,15 +405,10 @@ def after_end_for(frame: Frame, target: int) -> int:
     return target
 
 
-def jump(frame: Frame, instruction: Instruction) -> None:
-    """Go to the target."""
-    frame.index = instruction.target
-
-
 @opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP")
 def jump_always(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An unconditional jump."""
-    jump(frame, instruction)
+    frame.index = instruction.target
 
 
 @opcode(*(f"POP_JUMP_{way}IF_{test}" for way in ("", "FORWARD_", "BACKWARD_") for test in ("TRUE", "FALSE", "NONE", "NOT_NONE")))
@@ -493,14 +420,14 @@ def pop_jump(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     else:
         taken = truth(tracer, value) is name.endswith("TRUE")
     if taken:
-        jump(frame, instruction)
+        frame.index = instruction.target
 
 
 @opcode("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP")
 def jump_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a or b`, `a and b` (3.11)."""
     if truth(tracer, top(tracer, frame)) is ("TRUE" in instruction.name):
-        jump(frame, instruction)
+        frame.index = instruction.target
     else:
         frame.stack.pop()
 

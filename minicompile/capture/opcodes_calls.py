@@ -114,12 +114,6 @@ def set_function_attribute(tracer: Tracer, frame: Frame, instruction: Instructio
     frame.stack.append(function)
 
 
-@opcode("LOAD_ASSERTION_ERROR")
-def load_assertion_error(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """The class that `assert` raises."""
-    frame.stack.append(AssertionError)
-
-
 @opcode("IMPORT_NAME")
 def import_name(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Import a module that is already loaded."""

@@ -153,7 +153,7 @@ def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
     first, second = tracer.sources.get(id(left)), tracer.sources.get(id(right))
     if first is not None and second is not None and left is not right and first.parent is not None:
         if not isinstance(left, type) and not isinstance(right, type):
-            tracer.guards.relation(first, second, False, tracer.location())
+            tracer.guards.relation(first, second, False)
 
 
 def is_same(tracer: Tracer, left: Any, right: Any) -> bool:
@@ -274,6 +274,15 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     raise Break("unsupported value", f"an object of type {type(owner).__name__} is indexed")
 
 
+def look_up(tracer: Tracer, table: dict[Any, Any], key: Any) -> Any:
+    """An entry of a dictionary, or MISSING and a guard that it is absent."""
+    force(tracer, key)
+    if run_native(tracer, dict.__contains__, (table, key), {}):
+        return slot(tracer, table, key)
+    guard_absent(tracer, table, key)
+    return MISSING
+
+
 def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     """`owner[key]` for a builtin container."""
     key = concrete(key)
@@ -282,9 +291,9 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     if isinstance(owner, dict):
         force(tracer, key)
         check_safe(tracer, key)
-        if run_native(tracer, dict.__contains__, (owner, key), {}):
-            return slot(tracer, owner, key)
-        guard_absent(tracer, owner, key)
+        value = look_up(tracer, owner, key)
+        if value is not MISSING:
+            return value
         missing, _ = class_lookup(tracer, type(owner), "__missing__")
         if isinstance(missing, types.FunctionType):
             return call(tracer, get_attribute(tracer, owner, "__missing__"), (key,), {})

@@ -14,65 +14,54 @@ from typing import Any
 
 
 class Source:
-    """Base of all sources. `parent` is the source of the value that this one is read from."""
+    """Where a value is read from.
 
-    __slots__ = ("parent",)
-    parent: Source | None
+    Attributes:
+        parent: the source of the value that this one is read from.
+        text: Python text that reads the value, with `{0}` for the parent's text.
+        label: the value in the user's terms, with `{0}` for the parent's words.
+    """
+
+    __slots__ = ("parent", "text", "label")
+
+    def __init__(self, parent: Source | None, text: str, label: str = "") -> None:
+        self.parent, self.text, self.label = parent, text, label or text
 
     def expression(self, base: str, constant: Any) -> str:
         """Python text that reads the value; `base` is the parent's text, `constant(value, hint)` names an object."""
-        raise TypeError(type(self).__name__)
+        return self.text.replace("{0}", base)
+
+    def owner(self) -> str:
+        """The value that this one is read from, in the user's terms."""
+        return self.parent.words() if self.parent else ""
 
     def words(self) -> str:
         """The value in the user's terms."""
-        raise TypeError(type(self).__name__)
-
-
-class Root(Source):
-    """One of the names every generated function takes: the callable, its positional and its keyword arguments."""
-
-    __slots__ = ("name", "label")
-
-    def __init__(self, name: str, label: str) -> None:
-        self.parent, self.name, self.label = None, name, label
-
-    def expression(self, base: str, constant: Any) -> str:
-        return self.name
-
-    def words(self) -> str:
-        return self.label
+        return self.label.replace("{0}", self.owner())
 
 
 class Baked(Source):
     """An object that the generated code holds directly: a module's globals, a class, a library module."""
 
-    __slots__ = ("value", "label")
+    __slots__ = ("value",)
 
     def __init__(self, value: Any, label: str) -> None:
-        self.parent, self.value, self.label = None, value, label
+        super().__init__(None, "", label)
+        self.value = value
 
     def expression(self, base: str, constant: Any) -> str:
         return constant(self.value, self.label)
 
-    def words(self) -> str:
-        return self.label
-
 
 class Attribute(Source):
-    """`parent.name`."""
+    """`parent.name`; the user does not see the attributes through which Python's own machinery goes."""
 
     __slots__ = ("name",)
 
-    def __init__(self, parent: Source, name: str) -> None:
-        self.parent, self.name = parent, name
-
-    def expression(self, base: str, constant: Any) -> str:
-        return f"{base}.{self.name}"
-
-    def words(self) -> str:
-        if self.name in ("__dict__", "__func__", "__self__"):
-            return self.parent.words() if self.parent else self.name
-        return f"{self.parent.words() if self.parent else ''}.{self.name}"
+    def __init__(self, parent: Source, name: str, label: str = "") -> None:
+        shown = "{0}" if name in ("__dict__", "__func__", "__self__", "cell_contents") else f"{{0}}.{name}"
+        super().__init__(parent, f"{{0}}.{name}", label or shown)
+        self.name = name
 
 
 class Item(Source):
@@ -80,22 +69,31 @@ class Item(Source):
 
     __slots__ = ("key",)
 
-    def __init__(self, parent: Source, key: Any) -> None:
-        self.parent, self.key = parent, key
+    def __init__(self, parent: Source, key: Any, label: str = "") -> None:
+        super().__init__(parent, "", label)
+        self.key = key
 
     def expression(self, base: str, constant: Any) -> str:
         return f"{base}[{literal(self.key) or constant(self.key, 'key')}]"
 
     def words(self) -> str:
-        base, key = self.parent.words() if self.parent else "", self.key
-        if isinstance(self.parent, Attribute) and self.parent.name == "__dict__" and isinstance(key, str):
-            return base if key in ("_parameters", "_buffers", "_modules") else f"{base}.{key}"
-        owner = self.parent
-        if isinstance(owner, Item) and owner.key in ("_parameters", "_buffers", "_modules") and isinstance(key, str):
+        base, key, owner = self.owner(), self.key, self.parent
+        if self.label:
+            return self.label
+        if isinstance(owner, Attribute) and owner.name == "__dict__" and isinstance(key, str):
+            return base if key in MODULE_TABLES else f"{base}.{key}"
+        if isinstance(owner, Item) and owner.key in MODULE_TABLES and isinstance(key, str):
             return f"{base}[{key}]" if key.isdigit() else f"{base}.{key}"
         if isinstance(owner, Baked) and owner.label.startswith("globals of"):
             return str(key)
         return f"{base}[{key!r}]"
+
+
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class Argument(Item):
+    """An argument of the captured function, known to the user by its parameter's name."""
 
 
 class PlainItem(Item):
@@ -127,92 +125,19 @@ def item_of(parent: Source, container: Any, key: Any) -> Item:
     return PlainItem(parent, key, dict) if hasattr(type(container), "__missing__") else Item(parent, key)
 
 
-class DictEntry(Source):
-    """Key or value at a position of a dictionary whose keys are not literals."""
-
-    __slots__ = ("position", "part")
-
-    def __init__(self, parent: Source, position: int, part: str) -> None:
-        self.parent, self.position, self.part = parent, position, part
-
-    def expression(self, base: str, constant: Any) -> str:
-        return f"list({base}.{self.part}())[{self.position}]"
-
-    def words(self) -> str:
-        return f"list({self.parent.words() if self.parent else ''}.{self.part}())[{self.position}]"
-
-
-class Elements(Source):
-    """`list(parent)`: the elements of a container that cannot be indexed, such as a deque subclass or an iterator."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, parent: Source, call: Any) -> None:
-        self.parent, self.call = parent, call
-
-    def expression(self, base: str, constant: Any) -> str:
-        return f"{constant(self.call, getattr(self.call, '__name__', 'call'))}({base})"
-
-    def words(self) -> str:
-        return self.parent.words() if self.parent else ""
-
-
 class CachedCall(Source):
     """`parent(*args, **kwargs)` of a function with a cache (`lru_cache`), which gives the same object each time."""
 
     __slots__ = ("args", "kwargs")
 
     def __init__(self, parent: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.parent, self.args, self.kwargs = parent, args, kwargs
+        super().__init__(parent, "", "{0}(...)")
+        self.args, self.kwargs = args, kwargs
 
     def expression(self, base: str, constant: Any) -> str:
         parts = [literal(item) or constant(item, "argument") for item in self.args]
         parts.extend(f"{key}={literal(item) or constant(item, 'argument')}" for key, item in self.kwargs.items())
         return f"{base}({', '.join(parts)})"
-
-    def words(self) -> str:
-        return f"{self.parent.words() if self.parent else ''}(...)"
-
-
-class Argument(Item):
-    """An argument of the captured function, known to the user by its parameter's name."""
-
-    __slots__ = ("label",)
-
-    def __init__(self, parent: Source, key: Any, label: str) -> None:
-        super().__init__(parent, key)
-        self.label = label
-
-    def words(self) -> str:
-        return self.label
-
-
-class FreeVariable(Attribute):
-    """The cell of a closure variable."""
-
-    __slots__ = ("position", "label")
-
-    def __init__(self, parent: Source, position: int, label: str) -> None:
-        super().__init__(parent, "__closure__")
-        self.position, self.label = position, label
-
-    def expression(self, base: str, constant: Any) -> str:
-        return f"{base}.__closure__[{self.position}]"
-
-    def words(self) -> str:
-        return self.label
-
-
-class CellContents(Attribute):
-    """The value of a closure variable."""
-
-    __slots__ = ()
-
-    def __init__(self, parent: Source) -> None:
-        super().__init__(parent, "cell_contents")
-
-    def words(self) -> str:
-        return self.parent.words() if self.parent else ""
 
 
 def is_trusted_module(name: str | None) -> bool:

@@ -22,7 +22,7 @@ from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
 from minicompile.capture.output_graph import OutputGraph
 from minicompile.capture.side_effects import MISSING, Lazy, SideEffects
-from minicompile.capture.source import Attribute, Baked, FreeVariable, Item, Source, is_trusted_module
+from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.user_line import as_if_raised_at
 from minicompile.config import Config
 from minicompile.errors import Location
@@ -183,7 +183,7 @@ class Tracer:
 
     def __init__(self, config: Config, rules: Rules, dynamic: Any = None) -> None:
         self.config, self.rules, self.dynamic = config, rules, dynamic
-        self.guards = GuardSet()
+        self.guards = GuardSet(self.location)
         self.graph = OutputGraph()
         self.effects = SideEffects()
         self.frames: list[Frame] = []
@@ -191,7 +191,6 @@ class Tracer:
         self.reals: dict[int, Any] = {}
         self.fresh: set[int] = set()
         self.known: dict[int, tuple[Any, Source]] = {}
-        self.class_reads: set[tuple[int, str]] = set()
         self.global_values: dict[tuple[int, str], Any] = {}
         self.absent_globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.absent_in_classes: dict[type, set[str]] = {}
@@ -410,7 +409,7 @@ class Tracer:
     def outside_cell(self, source: Source | None, function: Any, position: int, name: str, cell: Any) -> Any:
         """The stand-in for the closure cell of a function that was not made while tracing."""
         from_function = source or Baked(function, function.__qualname__)
-        return self.cell(cell, FreeVariable(from_function, position, name))
+        return self.cell(cell, Attribute(from_function, f"__closure__[{position}]", name))
 
     def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Match arguments to parameters as a call does."""

@@ -19,10 +19,9 @@ from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
 from minicompile.capture.source import (
+    MODULE_TABLES,
     Attribute,
     Baked,
-    CellContents,
-    DictEntry,
     Item,
     Source,
     is_trusted,
@@ -51,7 +50,7 @@ def wrap(tracer: Tracer, real: Any, source: Source) -> Any:
     if known is not None:
         stand_in, first = known
         if first is not source and not is_trusted(source):
-            tracer.guards.relation(source, first, True, tracer.location())
+            tracer.guards.relation(source, first, True)
         return stand_in
     rule = RULES.get(kind)
     if rule is not None:
@@ -68,14 +67,14 @@ def wrap_constant(tracer: Tracer, real: Any, source: Source) -> Any:
         symbol = tracer.dynamic.number(tracer, real, source)
         if symbol is not None:
             return symbol
-    tracer.guards.constant(source, real, tracer.location())
+    tracer.guards.constant(source, real)
     return real
 
 
 def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
     """A class, module or builtin: guarded to be the same object."""
     if not is_trusted(source):
-        tracer.guards.identity(source, real, tracer.location())
+        tracer.guards.identity(source, real)
     tracer.register(real, real, source)
     return real
 
@@ -85,18 +84,18 @@ def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
     if not is_trusted(source):
         parent = source.parent
         if isinstance(parent, Baked) or (isinstance(parent, Attribute) and isinstance(parent.parent, Baked)):
-            tracer.guards.identity(source, real, tracer.location())
+            tracer.guards.identity(source, real)
         else:
             tracer.guards.test(source, "type({0}) is {3} and {0}.__code__ is {1} and {0}.__globals__ is {2}",
                                (real.__code__, real.__globals__, types.FunctionType),
-                               f"`{{0}}` is the function {real.__qualname__}", "identity", tracer.location())
+                               f"`{{0}}` is the function {real.__qualname__}", "identity")
     tracer.register(real, real, source)
     return real
 
 
 def wrap_method(tracer: Tracer, real: types.MethodType, source: Source) -> Any:
     """A bound method: its function and its object each by their own rules."""
-    tracer.guards.type(source, real, tracer.location())
+    tracer.guards.type(source, real)
     function = wrap(tracer, real.__func__, Attribute(source, "__func__"))
     owner = wrap(tracer, real.__self__, Attribute(source, "__self__"))
     method = types.MethodType(function, owner)
@@ -110,7 +109,7 @@ def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
     if owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__module__ == "pybind11_builtins":
         return wrap_identity(tracer, real, source)
     tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
-                       f"`{{0}}` is the method {real.__name__}", "identity", tracer.location())
+                       f"`{{0}}` is the method {real.__name__}", "identity")
     bound = getattr(wrap(tracer, owner, Attribute(source, "__self__")), real.__name__)
     tracer.register(bound, real, source)
     return bound
@@ -124,16 +123,11 @@ def wrap_tensor(tracer: Tracer, real: torch.Tensor, source: Source) -> Any:
         raise Break(kind, f"`{source.words()}` is {reason}")
     fake, sizes, strides = tracer.dynamic.fake_tensor(tracer, real, source)
     tracer.guards.items.append(TensorGuard(source, real, sizes, strides, location=tracer.location()))
-    kind = "parameter" if isinstance(real, torch.nn.Parameter) else "buffer" if in_buffers(source) else "tensor"
+    in_buffers = isinstance(source.parent, Item) and source.parent.key == "_buffers"
+    kind = "parameter" if isinstance(real, torch.nn.Parameter) else "buffer" if in_buffers else "tensor"
     tracer.graph.add_input(fake, source, kind, real)
     tracer.register(fake, real, source)
     return fake
-
-
-def in_buffers(source: Source) -> bool:
-    """Whether a source goes through a module's `_buffers`."""
-    parent = source.parent
-    return isinstance(parent, Item) and parent.key == "_buffers"
 
 
 def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
@@ -141,7 +135,7 @@ def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
     count = tuple.__len__(real)
     measure = "len" if type(real).__len__ is tuple.__len__ else "tuple.__len__"
     tracer.guards.test(source, f"type({{0}}) is {{1}} and {measure}({{0}}) == {{2}}", (type(real), count),
-                       f"`{{0}}` is a {type(real).__name__} of {count}", "structure", tracer.location(), count)
+                       f"`{{0}}` is a {type(real).__name__} of {count}", "structure", count)
     items = [wrap(tracer, item, item_of(source, real, position)) for position, item in enumerate(tuple.__iter__(real))]
     if any(item is not original for item, original in zip(items, real, strict=True)):
         # Struct sequences (`torch.return_types`) do not let `tuple` make them.
@@ -154,7 +148,7 @@ def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
 
 def wrap_list(tracer: Tracer, real: list[Any], source: Source) -> Any:
     """A list or a subclass of it."""
-    tracer.guards.type(source, real, tracer.location())
+    tracer.guards.type(source, real)
     copy = list.__new__(type(real))
     list.extend(copy, [Lazy(item_of(source, real, position), item) for position, item in enumerate(list.__iter__(real))])
     return shadowed(tracer, real, source, copy)
@@ -163,13 +157,10 @@ def wrap_list(tracer: Tracer, real: list[Any], source: Source) -> Any:
 def wrap_deque(tracer: Tracer, real: collections.deque[Any], source: Source) -> Any:
     """A deque: guarded whole, since every use reads its ends."""
     tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
-                       f"`{{0}}` is a deque of {len(real)}", "structure", tracer.location(), len(real))
+                       f"`{{0}}` is a deque of {len(real)}", "structure", len(real))
     copy = collections.deque([wrap(tracer, item, Item(source, position)) for position, item in enumerate(real)],
                              real.maxlen)
     return shadowed(tracer, real, source, copy, True)
-
-
-MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def is_structural(source: Source) -> bool:
@@ -189,7 +180,7 @@ def is_plain_key(key: Any) -> bool:
 def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     """A dictionary or a subclass of it: values stay lazy, keys are guarded when somebody looks at them."""
     if not is_structural(source):
-        tracer.guards.type(source, real, tracer.location())
+        tracer.guards.type(source, real)
     copy = new_dict(tracer, real, source)
     plain = True
     for position, (key, value) in enumerate(entries(real)):
@@ -197,12 +188,11 @@ def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
             put(copy, key, Lazy(item_of(source, real, key), value))
         else:
             plain = False
-            stand_in = wrap(tracer, key, DictEntry(source, position, "keys"))
-            put(copy, stand_in, Lazy(DictEntry(source, position, "values"), value))
+            stand_in = wrap(tracer, key, Source(source, f"list({{0}}.keys())[{position}]"))
+            put(copy, stand_in, Lazy(Source(source, f"list({{0}}.values())[{position}]"), value))
     result = shadowed(tracer, real, source, copy)
     if not plain:
-        tracer.guards.test(source, "len({0}) == {1}", (len(real),), f"`{{0}}` has {len(real)} entries", "structure",
-                           tracer.location(), len(real))
+        tracer.guards.test(source, "len({0}) == {1}", (len(real),), f"`{{0}}` has {len(real)} entries", "structure", len(real))
         tracer.effects.shadows[id(result)].structure_guarded = True
     return result
 
@@ -224,7 +214,7 @@ def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
     if not all(is_plain_key(item) for item in real):
         return wrap_object(tracer, real, source)
     tracer.guards.test(source, "type({0}) is {1} and {0} == {2}", (type(real), type(real)(real)),
-                       "`{0}` has the same elements", "structure", tracer.location(), set(real))
+                       "`{0}` has the same elements", "structure", set(real))
     if isinstance(real, frozenset):
         tracer.register(real, real, source)
         return real
@@ -234,10 +224,10 @@ def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
 def wrap_cell(tracer: Tracer, real: types.CellType, source: Source) -> Any:
     """A closure cell; what it holds stays lazy."""
     try:
-        copy = types.CellType(Lazy(CellContents(source), real.cell_contents))
+        copy = types.CellType(Lazy(Attribute(source, "cell_contents"), real.cell_contents))
     except ValueError:
         copy = types.CellType()
-        tracer.guards.test(source, "is_empty_cell({0})", (), "`{0}` is not assigned yet", "constant", tracer.location())
+        tracer.guards.test(source, "is_empty_cell({0})", (), "`{0}` is not assigned yet", "constant")
     return shadowed(tracer, real, source, copy, True)
 
 
@@ -255,14 +245,14 @@ def wrap_object(tracer: Tracer, real: Any, source: Source) -> Any:
     if isinstance(real, enum.Enum) or type(real).__module__ in TYPING_MODULES:
         return wrap_identity(tracer, real, source)
     if not (is_trusted(source) and not hasattr(real, "__dict__")):
-        tracer.guards.type(source, real, tracer.location())
+        tracer.guards.type(source, real)
     tracer.register(real, real, source)
     return real
 
 
 def wrap_partial(tracer: Tracer, real: functools.partial[Any], source: Source) -> Any:
     """A partial call: the callable and the arguments by their own rules."""
-    tracer.guards.type(source, real, tracer.location())
+    tracer.guards.type(source, real)
     function = wrap(tracer, real.func, Attribute(source, "func"))
     args = wrap(tracer, real.args, Attribute(source, "args"))
     keywords = wrap(tracer, real.keywords, Attribute(source, "keywords"))
@@ -278,21 +268,20 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
     if shadow is None or shadow.structure_guarded:
         return
     shadow.structure_guarded = True
-    real, source, place = shadow.real, shadow.source, tracer.location()
+    real, source = shadow.real, shadow.source
     if isinstance(real, list):
         count = list.__len__(real)
         text = "len({0}) == {1}" if type(real) is list else "list.__len__({0}) == {1}"
-        tracer.guards.test(source, text, (count,), f"`{{0}}` has {count} elements", "structure", place, count)
+        tracer.guards.test(source, text, (count,), f"`{{0}}` has {count} elements", "structure", count)
     elif isinstance(real, dict):
         keys = [key for key, _ in entries(real)]
         plain = type(real).__len__ is dict.__len__ and type(real).__iter__ in PLAIN_ITERATION
         if not keys:
             text = "not {0}" if plain else "dict.__len__({0}) == 0"
-            tracer.guards.test(source, text, (), "`{0}` is empty", "structure", place, keys)
+            tracer.guards.test(source, text, (), "`{0}` is empty", "structure", keys)
         else:
             text = "list({0}) == {1}" if plain else "list(dict.keys({0})) == {1}"
-            tracer.guards.test(source, text, (keys,), f"`{{0}}` has the keys {keys}"[:200].replace("{", "{{")
-                               .replace("}", "}}").replace("{{0}}", "{0}"), "structure", place, keys)
+            tracer.guards.test(source, text, (keys,), f"`{{0}}` has the keys {keys}"[:200], "structure", keys)
 
 
 def guard_order(tracer: Tracer, value: Any) -> None:
@@ -301,8 +290,8 @@ def guard_order(tracer: Tracer, value: Any) -> None:
     if real is not None:
         if list(real) != list(value):
             raise Break("unsupported value", "the order of a set that was changed")
-        tracer.guards.test(tracer.sources[id(value)], "list({0}) == {1}", (list(real),), "`{0}` has the same order", "structure",
-                           tracer.location(), list(real))
+        source, order = tracer.sources[id(value)], list(real)
+        tracer.guards.test(source, "list({0}) == {1}", (order,), "`{0}` has the same order", "structure", order)
 
 
 PLAIN_ITERATION = (dict.__iter__, collections.OrderedDict.__iter__)
@@ -320,8 +309,7 @@ def guard_present(tracer: Tracer, value: Any, key: Any) -> None:
     shadow = tracer.effects.shadows.get(id(value))
     if shadow is not None and not shadow.structure_guarded and key in shadow.real and key not in shadow.present:
         shadow.present.add(key)
-        tracer.guards.test(shadow.source, "{1} in {0}", (key,), f"`{{0}}` has the key {str(key)[:40]}".replace("{", "{{")
-                           .replace("}", "}}").replace("{{0}}", "{0}"), "structure", tracer.location(), key)
+        tracer.guards.test(shadow.source, "{1} in {0}", (key,), f"`{{0}}` has the key {str(key)[:40]}", "structure", key)
 
 
 def slot(tracer: Tracer, container: Any, key: Any) -> Any:
@@ -363,13 +351,6 @@ def force(tracer: Tracer, value: Any, deep: bool = True, seen: set[int] | None =
 def is_outside(tracer: Tracer, value: Any) -> bool:
     """Whether a value is an object of the user's that must not be changed while tracing."""
     return id(value) in tracer.reals
-
-
-def wrap_numpy(tracer: Tracer, real: Any, source: Source) -> Any:
-    """A NumPy value: opaque."""
-    tracer.guards.type(source, real, tracer.location())
-    tracer.register(real, real, source)
-    return real
 
 
 Rule = Callable[[Tracer, Any, Source], Any]

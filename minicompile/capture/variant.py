@@ -28,7 +28,7 @@ from minicompile.capture.guards import GUARD_SCOPE, Guard, TensorGuard, Writer, 
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
-from minicompile.capture.source import Argument, Attribute, Baked, Root, Source, identifier, is_trusted_module
+from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted_module
 from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, Tracer
 from minicompile.capture.values import wrap
 from minicompile.config import Config
@@ -94,7 +94,7 @@ class Attempt:
     def root_call(self) -> tuple[types.FunctionType, tuple[Any, ...], dict[str, Any]]:
         """The Python function behind the callable, with its symbolic arguments."""
         tracer = self.tracer
-        root, positional, keyword = Root("F", "the function"), Root("A", "args"), Root("K", "kwargs")
+        root, positional, keyword = Source(None, "F", "the function"), Source(None, "A", "args"), Source(None, "K", "kwargs")
         tracer.guards.test(positional, "len({0}) == {1}", (len(self.args),),
                            f"the call has {len(self.args)} positional arguments", "structure")
         if self.kwargs:
@@ -294,8 +294,8 @@ class Assembly:
         places = {id(entry): f"{{others[{place}]}}" for place, entry in enumerate(inputs)}
         text = f"no_overlap(({', '.join(places[id(entry)] for entry in mutated)},), ({', '.join(places.values())},))"
         words = "shares no memory with another input" if alone else "shares memory with another input"
-        self.tracer.guards.add(Guard(mutated[0].source, text if alone else f"not {text}", (), f"`{{0}}` is changed and {words}",
-                                     "overlap", others=tuple(entry.source for entry in inputs if entry.source)))
+        self.tracer.guards.test(mutated[0].source, text if alone else f"not {text}", (), f"`{{0}}` is changed and {words}",
+                                "overlap", others=tuple(entry.source for entry in inputs if entry.source))
         if not alone:
             raise RunEager("an input that is changed in place shares memory with another input", "shared memory")
 
