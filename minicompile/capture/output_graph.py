@@ -90,6 +90,7 @@ class OutputGraph:
         self.region: int | None = None
         self.inside: InnerGraph | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
+        self.quiet_leaves: set[int] = set()
 
     def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:
         """Register a value from outside; it becomes a placeholder when an operation first uses it."""
@@ -122,6 +123,8 @@ class OutputGraph:
             entry = self.traced.get(id(value))
             if entry is None:
                 raise Break("unsupported value", "a tensor was made outside of the traced operations")
+            if id(value) in self.quiet_leaves and torch.is_grad_enabled():
+                raise Break("autograd call", "a view of a leaf made without gradients is used with gradients")
             return self.node_of(entry)
         if kind in PLAIN:
             return value
@@ -158,8 +161,7 @@ class OutputGraph:
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             refuse_overlapping_writes(args[0] if args else None)
         result = self.run_fake(op, target, args, kwargs)
-        if isinstance(result, FakeTensor) and id(result) not in self.traced and is_new_leaf(result):
-            raise Break("autograd call", f"`{name}` makes a leaf that requires a gradient")
+        self.check_leaves(result, name)
         self.check_data_aliases(args)
         node = self.graph.create_node(op, target, node_args, node_kwargs)
         self.describe(node, result, location)
@@ -168,6 +170,15 @@ class OutputGraph:
             self.graph.erase_node(node)
             self.operations -= 1
         return result
+
+    def check_leaves(self, result: Any, name: str) -> None:
+        """A leaf that requires a gradient ends the graph, but for a view made without gradients: that one only if it is
+        used with gradients."""
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(value, FakeTensor) and id(value) not in self.traced and value.requires_grad and value.is_leaf:
+                if torch.is_grad_enabled() or not value._is_view():
+                    raise Break("autograd call", f"`{name}` makes a leaf that requires a gradient")
+                self.quiet_leaves.add(id(value))
 
     def run_fake(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on fake tensors; errors of any sort become graph breaks."""
@@ -293,12 +304,6 @@ class OutputGraph:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
                                 entry.kind, entry.value) for entry in self.inputs)  # type: ignore[arg-type]
-
-
-def is_new_leaf(result: torch.Tensor) -> bool:
-    """Whether an operation began a history of gradients; a view of a parameter under `no_grad` is a leaf but begins none."""
-    return result.requires_grad and result.is_leaf and not result._is_view()
-
 
 
 def needs_gradient(value: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from minicompile import compile as minicompile_compile
-from tests.capture.support import capture
+from tests.capture.support import capture, same_as_eager
 
 
 def kinds(compiled: Any) -> list[str]:
@@ -112,3 +112,14 @@ def test_and_of_an_argument_asks_for_the_truth_of_its_value() -> None:
     compiled = capture(lambda x, flag: (x, not (flag and x.shape)))
     x = torch.ones(2)
     assert [compiled(x, flag)[1] for flag in (True, False)] == [False, True]
+
+
+def test_parts_of_parameters_are_captured_without_gradients() -> None:
+    """Eager calls them leaves that require a gradient; a class token or a position table would be a break otherwise."""
+    token, table = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(8, 4))
+
+    def embed(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([token.expand(x.shape[0], -1, -1), x], 1) + table[: x.shape[1] + 1] @ table.t()[:, :4]
+
+    with torch.no_grad():
+        same_as_eager(embed, torch.randn(2, 5, 4), fullgraph=True)

@@ -493,3 +493,24 @@ def freeze_and_unfreeze_inside():
         return y, y.requires_grad
 
     return outer, [call(normal(2, 2)), call(normal(3, 2))], model
+
+
+@program(backward=False)
+def views_of_a_parameter_made_without_gradients():
+    model = nn.Linear(4, 3)
+
+    def inference(x):
+        first, *others = model.weight.unbind(0)
+        return model.weight[:2].t() + x.sum(), first.requires_grad, first.is_leaf, others[0], model.weight.expand(2, 3, 4) * 1
+
+    def mixed(x, quiet):
+        if quiet:
+            with torch.no_grad():
+                return inference(x)
+        with torch.no_grad():
+            first, second, _ = model.weight.unbind(0)
+            scale = model.weight.t()[0].sum()
+            model.bias[0].add_(1)
+        return (x * first).sum() + model.weight.sum() * scale, second
+
+    return mixed, [call(normal(4), True), call(normal(4), False), call(normal(5, 4), True), call(normal(5, 4), False)], model
