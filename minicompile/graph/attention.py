@@ -89,10 +89,14 @@ def _covered(
 def _mask_covered(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
     if mask is None:
         return True
-    if mask.dtype != torch.bool and mask.dtype != query.dtype or mask.dim() > query.dim() or mask.dim() < 2:
+    return mask.dtype in (torch.bool, query.dtype) and broadcasts_to(mask.shape, (*query.shape[:-1], key.shape[-2]))
+
+
+def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:
+    """Whether a mask of at least two dims expands to the scores."""
+    if len(shape) > len(target) or len(shape) < 2:
         return False
-    target = (*query.shape[:-1], key.shape[-2])
-    return all(size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(target), strict=False))
+    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False))
 
 
 def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ replaced only when nobody else reads the logits; a refusal says why. This module
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
-from minicompile.graph import torch_interface
-from minicompile.graph.patterns import Refused, argument, drop_unread, name_of, value_of
+from minicompile.graph.patterns import Refused, argument, name_of, recognise, value_of
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
 ours = torch.ops.minicompile
@@ -56,23 +54,7 @@ def recognise_cross_entropy(
     captured: CapturedGraph, config: Config
 ) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:
     """The graph with large heads and their losses replaced, and a record for every loss of a linear head."""
-    if not any(name_of(node) == "cross_entropy" for node in captured.module.graph.nodes):
-        return captured, ()
-    copy = torch.fx.Graph()
-    closing = copy.graph_copy(captured.module.graph, {})
-    copy.output(closing).meta.update(next(iter(reversed(captured.module.graph.nodes))).meta)
-    drop_unread(copy)
-    module: GraphModule = torch_interface.GraphModule(captured.module, copy)
-    records = []
-    for node in [node for node in copy.nodes if name_of(node) == "cross_entropy"]:
-        try:
-            replace_loss(module, node, config)
-            records.append(PatternRecord("linear cross-entropy", True, "", node.meta.get("location")))
-        except Refused as refusal:
-            if str(refusal):
-                records.append(PatternRecord("linear cross-entropy", False, str(refusal), node.meta.get("location")))
-    accepted = any(record.accepted for record in records)
-    return (dataclasses.replace(captured, module=module) if accepted else captured), tuple(records)
+    return recognise(captured, config, "cross_entropy", "linear cross-entropy", replace_loss)
 
 
 def replace_loss(module: GraphModule, loss: Node, config: Config) -> None:
@@ -114,7 +96,7 @@ def replace_loss(module: GraphModule, loss: Node, config: Config) -> None:
         made.meta.update(loss.meta)
     loss.replace_all_uses_with(made)
     for node in (loss, *steps, head):
-        graph.erase_node(node)
+        node.meta["replaced"] = True
 
 
 def head_operands(head: Any) -> tuple[Any, Any, Any, bool]:

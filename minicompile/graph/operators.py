@@ -6,6 +6,7 @@ The partition and the passes ask; nobody else decides such things. This module m
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -113,3 +114,15 @@ def storage_root(node: Node) -> Node:
     while is_view(node) or is_item(node) and is_view(node.args[0]):  # type: ignore[arg-type]
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes and everything that they are computed from."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from minicompile.config import Config
 from minicompile.graph import torch_interface
-from minicompile.graph.operators import is_impure, is_size, is_view, num_bytes
+from minicompile.graph.operators import ancestors, is_impure, is_size, is_view, num_bytes
 from minicompile.graph.recompute import Cut, JointView, choose
 from minicompile.graph.trace import JointGraph
 from minicompile.ir.graph import (
@@ -242,18 +242,3 @@ def recomputed_records(backward: GraphModule, forward: _Forward) -> list[Recompu
 def is_effect(node: Node) -> bool:
     """Whether the node must run even if nobody reads it."""
     return node.op == "call_function" and is_impure(node)
-
-
-def ancestors(nodes: list[Node]) -> set[Node]:
-    """The nodes and everything that they are computed from."""
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
-
-
-

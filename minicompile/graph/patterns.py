@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
 from minicompile.graph import torch_interface
-from minicompile.graph.attention import written_attention
+from minicompile.graph.attention import broadcasts_to, written_attention
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
 PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
@@ -50,30 +51,42 @@ class Found:
 
 def recognise_attention(captured: CapturedGraph, config: Config) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:
     """The graph with hand-written attention replaced, and a record for every softmax between two products."""
+    if config.attention == "aten":
+        return captured, ()
+    return recognise(captured, config, "softmax", "attention", replace_one, read_what_was_written)
+
+
+def recognise(
+    captured: CapturedGraph, config: Config, name: str, pattern: str,
+    replace: Callable[[GraphModule, Node, Config], None], prepare: Callable[[torch.fx.Graph], None] | None = None,
+) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:  # fmt: skip
+    """The graph with `replace` tried on every call of `name` in a copy that was prepared, and a record for each.
+
+    `replace` raises `Refused`, or puts something in the node's place and marks what is needed no more as `replaced`.
+    """
     graph = captured.module.graph
-    if config.attention == "aten" or not any(name_of(node) == "softmax" for node in graph.nodes):
+    if not any(name_of(node) == name for node in graph.nodes):
         return captured, ()
     copy = torch.fx.Graph()
     closing = copy.graph_copy(graph, {})
-    ending = next(iter(reversed(graph.nodes)))
-    copy.output(closing).meta.update(ending.meta)
-    read_what_was_written(copy)
+    copy.output(closing).meta.update(next(iter(reversed(graph.nodes))).meta)
+    if prepare is not None:
+        prepare(copy)
     drop_unread(copy)
-    module = torch_interface.GraphModule(captured.module, copy)
+    module: GraphModule = torch_interface.GraphModule(captured.module, copy)
     records = []
-    for node in list(copy.nodes):
-        if name_of(node) != "softmax":
-            continue
-        location = node.meta.get("location")
+    for node in [node for node in copy.nodes if name_of(node) == name]:
         try:
-            replace_one(module, node, config)
-            records.append(PatternRecord("attention", True, "", location))
+            replace(module, node, config)
+            records.append(PatternRecord(pattern, True, "", node.meta.get("location")))
         except Refused as refusal:
             if str(refusal):
-                records.append(PatternRecord("attention", False, str(refusal), location))
+                records.append(PatternRecord(pattern, False, str(refusal), node.meta.get("location")))
     if not any(record.accepted for record in records):
         return captured, tuple(records)
-    copy.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or not unused_pure(node))
+    copy.eliminate_dead_code(
+        is_impure_node=lambda node: node.op in ("placeholder", "output") or not node.meta.get("replaced")
+    )
     return dataclasses.replace(captured, module=module), tuple(records)
 
 
@@ -100,11 +113,6 @@ def drop_unread(graph: torch.fx.Graph) -> None:
         idle = name_of(node) == "dropout" and not argument(node, 2, "training", True)
         if not node.users and (name_of(node) in CASTS or idle):
             graph.erase_node(node)
-
-
-def unused_pure(node: Node) -> bool:
-    """Whether a node may go when nobody reads it: only what the replacement left behind."""
-    return bool(node.meta.get("replaced"))
 
 
 def name_of(node: Any) -> str:
@@ -423,13 +431,6 @@ def check_operands(query: Node, key: Node, value: Node, found: Found, config: Co
             raise Refused("a mask of another shape than the scores")
 
 
-def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:
-    """Whether a mask of at least two dims expands to the scores."""
-    if len(shape) > len(target) or len(shape) < 2:
-        return False
-    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False))
-
-
 def masks_to_keep(graph: torch.fx.Graph, module: GraphModule, found: Found) -> list[Node]:
     """Boolean masks, True where a key is seen; a causal one becomes a flag."""
     patterns = [constant_tensor(module, condition) for condition, _, _ in found.keep]
@@ -504,7 +505,6 @@ def constant_number(module: GraphModule, value: Any) -> float | None:
 
 def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
     """The value of a node that depends on no input, computed on the CPU; `None` if it does, or is too large."""
-    order: list[Node] = []
     seen: set[Node] = set()
     stack = [node]
     while stack:
@@ -522,12 +522,11 @@ def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
             return None
         if isinstance(value, torch.Tensor) and (value.numel() > LARGEST_CONSTANT or value.numel() < 1):
             return None
-        order.append(current)
         stack.extend(current.all_input_nodes)
     if any(user not in seen and random_or_written(user) and user.args[:1] == (made,) for made in seen for user in made.users):
         return None
     results: dict[Node, Any] = {}
-    for current in in_order(order):
+    for current in sorted(seen):  # as they stand in the graph
         args = torch.fx.node.map_arg(current.args, results.__getitem__)
         kwargs = dict(torch.fx.node.map_arg(current.kwargs, results.__getitem__))
         if "device" in kwargs:
@@ -543,21 +542,6 @@ def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
             return None
     found_value = results[node]
     return found_value if isinstance(found_value, torch.Tensor) else None
-
-
-def in_order(nodes: list[Node]) -> list[Node]:
-    """Nodes with their arguments ahead of them."""
-    done: dict[Node, None] = {}
-
-    def visit(node: Node) -> None:
-        if node not in done:
-            for made in node.all_input_nodes:
-                visit(made)
-            done[node] = None
-
-    for node in nodes:
-        visit(node)
-    return list(done)
 
 
 def held_constant(module: GraphModule, node: Node) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ One `minicompile::seeds` node at the head of the graph draws a key per random op
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,18 +55,30 @@ class Seeds:
 def random_decompositions(seeds: Seeds) -> dict[Any, Callable[..., Any]]:
     """Functional forms of eager's random operators, drawing from `seeds`."""
     draws = Draws(seeds)
+    uniform, normal = draws.uniform_numbers, draws.normal_numbers
     names = {
-        aten.rand.default: draws.rand, aten.randn.default: draws.randn, aten.rand_like.default: draws.rand_like,
-        aten.randn_like.default: draws.randn_like, aten.randint.default: draws.randint,
-        aten.randint.low: draws.randint_low, aten.randint_like.default: draws.randint_like,
-        aten.randint_like.low_dtype: draws.randint_like_low, aten.bernoulli.default: draws.bernoulli,
-        aten.bernoulli.p: draws.bernoulli_p, aten.bernoulli.Tensor: draws.bernoulli_tensor,
+        aten.rand.default: functools.partial(draws.new, uniform), aten.randn.default: functools.partial(draws.new, normal),
+        aten.rand_like.default: functools.partial(draws.like, uniform),
+        aten.randn_like.default: functools.partial(draws.like, normal),
+        aten.randint.default: functools.partial(draws.randint, 0), aten.randint.low: draws.randint,
+        aten.randint_like.default: lambda like, high, **options: draws.randint_like(like, 0, high, **options),
+        aten.randint_like.low_dtype: draws.randint_like, aten.bernoulli.default: draws.bernoulli,
+        aten.bernoulli.p: draws.bernoulli_like, aten.bernoulli.Tensor: draws.bernoulli_like,
         aten.native_dropout.default: draws.native_dropout, aten.uniform.default: draws.uniform,
-        aten.normal_functional.default: draws.normal_functional, aten.normal.Tensor_float: draws.normal_tensor,
-        aten.normal.Tensor_Tensor: draws.normal_tensor, aten.normal.float_Tensor: draws.normal_float_tensor,
+        aten.normal_functional.default: draws.normal_like, aten.normal.Tensor_float: draws.normal,
+        aten.normal.Tensor_Tensor: draws.normal, aten.normal.float_Tensor: draws.normal,
         aten.exponential.default: draws.exponential,
     }  # fmt: skip
-    return names  # type: ignore[return-value]
+    return {name: unless_given_a_generator(function) for name, function in names.items()}
+
+
+def unless_given_a_generator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, but not where the user hands in a generator of their own: eager must draw from that."""
+
+    def run(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if generator is None else NotImplemented
+
+    return run
 
 
 class Draws:
@@ -74,91 +87,53 @@ class Draws:
     def __init__(self, seeds: Seeds) -> None:
         self._seeds = seeds
 
-    def _uniform(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def uniform_numbers(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Uniform on [0, 1)."""
         value, index = self._seeds.draw(device)
         return ours.random_uniform(value, index, size, dtype)
 
-    def _normal(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def normal_numbers(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Standard normal."""
         value, index = self._seeds.draw(device)
         return ours.random_normal(value, index, size, dtype)
 
-    def _open_uniform(self, like: Tensor) -> Tensor:
-        """Uniform on (0, 1]."""
-        return 1.0 - self._uniform(like.shape, wide_dtype(like.dtype), like.device)
-
-    def rand(self, size: Any, *, generator: Any = None, dtype: Any = None, layout: Any = None, device: Any = None,
-             pin_memory: Any = None) -> Any:
-        """`aten.rand`."""
+    def new(self, draw: Any, size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+        """`aten.rand` and `aten.randn`."""
         dtype, device = dtype or torch.get_default_dtype(), torch.device(device or "cpu")
-        if dtype not in SIXTEEN_AND_UP or generator is not None:
-            return NotImplemented
-        return self._uniform(size, dtype, device)
+        return draw(size, dtype, device) if dtype in SIXTEEN_AND_UP else NotImplemented
 
-    def randn(self, size: Any, *, generator: Any = None, dtype: Any = None, layout: Any = None, device: Any = None,
-              pin_memory: Any = None) -> Any:
-        """`aten.randn`."""
-        dtype, device = dtype or torch.get_default_dtype(), torch.device(device or "cpu")
-        if dtype not in SIXTEEN_AND_UP or generator is not None:
-            return NotImplemented
-        return self._normal(size, dtype, device)
-
-    def rand_like(self, like: Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> Any:
-        """`aten.rand_like`."""
-        return self._like(self._uniform, like, dtype, device, memory_format)
-
-    def randn_like(self, like: Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> Any:
-        """`aten.randn_like`."""
-        return self._like(self._normal, like, dtype, device, memory_format)
-
-    def _like(self, draw: Any, like: Tensor, dtype: Any, device: Any, memory_format: Any) -> Any:
+    def like(
+        self, draw: Any, like: Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
+    ) -> Any:
+        """`aten.rand_like` and `aten.randn_like`."""
         dtype, device = dtype or like.dtype, torch.device(device or like.device)
         if dtype not in SIXTEEN_AND_UP:
             return NotImplemented
         return in_layout_of(draw(like.shape, dtype, device), like, memory_format)
 
-    def randint(self, high: int, size: Any, **options: Any) -> Any:
+    def randint(self, low: int, high: int, size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
         """`aten.randint`."""
-        return self.randint_low(0, high, size, **options)
-
-    def randint_low(self, low: int, high: int, size: Any, *, generator: Any = None, dtype: Any = None,
-                    layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-        """`aten.randint.low`."""
-        dtype, device = dtype or torch.int64, torch.device(device or "cpu")
-        if generator is not None or not all(type(bound) is int for bound in (low, high)) or not 0 < high - low <= 2**32:
+        if not all(type(bound) is int for bound in (low, high)) or not 0 < high - low <= 2**32:
             return NotImplemented
-        value, index = self._seeds.draw(device)
-        return ours.random_randint(value, index, low, high, size, dtype)
+        value, index = self._seeds.draw(torch.device(device or "cpu"))
+        return ours.random_randint(value, index, low, high, size, dtype or torch.int64)
 
-    def randint_like(self, like: Tensor, high: int, **options: Any) -> Any:
+    def randint_like(self, like: Tensor, low: int, high: int, *, dtype: Any = None, device: Any = None,
+                     memory_format: Any = None, **_: Any) -> Any:
         """`aten.randint_like`."""
-        return self.randint_like_low(like, 0, high, **options)
-
-    def randint_like_low(self, like: Tensor, low: int, high: int, *, dtype: Any = None, device: Any = None,
-                         memory_format: Any = None, **_: Any) -> Any:
-        """`aten.randint_like.low_dtype`."""
-        drawn = self.randint_low(low, high, like.shape, dtype=dtype or like.dtype, device=device or like.device)
+        drawn = self.randint(low, high, like.shape, dtype=dtype or like.dtype, device=device or like.device)
         return drawn if drawn is NotImplemented else in_layout_of(drawn, like, memory_format)
 
-    def bernoulli(self, probability: Tensor, *, generator: Any = None) -> Any:
+    def bernoulli(self, probability: Tensor) -> Tensor:
         """`aten.bernoulli`."""
-        if generator is not None:
-            return NotImplemented
-        drawn = self._uniform(probability.shape, wide_dtype(probability.dtype), probability.device)
+        drawn = self.uniform_numbers(probability.shape, wide_dtype(probability.dtype), probability.device)
         return in_layout_of((drawn < probability).to(probability.dtype), probability, None)
 
-    def bernoulli_p(self, like: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
-        """`aten.bernoulli.p`."""
-        if generator is not None:
-            return NotImplemented
-        drawn = self._uniform(like.shape, torch.float32, like.device)
-        return in_layout_of((drawn < p).to(like.dtype), like, None)
-
-    def bernoulli_tensor(self, like: Tensor, p: Tensor, *, generator: Any = None) -> Any:
-        """`aten.bernoulli.Tensor`."""
-        if generator is not None:
-            return NotImplemented
-        drawn = self._uniform(like.shape, torch.float32, like.device)
-        return in_layout_of((drawn < p.to(like.device)).to(like.dtype), like, None)
+    def bernoulli_like(self, like: Tensor, p: Any = 0.5) -> Tensor:
+        """`aten.bernoulli.p`, and with a tensor of probabilities."""
+        drawn = self.uniform_numbers(like.shape, torch.float32, like.device)
+        limit = p.to(like.device) if isinstance(p, Tensor) else p
+        return in_layout_of((drawn < limit).to(like.dtype), like, None)
 
     def native_dropout(self, value: Tensor, p: float, train: bool | None) -> Any:
         """`aten.native_dropout`."""
@@ -166,39 +141,33 @@ class Draws:
             return value.clone(), torch.ones_like(value, dtype=torch.bool)
         if p == 1.0:
             return torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool)
-        keep = in_layout_of(self._uniform(value.shape, torch.float32, value.device) >= p, value, None)
+        keep = in_layout_of(self.uniform_numbers(value.shape, torch.float32, value.device) >= p, value, None)
         return keep * value * (1.0 / (1.0 - p)), keep
 
-    def uniform(self, like: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
+    def uniform(self, like: Tensor, low: float = 0.0, high: float = 1.0) -> Any:
         """`aten.uniform`."""
-        if generator is not None or like.dtype not in SIXTEEN_AND_UP:
-            return NotImplemented
-        return in_layout_of(self._uniform(like.shape, like.dtype, like.device) * (high - low) + low, like, None)
+        drawn = self.like(self.uniform_numbers, like)
+        return drawn if drawn is NotImplemented else drawn * (high - low) + low
 
-    def normal_functional(self, like: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
+    def normal_like(self, like: Tensor, mean: float = 0.0, std: float = 1.0) -> Any:
         """`aten.normal_functional`."""
-        if generator is not None or like.dtype not in SIXTEEN_AND_UP:
-            return NotImplemented
-        return in_layout_of(self._normal(like.shape, like.dtype, like.device) * std + mean, like, None)
+        drawn = self.like(self.normal_numbers, like)
+        return drawn if drawn is NotImplemented else drawn * std + mean
 
-    def normal_tensor(self, mean: Tensor, std: Any = 1.0, *, generator: Any = None) -> Any:
-        """`aten.normal` with a tensor of means."""
-        if generator is not None or mean.dtype not in SIXTEEN_AND_UP:
+    def normal(self, mean: Any, std: Any = 1.0) -> Any:
+        """`aten.normal` with a tensor of means, of deviations, or of both."""
+        tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+        if tensors[0].dtype not in SIXTEEN_AND_UP:
             return NotImplemented
-        size = torch.broadcast_shapes(mean.shape, std.shape) if isinstance(std, Tensor) else mean.shape
-        return self._normal(size, mean.dtype, mean.device) * std + mean
+        size = torch.broadcast_shapes(*(value.shape for value in tensors))
+        return self.normal_numbers(size, tensors[0].dtype, tensors[0].device) * std + mean
 
-    def normal_float_tensor(self, mean: float, std: Tensor, *, generator: Any = None) -> Any:
-        """`aten.normal` with a tensor of deviations."""
-        if generator is not None or std.dtype not in SIXTEEN_AND_UP:
-            return NotImplemented
-        return self._normal(std.shape, std.dtype, std.device) * std + mean
-
-    def exponential(self, like: Tensor, rate: float = 1.0, *, generator: Any = None) -> Any:
+    def exponential(self, like: Tensor, rate: float = 1.0) -> Any:
         """`aten.exponential`."""
-        if generator is not None or like.dtype not in SIXTEEN_AND_UP:
+        if like.dtype not in SIXTEEN_AND_UP:
             return NotImplemented
-        return in_layout_of((-torch.log(self._open_uniform(like)) / rate).to(like.dtype), like, None)
+        above_zero = 1.0 - self.uniform_numbers(like.shape, wide_dtype(like.dtype), like.device)
+        return in_layout_of((-torch.log(above_zero) / rate).to(like.dtype), like, None)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

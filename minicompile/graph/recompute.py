@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from minicompile.graph.operators import (
+    ancestors,
     is_fusible,
     is_impure,
     is_item,
@@ -59,13 +60,7 @@ class JointView:
         self.wanted: set[Node] = {node for node in gradients if node not in self.backward}
         for node in self.backward:
             self.wanted.update(a for a in node.all_input_nodes if a not in self.backward)
-        self.relevant: set[Node] = set()
-        stack = list(self.wanted)
-        while stack:
-            node = stack.pop()
-            if node not in self.relevant:
-                self.relevant.add(node)
-                stack.extend(node.all_input_nodes)
+        self.relevant = ancestors(self.wanted)
         self.order = [node for node in self.nodes if node in self.relevant]
         self.level = self._levels()
         self.read_by_backward = {storage_root(node) for node in self.wanted}

@@ -22,7 +22,6 @@ from minicompile.graph.sizes import SizeExpressions
 from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode, TorchDispatchMode
 
 Decomposition = Callable[..., Any]
-ORIGIN_KEYS = ("location", "variable", "operator", "checkpoint")
 SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 

@@ -65,11 +65,6 @@ def to_functional(value: torch.Tensor) -> torch.Tensor:
     return torch._to_functional_tensor(value)
 
 
-def is_functional(value: object) -> bool:
-    """Whether `value` is a functional tensor."""
-    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
-
-
 def from_functional(value: torch.Tensor) -> torch.Tensor:
     """The current plain value of a functional tensor, all pending mutations applied."""
     torch._sync(value)

@@ -174,13 +174,11 @@ OutputBinding = FreshOutput | InputOutput | ViewOutput | RepeatedOutput | Consta
 class MutatedInput:
     """An input whose data the user's code changed: forward output `output_index` is copied into it after the run.
 
-    `metadata_only` is a change of size or stride without data (`t_()`, `unsqueeze_()`); `in_graph` says that the graph
-    already wrote the storage in place and nothing has to be copied.
+    `in_graph` says that the graph already wrote the storage in place and nothing has to be copied.
     """
 
     input_index: int
     output_index: int
-    metadata_only: bool = False
     in_graph: bool = False
     requires_grad: bool = False
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from minicompile.ir.index import Axis, Index
+from minicompile.ir.index import Axis
 from minicompile.ir.loops import ExternKernel, Loop, LoweredGraph
 
 Strategy = Literal["pointwise", "persistent", "looped", "crossed"]
@@ -179,14 +179,12 @@ class Schedule:
         steps: kernels in execution order.
         memory: the memory plan over those steps.
         refusals: the fusion ledger.
-        size_hints: nothing but documentation of symbolic sizes: symbol name to the size seen.
     """
 
     graph: LoweredGraph
     steps: tuple[KernelGroup | ExternKernel, ...]
     memory: MemoryPlan
     refusals: tuple[FusionRefusal, ...] = ()
-    size_hints: Mapping[str, Index] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +195,4 @@ class DeviceProperties:
     kind: Literal["cuda", "hip", "cpu"] = "cpu"
     compute_capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 132
-    max_threads_per_multiprocessor: int = 2048
-    registers_per_multiprocessor: int = 65536
-    shared_memory_per_block: int = 232448
     l2_bytes: int = 60 * 2**20
-    copy_bytes_per_second: float = 4.2e12

@@ -24,7 +24,7 @@ from minicompile.ir.expr import (
     indirect_values,
     walk,
 )
-from minicompile.ir.graph import CapturedGraph, PartitionedGraph
+from minicompile.ir.graph import PartitionedGraph
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, atoms, hint, lower_bound, upper_bound
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
 from minicompile.ir.printer import module_text, operation_text
@@ -38,24 +38,16 @@ BOOLEAN = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"} | {
 # FX graphs
 
 
-def verify_captured(captured: CapturedGraph) -> None:
-    """Placeholders match the inputs, and the output is flat."""
-    names = [n.name for n in captured.module.graph.nodes if n.op == "placeholder"]
-    if names != [i.name for i in captured.inputs]:
-        raise VerificationFailed(f"placeholders {names} are not the inputs {[i.name for i in captured.inputs]}")
-    _verify_module(captured.module, functional=False)
-
-
 def verify_partitioned(partitioned: PartitionedGraph) -> None:
     """Both halves are functional ATen graphs, and the binding's indices exist."""
-    _verify_module(partitioned.forward, functional=True)
+    _verify_module(partitioned.forward)
     count = len(_results(partitioned.forward))
     binding = partitioned.binding
     named = [*binding.saved, *binding.differentiable_outputs, *(m.output_index for m in binding.mutated_inputs if not m.in_graph)]
     if any(not 0 <= index < count for index in named):
         raise VerificationFailed(f"the binding names output {max(named)} of {count}", module_text(partitioned.forward))
     if partitioned.backward is not None:
-        _verify_module(partitioned.backward, functional=True)
+        _verify_module(partitioned.backward)
         given = sum(n.op == "placeholder" for n in partitioned.backward.graph.nodes)
         expected = len(binding.saved) + len(binding.saved_inputs) + len(binding.differentiable_outputs)
         if given < expected:
@@ -70,13 +62,13 @@ def _results(module: torch.fx.GraphModule) -> Sequence[Any]:
     return results if isinstance(results, (tuple, list)) else (results,)  # type: ignore[return-value]
 
 
-def _verify_module(module: torch.fx.GraphModule, functional: bool) -> None:
+def _verify_module(module: torch.fx.GraphModule) -> None:
     try:
         module.graph.lint()
     except RuntimeError as fault:
         raise VerificationFailed(f"not a well-formed graph: {fault}", module_text(module)) from fault
     for node in module.graph.nodes:
-        if not functional or node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if "val" not in node.meta:
             raise VerificationFailed(f"{node.name} has no fake result", module_text(module))

@@ -97,13 +97,6 @@ def lower_iota(
     return builder.like_node(lambda i: index_value(first + i[0] * each).to(dtype).expr)
 
 
-@lowers("aten.eye.default", "aten.eye.m")
-def lower_eye(builder: GraphBuilder, *_: Any, **__: Any) -> TensorValue:
-    """Ones on the diagonal."""
-    dtype = builder.val.dtype
-    return builder.like_node(lambda i: index_value(i[0]).equals(index_value(i[1])).to(dtype).expr)
-
-
 def _triangle(builder: GraphBuilder, value: TensorValue, diagonal: int, upper: bool) -> TensorValue:
     zero = number(0, value.dtype)
 
@@ -143,16 +136,7 @@ def lower_convert(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype)
     return builder.like_node(lambda i: cast(value.load(i), dtype))
 
 
-@lowers(
-    "aten.clone.default", "aten.contiguous.default", "aten.lift_fresh_copy.default", "aten.alias_copy.default",
-    "aten.detach_copy.default",
-)  # fmt: skip
+@lowers("aten.clone.default", "aten.lift_fresh_copy.default", "aten.alias_copy.default", "aten.detach_copy.default")
 def lower_clone(builder: GraphBuilder, value: TensorValue, **_: Any) -> TensorValue:
     """A copy in the layout that eager gives it."""
     return builder.like_node(value.load)
-
-
-@lowers("aten.expand_copy.default")
-def lower_expand_copy(builder: GraphBuilder, value: TensorValue, *_: Any, **__: Any) -> TensorValue:
-    """A broadcast copy."""
-    return builder.like_node(value.load_broadcast)

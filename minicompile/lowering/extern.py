@@ -32,10 +32,7 @@ COPYING_FORMS: dict[str, str] = {
     "aten._conj.default": "aten._conj_physical.default",
     "aten._neg_view.default": "aten._neg_view_copy.default",
     "aten.reshape.default": "aten._reshape_copy.default",
-    "aten._reshape_alias.default": "aten._reshape_copy.default",
-    "aten._unsafe_view.default": "aten._reshape_copy.default",
     "aten.view.default": "aten._reshape_copy.default",
-    "aten.contiguous.default": "aten.clone.default",
 }
 
 IMPURE_NAMES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "uniform", "exponential", "geometric",
@@ -87,8 +84,7 @@ def without_aliases(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any,
     """The operator that copies where `target` would return a view of its argument."""
     name = qualified_name(target)
     if name in COPYING_FORMS:
-        copying = overload(COPYING_FORMS[name])
-        return copying, args[:1] if copying is torch.ops.aten.clone.default else args
+        return overload(COPYING_FORMS[name]), args
     returns = target._schema.returns
     if any(r.alias_info is not None and not r.alias_info.is_write for r in returns) or _lists_views(target):
         namespace, base, form = name.split(".", 2)

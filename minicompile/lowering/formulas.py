@@ -29,11 +29,6 @@ def subtract(a: Scalar, b: Scalar | Number, alpha: Number = 1) -> Scalar:
     return a - b if alpha == 1 else a - b * alpha
 
 
-def reversed_subtract(a: Scalar, b: Scalar | Number, alpha: Number = 1) -> Scalar:
-    """`b - alpha * a`."""
-    return b - (a if alpha == 1 else a * alpha)
-
-
 def divide(a: Scalar, b: Scalar | Number, rounding_mode: str | None = None) -> Scalar:
     """`a / b`, rounded as asked."""
     if rounding_mode is None:
@@ -112,11 +107,6 @@ def clamp(a: Scalar, low: Scalar | Number | None = None, high: Scalar | Number |
     if low is not None:
         a = a.call("maximum", low)
     return a if high is None else a.call("minimum", high)
-
-
-def is_finite(a: Scalar) -> Scalar:
-    """Neither infinite nor NaN."""
-    return a.call("abs") < math.inf if a.dtype.is_floating_point else truth(True)
 
 
 def is_infinite(a: Scalar) -> Scalar:
@@ -200,11 +190,6 @@ def lerp(a: Scalar, b: Scalar, weight: Scalar | Number) -> Scalar:
     if isinstance(weight, Scalar):
         return where(weight.call("abs") < 0.5, low, high)
     return low if abs(weight) < 0.5 else high
-
-
-def masked_fill(a: Scalar, mask: Scalar, value: Scalar | Number) -> Scalar:
-    """`value` where the mask holds."""
-    return where(mask, value, a)
 
 
 def threshold(a: Scalar, limit: Number, value: Number) -> Scalar:
@@ -366,14 +351,3 @@ def tanh_backward(grad: Scalar, result: Scalar) -> Scalar:
 def entropy(a: Scalar) -> Scalar:
     """`-a * log(a)`, 0 at 0, minus infinity below, NaN at NaN."""
     return where(a.is_nan(), a, where(a > 0, -a * a.call("log"), where(a.equals(0), 0, Scalar(a.lift(-math.inf)))))
-
-
-def normal_cdf(a: Scalar) -> Scalar:
-    """The standard normal distribution function."""
-    scaled = a * SQRT_HALF
-    return where(a < -1, scaled.call("neg").call("erfc") * 0.5, (1 + scaled.call("erf")) * 0.5)
-
-
-def mse(a: Scalar, b: Scalar) -> Scalar:
-    """The squared difference."""
-    return (a - b) * (a - b)

@@ -55,16 +55,14 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     **{name: formulas.integral_identity(name) for name in ("floor", "ceil", "trunc", "round")},
     "abs": formulas.absolute, "sign": formulas.sign, "sgn": formulas.sign, "frac": formulas.fraction,
     "round.decimals": formulas.round_decimals,
-    "square": lambda a: a * a, "relu": formulas.relu, "sinc": formulas.sinc, "logit": formulas.logit,
+    "relu": formulas.relu, "sinc": formulas.sinc, "logit": formulas.logit,
     "deg2rad": lambda a: a * 0.017453292519943295, "rad2deg": lambda a: a * 57.29577951308232,
-    "special_entr": formulas.entropy, "special_ndtr": formulas.normal_cdf,
-    "positive": lambda a: a, "zero": lambda a: Scalar(a.lift(0)),
+    "special_entr": formulas.entropy, "zero": lambda a: Scalar(a.lift(0)),
     "add.Tensor": formulas.add, "add.Scalar": formulas.add, "sub.Tensor": formulas.subtract,
-    "sub.Scalar": formulas.subtract, "rsub.Tensor": formulas.reversed_subtract,
-    "rsub.Scalar": formulas.reversed_subtract,
+    "sub.Scalar": formulas.subtract,
     "mul.Tensor": operator.mul, "mul.Scalar": operator.mul,
     "div.Tensor": formulas.divide, "div.Scalar": formulas.divide, "div.Tensor_mode": formulas.divide,
-    "div.Scalar_mode": formulas.divide, "true_divide.Tensor": formulas.divide,
+    "div.Scalar_mode": formulas.divide,
     "floor_divide": _either_side("floordiv"), "floor_divide.Scalar": _call("floordiv"),
     "remainder.Tensor": _call("remainder"), "remainder.Scalar": _call("remainder"),
     "remainder.Scalar_Tensor": _either_side("remainder"),
@@ -96,8 +94,6 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     "mish": formulas.mish, "mish_backward": formulas.mish_backward,
     "elu": formulas.elu, "elu_backward": formulas.elu_backward,
     "celu": lambda a, alpha=1.0: formulas.elu(a, alpha, 1, 1 / alpha),
-    "selu": lambda a: formulas.elu(a, 1.6732632423543772, 1.0507009873554805),
-    "relu6": lambda a: formulas.clamp(a, 0, 6),
     "hardtanh": lambda a, low=-1, high=1: formulas.clamp(a, low, high),
     "hardtanh_backward": formulas.hardtanh_backward,
     "hardsigmoid": formulas.hardsigmoid, "hardsigmoid_backward": formulas.hardsigmoid_backward,
@@ -115,8 +111,7 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
 COMPARISONS: dict[str, Callable[..., Scalar]] = {
     **{f"{name}{form}": _truth(name) for name in ("eq", "ne", "lt", "le", "gt", "ge") for form in (".Tensor", ".Scalar")},
     **{f"logical_{name}": _truth(f"logical_{name}") for name in ("and", "or", "xor", "not")},
-    "isnan": Scalar.is_nan, "isinf": formulas.is_infinite, "isfinite": formulas.is_finite,
-    "signbit": formulas.sign_bit,
+    "isnan": Scalar.is_nan, "isinf": formulas.is_infinite, "signbit": formulas.sign_bit,
     "isposinf": lambda a: a.equals(float("inf")) if a.dtype.is_floating_point else formulas.is_infinite(a),
     "isneginf": lambda a: a.equals(float("-inf")) if a.dtype.is_floating_point else formulas.is_infinite(a),
 }  # fmt: skip
@@ -187,7 +182,7 @@ def _register_tables() -> None:
 _register_tables()
 
 
-@lowers("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
+@lowers("aten.where.self")
 def lower_where(builder: GraphBuilder, condition: TensorValue, then: Any, other: Any) -> TensorValue:
     """`then` where the condition holds."""
     dtype = builder.val.dtype

@@ -16,7 +16,7 @@ from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import ONE, ZERO, Index, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
-from minicompile.lowering.scalar import Scalar, index_value, number, where
+from minicompile.lowering.scalar import Scalar, index_value, number
 from minicompile.lowering.sizes import is_empty, is_one, stride_indices
 from minicompile.lowering.values import TensorValue
 from minicompile.lowering.view import wrap
@@ -209,10 +209,13 @@ def moments(
     return mean, sum_into(builder, value.sizes, dims, wide, centred_square, "squares")
 
 
-def _spread(builder: GraphBuilder, value: TensorValue, dims: Any, correction: Any, root: bool, with_mean: bool,
-            keepdim: bool) -> Any:  # fmt: skip
-    """Variance or deviation, and the mean if asked."""
+@lowers("aten.var.correction", "aten.var_mean.correction")
+def lower_variance(
+    builder: GraphBuilder, value: TensorValue, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    """The variance, and the mean if asked."""
     chosen = dims_of(value, dims)
+    with_mean = isinstance(builder.val, (tuple, list))
     result = builder.val[0].dtype if with_mean else builder.val.dtype
     mean, squares = moments(builder, value, chosen, working_dtype(result))
     count = folded_count(value, chosen)
@@ -223,7 +226,7 @@ def _spread(builder: GraphBuilder, value: TensorValue, dims: Any, correction: An
 
     def spread(indices: Indices) -> Expr:
         variance = Scalar(squares.load(_kept_indices(indices, chosen, value.rank, keepdim))) / divisor
-        return cast((variance.call("sqrt") if root else variance).expr, result)
+        return cast(variance.expr, result)
 
     def centre(indices: Indices) -> Expr:
         return cast(mean.load(_kept_indices(indices, chosen, value.rank, keepdim)), result)
@@ -231,23 +234,6 @@ def _spread(builder: GraphBuilder, value: TensorValue, dims: Any, correction: An
     if with_mean:
         return builder.like_node(spread, 0), builder.like_node(centre, 1)
     return builder.like_node(spread)
-
-
-def _register_spreads() -> None:
-    for name, root, with_mean in (
-        ("var", False, False), ("std", True, False), ("var_mean", False, True), ("std_mean", True, True),
-    ):  # fmt: skip
-
-        def rule(
-            builder: GraphBuilder, value: TensorValue, dims: Any = None, *, correction: Any = None,
-            keepdim: bool = False, root: bool = root, with_mean: bool = with_mean,
-        ) -> Any:  # fmt: skip
-            return _spread(builder, value, dims, correction, root, with_mean, keepdim)
-
-        lowers(f"aten.{name}.correction")(rule)
-
-
-_register_spreads()
 
 
 @lowers("aten.linalg_vector_norm.default")
@@ -287,99 +273,3 @@ def _norm_parts(order: Any, magnitude: Callable[[Indices], Scalar]) -> Any:
     if order == 0:
         return lambda i: (lambda m: m.differs(0).to(m.dtype).expr)(magnitude(i)), lambda x: x
     return lambda i: magnitude(i).call("pow", order).expr, lambda x: x.call("pow", 1 / order)
-
-
-def _softmax_parts(builder: GraphBuilder, value: TensorValue, dim: int) -> tuple[list[int], torch.dtype, Any]:
-    """The folded dimension, the dtype of the statistics, and `value - max` as a function of the indices."""
-    dims = dims_of(value, dim)
-    wide = working_dtype(builder.val.dtype)
-    largest = sum_into(builder, value.sizes, dims, wide, lambda i: cast(value.load(i), wide), "max", kind="max")
-
-    def shifted(indices: Indices) -> Scalar:
-        return Scalar(cast(value.load(indices), wide)) - Scalar(largest.load_broadcast(indices))
-
-    return dims, wide, shifted
-
-
-@lowers("aten._softmax.default", "aten._safe_softmax.default")
-def lower_softmax(builder: GraphBuilder, value: TensorValue, dim: int, *_: Any, **__: Any) -> TensorValue:
-    """`exp(x - max) / sum`; the safe one gives 0 where a row is all minus infinity."""
-    dims, wide, shifted = _softmax_parts(builder, value, dim)
-    summed = sum_into(builder, value.sizes, dims, wide, lambda i: shifted(i).call("exp").expr, "sum")
-    safe = builder.node.target is torch.ops.aten._safe_softmax.default
-
-    def body(indices: Indices) -> Expr:
-        result = shifted(indices).call("exp") / Scalar(summed.load_broadcast(indices))
-        if safe:
-            result = where(_all_masked(builder, value, dims, indices), 0, result)
-        return cast(result.expr, builder.val.dtype)
-
-    return builder.like_node(body)
-
-
-def _all_masked(builder: GraphBuilder, value: TensorValue, dims: list[int], indices: Indices) -> Scalar:
-    finite = builder.reduce(
-        "any", value.sizes, dims, torch.bool, lambda i: Scalar(value.load(i)).differs(-math.inf).expr,
-        keepdim=True, suffix="unmasked", identity=False,
-    )  # fmt: skip
-    return ~Scalar(finite.load_broadcast(indices))
-
-
-@lowers("aten._log_softmax.default")
-def lower_log_softmax(builder: GraphBuilder, value: TensorValue, dim: int, *_: Any) -> TensorValue:
-    """`x - max - log(sum(exp(x - max)))`."""
-    dims, wide, shifted = _softmax_parts(builder, value, dim)
-    summed = sum_into(builder, value.sizes, dims, wide, lambda i: shifted(i).call("exp").expr, "sum")
-    return builder.like_node(
-        lambda i: cast((shifted(i) - Scalar(summed.load_broadcast(i)).call("log")).expr, builder.val.dtype)
-    )
-
-
-@lowers("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
-def lower_softmax_backward(
-    builder: GraphBuilder, grad: TensorValue, result: TensorValue, dim: int, dtype: torch.dtype
-) -> TensorValue:
-    """Gradients from the saved result."""
-    dims = dims_of(result, dim)
-    wide = working_dtype(grad.dtype)
-    logarithmic = builder.node.target is torch.ops.aten._log_softmax_backward_data.default
-
-    def parts(indices: Indices) -> tuple[Scalar, Scalar]:
-        return Scalar(cast(grad.load(indices), wide)), Scalar(cast(result.load(indices), wide))
-
-    def summand(indices: Indices) -> Expr:
-        g, y = parts(indices)
-        return (g if logarithmic else g * y).expr
-
-    summed = sum_into(builder, result.sizes, dims, wide, summand, "sum")
-
-    def body(indices: Indices) -> Expr:
-        (g, y), s = parts(indices), Scalar(summed.load_broadcast(indices))
-        return cast((g - y.call("exp") * s if logarithmic else y * (g - s)).expr, builder.val.dtype)
-
-    return builder.like_node(body)
-
-
-@lowers("aten.logsumexp.default")
-def lower_logsumexp(builder: GraphBuilder, value: TensorValue, dims: Any, keepdim: bool = False) -> TensorValue:
-    """Shifted by the maximum unless that is infinite."""
-    if not value.dtype.is_floating_point:
-        raise UseExtern("logsumexp of integers")
-    chosen = dims_of(value, dims)
-    wide = working_dtype(value.dtype)
-    largest = sum_into(builder, value.sizes, chosen, wide, lambda i: cast(value.load(i), wide), "max", kind="max")
-
-    def shift(indices: Indices) -> Scalar:
-        top = Scalar(largest.load_broadcast(indices))
-        return where(top.call("abs").equals(math.inf), 0, top)
-
-    summed = sum_into(
-        builder, value.sizes, chosen, wide,
-        lambda i: (Scalar(cast(value.load(i), wide)) - shift(i)).call("exp").expr, "sum",
-    )  # fmt: skip
-
-    def body(indices: Indices) -> Expr:
-        kept = _kept_indices(indices, chosen, value.rank, keepdim)
-        return cast((Scalar(summed.load(kept)).call("log") + shift(kept)).expr, builder.val.dtype)
-
-    return builder.like_node(body)

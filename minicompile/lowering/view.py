@@ -29,19 +29,13 @@ def result_sizes(builder: GraphBuilder) -> Indices:
     return size_indices(builder.val.shape)
 
 
-@lowers_view(
-    "aten.alias.default", "aten.detach.default", "aten.lift_fresh.default", "aten.lift.default",
-    "aten.view_as.default",
-)  # fmt: skip
+@lowers_view("aten.alias.default", "aten.detach.default", "aten.lift_fresh.default", "aten.lift.default")
 def lower_alias(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
     """The value itself."""
     return value
 
 
-@lowers_view(
-    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten._reshape_alias.default",
-    "aten.flatten.using_ints", "aten.unflatten.int",
-)  # fmt: skip
+@lowers_view("aten.view.default", "aten.reshape.default")
 def lower_reshape(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
     """The same elements in row-major order under other sizes."""
     return reshaped(value, result_sizes(builder))
@@ -101,7 +95,7 @@ def matching_groups(old: Indices, new: Indices) -> list[tuple[list[int], list[in
     return groups
 
 
-@lowers_view("aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default")
+@lowers_view("aten.expand.default")
 def lower_expand(builder: GraphBuilder, value: TensorValue, *_: Any, **__: Any) -> TensorValue:
     """Sizes of one repeated."""
     return expanded(value, result_sizes(builder))
@@ -135,7 +129,7 @@ def lower_permute(builder: GraphBuilder, value: TensorValue, order: Sequence[int
     return permuted(value, [wrap(d, value.rank) for d in order])
 
 
-@lowers_view("aten.transpose.int", "aten.t.default", "aten.numpy_T.default", "aten.swapaxes.default")
+@lowers_view("aten.transpose.int", "aten.t.default")
 def lower_transpose(builder: GraphBuilder, value: TensorValue, first: int = 0, second: int = 1) -> TensorValue:
     """Two dimensions swapped."""
     order = list(range(value.rank))
@@ -169,13 +163,6 @@ def sliced(value: TensorValue, dim: int, start: Index, step: Index, size: Index)
     if size is ZERO:
         return value.with_flat(sizes, ZERO)
     return value.reindexed(sizes, lambda i: [*i[:dim], start + i[dim] * step, *i[dim + 1 :]])
-
-
-@lowers_view("aten.narrow.default")
-def lower_narrow(builder: GraphBuilder, value: TensorValue, dim: int, start: Any, length: Any) -> TensorValue:
-    """`length` elements from `start`."""
-    dim = wrap(dim, value.rank)
-    return sliced(value, dim, clamped_position(start, value.sizes[dim]), ONE, size_index(length))
 
 
 @lowers_view("aten.select.int")
@@ -271,11 +258,7 @@ def lower_unfold(builder: GraphBuilder, value: TensorValue, dim: int, size: int,
     )
 
 
-@lowers_view(
-    "aten.split.Tensor", "aten.split_with_sizes.default", "aten.split.sizes", "aten.chunk.default",
-    "aten.tensor_split.sections", "aten.tensor_split.indices", "aten.unsafe_split.Tensor",
-    "aten.unsafe_split_with_sizes.default", "aten.unsafe_chunk.default",
-)  # fmt: skip
+@lowers_view("aten.split.Tensor", "aten.split_with_sizes.default")
 def lower_split(builder: GraphBuilder, value: TensorValue, _how: Any, dim: int = 0) -> tuple[TensorValue, ...]:
     """Consecutive pieces of a dimension."""
     dim = wrap(dim, value.rank)
@@ -293,7 +276,7 @@ def lower_unbind(builder: GraphBuilder, value: TensorValue, dim: int = 0) -> tup
     return tuple(selected(value, wrap(dim, value.rank), size_index(i)) for i in range(len(builder.val)))
 
 
-@lowers_view("aten.flip.default", "aten.fliplr.default", "aten.flipud.default")
+@lowers_view("aten.flip.default")
 def lower_flip(builder: GraphBuilder, value: TensorValue, dims: Sequence[int]) -> TensorValue:
     """Some dimensions backwards."""
     flipped = {wrap(d, value.rank) for d in dims}
@@ -330,7 +313,7 @@ def _rolled(value: TensorValue, amounts: dict[int, Index]) -> TensorValue:
     return value.reindexed(value.sizes, source if value.rank else lambda i: i, copied=True)
 
 
-@lowers_view("aten.repeat.default", "aten.tile.default")
+@lowers_view("aten.repeat.default")
 def lower_repeat(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
     """The tensor tiled."""
     sizes = result_sizes(builder)
@@ -354,5 +337,3 @@ def lower_view_dtype(builder: GraphBuilder, value: TensorValue, dtype: torch.dty
     return TensorValue(
         value.buffer, dtype, value.stored, value.device, value.sizes, value.strides, value.offset, value.flat, value.copied
     )
-
-

@@ -6,7 +6,6 @@ not compile anything and must not look into the graphs: the `CallPlan` says all.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,12 +18,11 @@ from minicompile.ir.graph import (
     FreshOutput,
     InputOutput,
     MutatedInput,
-    PartitionedGraph,
     RepeatedOutput,
     SizeOutput,
     ViewOutput,
 )
-from minicompile.runtime.call_plan import CallPlan, Tangent, call_plan
+from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
@@ -48,34 +46,38 @@ def bind(
 
     `forward_call` and what the others return when first needed run the flat graphs on lists of arguments.
     """
-    finish = output_builder(plan)
     if plan.tangents is None:
-        return _bind_without_gradient(plan, forward_call, finish)
-    assert backward_call is not None
-    halves = (_Lazy(backward_call), _Lazy(split_call or backward_call))
-    function = _autograd_function(plan, plan.tangents, forward_call, *halves)
+        call = _without_gradient(plan, forward_call)
+    else:
+        assert backward_call is not None
+        call = _with_gradient(plan, plan.tangents, forward_call, _Lazy(backward_call), _Lazy(split_call or backward_call))
+    finish = output_builder(plan)
+    if finish is None:
+        return call
+    build = finish
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        return build(inputs, call(*inputs))
+
+    return run
+
+
+def _with_gradient(
+    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, backward_call: _Lazy, split_call: _Lazy
+) -> Callable[..., tuple[Any, ...]]:
+    function = _autograd_function(plan, tangents, forward_call, backward_call, split_call)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     if 0 < len(plan.unreached) < len(plan.binding.differentiable_inputs):  # without any, results would need no gradient
         apply = cut_off(plan.unreached, apply)
-    connections = plan.binding.connections
-    if connections:
-        unconnected, gradients = apply, len(plan.binding.differentiable_inputs)
-
-        def split(node: Any, grads: dict[int, Any]) -> tuple[Any, ...]:
-            return node._forward_cls.differentiate(node, grads, halves[1])
-
-        def apply(*inputs: Any) -> tuple[Any, ...]:
-            return connected(connections, unconnected(*inputs), gradients, split)
-
-    if finish is None:
+    connections, gradients = plan.binding.connections, len(plan.binding.differentiable_inputs)
+    if not connections:
         return apply
-    build = finish
 
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        return build(inputs, apply(*inputs))
+    def split(node: Any, grads: dict[int, Any]) -> tuple[Any, ...]:
+        return node._forward_cls.differentiate(node, grads, split_call)
 
-    return run
+    return lambda *inputs: connected(connections, apply(*inputs), gradients, split)
 
 
 def cut_off(positions: tuple[int, ...], apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,9 +92,7 @@ def cut_off(positions: tuple[int, ...], apply: Callable[..., Any]) -> Callable[.
     return call
 
 
-def _bind_without_gradient(
-    plan: CallPlan, forward_call: FlatCall, finish: Callable[..., tuple[Any, ...]] | None
-) -> Callable[..., tuple[Any, ...]]:
+def _without_gradient(plan: CallPlan, forward_call: FlatCall) -> Callable[..., tuple[Any, ...]]:
     def plain(*inputs: Any) -> tuple[Any, ...]:
         return forward_call(list(inputs))
 
@@ -100,15 +100,7 @@ def _bind_without_gradient(
         with below_autograd():
             return forward_call(list(inputs))
 
-    call = detached if plan.watches_inputs else plain
-    if finish is None:
-        return call
-    build = finish
-
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        return build(inputs, call(*inputs))
-
-    return run
+    return detached if plan.watches_inputs else plain
 
 
 class _Lazy:
@@ -286,16 +278,3 @@ def rebuilt_view(binding: ViewOutput, base: torch.Tensor, results: Sequence[Any]
             for target, args, kwargs in binding.view_calls:
                 value = value[args[0]] if target is operator.getitem else target(value, *args, **kwargs)
         return value if binding.requires_grad or not value.requires_grad else value.detach()
-
-
-def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tuple[Any, ...]]:
-    """The reference executor: both graphs run operator by operator in PyTorch."""
-
-    def interpreted(module: torch.fx.GraphModule) -> FlatCall:
-        return lambda arguments: tuple(module(*arguments))
-
-    halves = [
-        None if module is None else functools.partial(interpreted, module)
-        for module in (partitioned.backward, partitioned.split_backward)
-    ]
-    return bind(call_plan(partitioned), interpreted(partitioned.forward), *halves)

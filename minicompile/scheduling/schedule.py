@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from minicompile.config import Config
-from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms
+from minicompile.ir.index import Axis
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Origin, Scan
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.batch import batch_steps
@@ -49,7 +49,6 @@ def schedule_graph(
         steps=steps,
         memory=plan_memory(steps, buffers, outputs),
         refusals=fusion.refusals,
-        size_hints=_size_hints(lowered),
     )
     if config.verify:
         verify_schedule(schedule)
@@ -117,9 +116,3 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
         live_rows=len(rows) + 1,
         must_persist=scans and len(domain.loops) > 1,
     )
-
-
-def _size_hints(lowered: LoweredGraph) -> dict[str, Index]:
-    """The size seen for each symbol of the graph."""
-    symbols = {a for index in lowered.size_inputs.values() for a in atoms(index) if isinstance(a, Symbol)}
-    return {symbol.name: as_index(symbol.hint) for symbol in sorted(symbols, key=str)}

@@ -6,6 +6,7 @@ Parameters and buffers of modules become inputs. Only what the graph stage promi
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ import minicompile.ir.operators  # noqa: F401  registers torch.ops.minicompile
 from minicompile.config import Config
 from minicompile.graph.build import build_graph
 from minicompile.ir.graph import CapturedGraph, GraphInput, PartitionedGraph
-from minicompile.runtime.autograd_function import run_partitioned_eagerly
+from minicompile.runtime.autograd_function import bind
+from minicompile.runtime.call_plan import call_plan
 
 
 class _Inliner(Tracer):
@@ -98,6 +100,19 @@ def annotate(root: torch.nn.Module, graph: Graph, mode: FakeTensorMode, examples
     mode.allow_non_fake_inputs = True
     with mode, torch.no_grad():
         _Annotator(GraphModule(root, graph)).run(*copies)
+
+
+def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tuple[Any, ...]]:
+    """The reference executor: both graphs run operator by operator in PyTorch."""
+
+    def interpreted(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+        return lambda arguments: tuple(module(*arguments))
+
+    halves = [
+        None if module is None else functools.partial(interpreted, module)
+        for module in (partitioned.backward, partitioned.split_backward)
+    ]
+    return bind(call_plan(partitioned), interpreted(partitioned.forward), *halves)
 
 
 def compile_eagerly(function: Callable[..., Any], *example: Any, config: Config | None = None, **options: Any) -> Any:

@@ -9,10 +9,10 @@ import torch
 
 from minicompile.errors import VerificationFailed
 from minicompile.ir import operators, printer, verify
-from minicompile.ir.evaluate import EvaluationFailed, evaluate_graph
 from minicompile.ir.expr import Constant, Load, Random, apply
 from minicompile.ir.index import ONE, ZERO, Axis, as_index
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
+from tests.evaluate import EvaluationFailed, evaluate_graph
 
 CPU = torch.device("cpu")
 SIZE = as_index(6)

@@ -12,13 +12,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from minicompile.config import Config
+from minicompile.graph.decompositions import log_softmax, softmax
+from minicompile.graph.torch_interface import core_decompositions
 from minicompile.ir import verify
-from minicompile.ir.evaluate import evaluate_graph
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.lowering.lower import lower_graph
+from tests.evaluate import evaluate_graph
 
 functional = functools.partial(torch.func.functionalize, remove="mutations")
-TABLE = torch._decomp.core_aten_decompositions()
+TABLE = core_decompositions() | {
+    torch.ops.aten._softmax.default: softmax, torch.ops.aten._log_softmax.default: log_softmax,
+}  # fmt: skip
 TOLERANCE = {
     torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.6e-2, 1.6e-2), torch.float32: (2e-5, 2e-5),
     torch.float64: (1e-9, 1e-9), torch.complex64: (1e-5, 1e-5), torch.complex128: (1e-9, 1e-9),

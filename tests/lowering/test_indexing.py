@@ -10,9 +10,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from minicompile.config import Config
 from minicompile.errors import Unsupported
 from minicompile.ir import verify
-from minicompile.ir.evaluate import evaluate_graph
 from minicompile.ir.loops import Loop
 from minicompile.lowering.lower import lower_graph
+from tests.evaluate import evaluate_graph
 from tests.lowering.oracle import TABLE, check, externs
 
 

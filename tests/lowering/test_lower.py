@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from minicompile.config import Config
 from minicompile.ir import operators, verify
-from minicompile.ir.evaluate import evaluate_graph
 from minicompile.ir.loops import BufferView, ExternKernel, Loop
 from minicompile.lowering.lower import lower_graph
+from tests.evaluate import evaluate_graph
 from tests.lowering.oracle import TABLE, check, compare, externs
 
 assert operators  # defines torch.ops.minicompile

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from minicompile.config import Config
 from minicompile.ir import verify
-from minicompile.ir.evaluate import evaluate_graph
 from minicompile.lowering.lower import lower_graph
+from tests.evaluate import evaluate_graph
 from tests.lowering.oracle import TABLE, compare, externs
 
 

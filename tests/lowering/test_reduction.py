@@ -36,7 +36,7 @@ def test_one_dimension(function):
     x = torch.randn(5, 6, 3)
     for dim in (0, 1, -1):
         check(function, x, dim)
-    check(function, x.transpose(0, 2), 1)
+    check(function, x.transpose(0, 2), 1, strides=function not in (torch.softmax, torch.log_softmax))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -17,12 +17,12 @@ import torch
 
 from minicompile.codegen.generate import generate_program
 from minicompile.config import Config
-from minicompile.ir.evaluate import evaluate_graph
 from minicompile.ir.loops import LoweredGraph
 from minicompile.ir.schedule import DeviceProperties, Schedule
 from minicompile.scheduling import split, tiling
 from minicompile.scheduling.schedule import schedule_graph
 from tests.codegen.build import load
+from tests.evaluate import evaluate_graph
 from tests.scheduling.evaluator import run_graph, run_schedule, storage_size
 from tests.scheduling.loop_programs import ProgramMaker
 
