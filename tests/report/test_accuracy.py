@@ -17,7 +17,7 @@ def test_an_error_of_one_ulp_is_one() -> None:
 def test_rounding_is_at_most_half_an_ulp_in_every_dtype() -> None:
     exact = torch.randn(1000, dtype=torch.float64)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert accuracy.ulp_errors(exact.to(dtype), exact).max() <= 0.5
+        assert accuracy.ulp_errors(exact.to(dtype), exact).max() <= 0.5 + 2**-12, "PyTorch rounds by way of fp32"
 
 
 def test_infinity_and_nan_are_right_only_where_they_belong() -> None:

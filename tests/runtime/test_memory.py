@@ -49,7 +49,7 @@ def test_ten_thousand_calls_leave_nothing_behind(gradient: bool) -> None:
     tensors = live_tensors()
     for _ in range(9_000):
         call()
-    assert grown(call, 1_000) < 5_000
+    assert grown(call, 1_000) < 20_000, "an object a call is 24,000 or more"
     assert live_tensors() <= tensors
 
 
