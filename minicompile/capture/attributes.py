@@ -16,17 +16,11 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import MISSING, put
-from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
+from minicompile.capture.source import Attribute, Baked, Item, is_trusted_module
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import (
-    CONSTANT_TYPES,
-    guard_absent,
-    is_outside,
-    slot,
-)
+from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside, slot
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex)
-PYTHON_CALLABLE = (types.FunctionType, functools.partial)
 Module = torch.nn.Module
 
 
@@ -116,12 +110,21 @@ def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
     return value
 
 
+def python_method(tracer: Tracer, kind: type, name: str) -> types.FunctionType | None:
+    """The function by which a class defines a method in Python, guarded; `None` if there is none or it is written in C."""
+    raw, base = class_lookup(tracer, kind, name)
+    if not isinstance(raw, types.FunctionType):
+        return None
+    function: types.FunctionType = class_value(tracer, base or kind, name, raw)
+    return function
+
+
 NamedTupleField = type(vars(collections.namedtuple("Pair", "one two"))["one"])
 NEVER_REPLACED = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
                   types.MethodDescriptorType)
 
 
-def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type, source: Source | None) -> Any:
+def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type) -> Any:
     """What a class attribute gives when it is read through an instance (`owner`) or the class (`owner` is MISSING)."""
     instance = owner is not MISSING
     if isinstance(raw, types.FunctionType):
@@ -144,12 +147,11 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type, source: So
     if isinstance(raw, types.BuiltinFunctionType):
         return raw
     if isinstance(raw, (*NEVER_REPLACED, types.ClassMethodDescriptorType, NamedTupleField)):
-        return raw.__get__(owner, kind) if instance else raw.__get__(None, kind)
-    getter, _ = class_lookup(tracer, type(raw), "__get__")
-    if isinstance(getter, types.FunctionType):
-        function = class_value(tracer, class_lookup(tracer, type(raw), "__get__")[1] or type(raw), "__get__", getter)
-        return tracer.call(function, (raw, owner if instance else None, kind))
-    if getter is not MISSING:
+        return raw.__get__(owner if instance else None, kind)
+    getter = python_method(tracer, type(raw), "__get__")
+    if getter is not None:
+        return tracer.call(getter, (raw, owner if instance else None, kind))
+    if hasattr(type(raw), "__get__"):
         if isinstance(raw, (functools._lru_cache_wrapper, functools.partial)):
             return types.MethodType(raw, owner) if instance else raw
         raise Break("unsupported value", f"a descriptor of type {type(raw).__name__}")
@@ -181,6 +183,38 @@ def cached_property(tracer: Tracer, raw: Any, owner: Any) -> Any:
     return value
 
 
+def no_attribute(owner: str, name: str) -> RaisedInUserCode:
+    """The error for an attribute that there is not."""
+    return RaisedInUserCode(AttributeError(f"'{owner}' object has no attribute '{name}'"))
+
+
+def outside_attribute(tracer: Tracer, owner: Any, name: str, real: Any) -> Any:
+    """The stand-in for what an object from outside holds in an attribute, made once."""
+    key = (id(owner), name)
+    if key not in tracer.global_values:
+        tracer.global_values[key] = tracer.wrap(real, Attribute(tracer.sources[id(owner)], name))
+    return tracer.global_values[key]
+
+
+def written_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    """What tracing has stored in an attribute that no dictionary holds, or `None` if it has not; raises if it was deleted."""
+    written = tracer.effects.attributes.get((id(owner), name))
+    if written is not None and written[1] is MISSING:
+        raise no_attribute(type(owner).__name__ if not isinstance(owner, torch.Tensor) else "Tensor", name)
+    return written
+
+
+def stored_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    """An entry of the instance dictionary, or MISSING and a guard that it is absent."""
+    store = instance_dict(tracer, owner)
+    if store is None:
+        return MISSING
+    if dict.__contains__(store, name):
+        return slot(tracer, store, name)
+    guard_absent(tracer, store, name)
+    return MISSING
+
+
 def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
     """A slot or a C-level attribute of an instance."""
     name = raw.__name__
@@ -188,47 +222,27 @@ def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
         store = instance_dict(tracer, owner)
         if store is not None:
             return store
-    written = tracer.effects.attributes.get((id(owner), name))
+    written = written_attribute(tracer, owner, name)
     if written is not None:
-        if written[1] is MISSING:
-            raise RaisedInUserCode(AttributeError(name))
         return written[1]
     real = tracer.reals.get(id(owner), owner)
     try:
         value = raw.__get__(real)
     except AttributeError as error:
         raise RaisedInUserCode(error) from None
-    if id(owner) not in tracer.sources:
-        return value
-    key = (id(owner), name)
-    if key not in tracer.global_values:
-        tracer.global_values[key] = tracer.wrap(value, Attribute(tracer.sources[id(owner)], name))
-    return tracer.global_values[key]
+    return outside_attribute(tracer, owner, name, value) if id(owner) in tracer.sources else value
 
 
 def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
     """The instance dictionary: a stand-in for an object from outside, the real one for a fresh object."""
-    if is_outside(tracer, owner):
-        real = tracer.reals[id(owner)]
-        key = (id(owner), "__dict__")
-        if key in tracer.global_values:
-            return tracer.global_values[key]  # type: ignore[no-any-return]
-        store = getattr_static_dict(real)
-        if store is None:
-            return None
-        result: dict[str, Any] = tracer.wrap(store, Attribute(tracer.sources[id(owner)], "__dict__"))
-        tracer.global_values[key] = result
-        return result
-    return getattr_static_dict(owner)
-
-
-def getattr_static_dict(owner: Any) -> dict[str, Any] | None:
-    """The `__dict__` of an instance, or `None` if it has none."""
+    outside = is_outside(tracer, owner)
     try:
-        store = object.__getattribute__(owner, "__dict__")
+        store = object.__getattribute__(tracer.reals[id(owner)] if outside else owner, "__dict__")
     except AttributeError:
         return None
-    return store if type(store) is dict else None
+    if type(store) is not dict:
+        return None
+    return outside_attribute(tracer, owner, "__dict__", store) if outside else store  # type: ignore[no-any-return]
 
 
 def is_data_descriptor(raw: Any) -> bool:
@@ -241,11 +255,10 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     kind = type(owner)
     if name == "__class__":
         return kind
-    getter, base = class_lookup(tracer, kind, "__getattribute__")
-    if isinstance(getter, types.FunctionType):
-        function = class_value(tracer, base or kind, "__getattribute__", getter)
-        return tracer.call(function, (owner, name))
-    if getter is not object.__getattribute__ and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
+    getter = python_method(tracer, kind, "__getattribute__")
+    if getter is not None:
+        return tracer.call(getter, (owner, name))
+    if kind.__getattribute__ is not object.__getattribute__ and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
         if id(owner) in tracer.sources and not isinstance(owner, functools.partial):
             raise Break("unsupported value", f"attribute `{name}` of an object of type {kind.__name__}")
         return native_attribute(owner, name)
@@ -261,14 +274,12 @@ def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
     """Data descriptors, the instance dictionary, then class attributes."""
     raw, base = class_lookup(tracer, kind, name)
     if raw is not MISSING and is_data_descriptor(raw):
-        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind, None)
-    store = instance_dict(tracer, owner)
-    if store is not None:
-        if dict.__contains__(store, name):
-            return slot(tracer, store, name)
-        guard_absent(tracer, store, name)
+        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
+    value = stored_attribute(tracer, owner, name)
+    if value is not MISSING:
+        return value
     if raw is not MISSING:
-        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind, None)
+        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
     raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=owner))
 
 
@@ -285,7 +296,7 @@ def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error:
                 if name in table:
                     return slot(tracer, table, name)
                 guard_absent(tracer, table, name)
-        raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
+        raise no_attribute(kind.__name__, name)
     if isinstance(getter, types.FunctionType):
         function = class_value(tracer, base or kind, "__getattr__", getter)
         return tracer.call(function, (owner, name))
@@ -306,10 +317,10 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
             return native_attribute(owner, name)  # an enum member that only its metaclass reaches, or the error
         if meta_base is type or is_trusted_module((meta_base or meta).__module__):
             return native_attribute(owner, name)
-        return bind_descriptor(tracer, class_value(tracer, meta_base or meta, name, meta_raw), owner, meta, None)
+        return bind_descriptor(tracer, class_value(tracer, meta_base or meta, name, meta_raw), owner, meta)
     if is_trusted_module(owner.__module__) and not isinstance(raw, (types.FunctionType, classmethod, staticmethod)):
         return native_attribute(owner, name)
-    return bind_descriptor(tracer, class_value(tracer, base or owner, name, raw), MISSING, owner, None)
+    return bind_descriptor(tracer, class_value(tracer, base or owner, name, raw), MISSING, owner)
 
 
 def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
@@ -326,11 +337,9 @@ def super_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     rest = mro[mro.index(start) + 1 :]
     raw, base = class_lookup(tracer, kind, name, rest)
     if raw is MISSING:
-        raise RaisedInUserCode(AttributeError(f"'super' object has no attribute '{name}'"))
+        raise no_attribute("super", name)
     value = class_value(tracer, base or kind, name, raw)
-    if instance is kind:
-        return bind_descriptor(tracer, value, MISSING, kind, None)
-    return bind_descriptor(tracer, value, instance, kind, None)
+    return bind_descriptor(tracer, value, MISSING if instance is kind else instance, kind)
 
 
 def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> Any:
@@ -346,22 +355,18 @@ def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> 
         return getattr(owner, name)
     if id(owner) not in tracer.sources:
         return native_attribute(owner, name)
-    store = instance_dict(tracer, owner)
-    if store is not None and name in store:
-        return slot(tracer, store, name)
-    if store is not None:
-        guard_absent(tracer, store, name)
+    value = stored_attribute(tracer, owner, name)
+    if value is not MISSING:
+        return value
     if name == "__wrapped__" or not hasattr(owner, name):
-        raise RaisedInUserCode(AttributeError(f"'function' object has no attribute '{name}'"))
+        raise no_attribute("function", name)
     raise Break("unsupported value", f"the attribute `{name}` of a function")
 
 
 def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """An attribute of a tensor: metadata is known, views are operations, methods wait for their call."""
-    written = tracer.effects.attributes.get((id(owner), name))
+    written = written_attribute(tracer, owner, name)
     if written is not None:
-        if written[1] is MISSING:
-            raise RaisedInUserCode(AttributeError(f"'Tensor' object has no attribute '{name}'"))
         return written[1]
     if name in torch_interface.METADATA_PROPERTIES:
         return getattr(owner, name)
@@ -375,19 +380,13 @@ def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return TensorMethod(owner, name)
     real = tracer.reals.get(id(owner))
     if name == "grad" and real is not None:
-        key = (id(owner), name)
-        if key not in tracer.global_values:
-            tracer.global_values[key] = tracer.wrap(real.grad, Attribute(tracer.sources[id(owner)], name))
-        return tracer.global_values[key]
-    if real is not None and not hasattr(torch.Tensor, name):
-        store = instance_dict(tracer, owner)
-        if store is not None and name in store:
-            return slot(tracer, store, name)
-        if store is not None:
-            guard_absent(tracer, store, name)
+        return outside_attribute(tracer, owner, name, real.grad)
     if hasattr(torch.Tensor, name):
         raise Break("tensor attribute", f"the attribute `{name}` of a tensor")
-    raise RaisedInUserCode(AttributeError(f"'{tensor_class(tracer, owner).__name__}' object has no attribute '{name}'"))
+    value = MISSING if real is None else stored_attribute(tracer, owner, name)
+    if value is MISSING:
+        raise no_attribute(tensor_class(tracer, owner).__name__, name)
+    return value
 
 
 def tensor_class(tracer: Tracer, owner: Any) -> type:
@@ -476,16 +475,15 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         return
     store = instance_dict(tracer, owner)
     if store is None:
-        raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
-    if value is MISSING:
-        if name not in store:
-            guard_absent(tracer, store, name)
-            raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'"))
-        dict.__delitem__(store, name)
-        return
+        raise no_attribute(kind.__name__, name)
     if name not in store:
         guard_absent(tracer, store, name)
-    dict.__setitem__(store, name, value)
+        if value is MISSING:
+            raise no_attribute(kind.__name__, name)
+    if value is MISSING:
+        dict.__delitem__(store, name)
+    else:
+        dict.__setitem__(store, name, value)
 
 
 def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, raw: Any) -> None:
@@ -494,8 +492,7 @@ def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, ra
         function = raw.fset if value is not MISSING else raw.fdel
         if function is None:
             word = "setter" if value is not MISSING else "deleter"
-            raise RaisedInUserCode(AttributeError(
-                f"property '{name}' of '{type(owner).__name__}' object has no {word}"))
+            raise RaisedInUserCode(AttributeError(f"property '{name}' of '{type(owner).__name__}' object has no {word}"))
         args = (owner,) if value is MISSING else (owner, value)
         tracer.call(child(tracer, raw, "fset" if args[1:] else "fdel"), args)
     elif isinstance(raw, types.MemberDescriptorType):

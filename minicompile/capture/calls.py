@@ -18,13 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile.capture import torch_interface
-from minicompile.capture.attributes import (
-    TensorMethod,
-    class_lookup,
-    class_value,
-    get_attribute,
-    instance_dict,
-)
+from minicompile.capture.attributes import TensorMethod, class_lookup, class_value, get_attribute, instance_dict
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy

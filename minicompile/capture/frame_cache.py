@@ -22,13 +22,7 @@ from minicompile.capture.guards import GUARD_SCOPE, TensorGuard, TensorKind, Wri
 from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
 from minicompile.capture.records import Fallback, Recompile, Records
 from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape, build_resume_code
-from minicompile.capture.variant import (
-    MISS,
-    Context,
-    Variant,
-    capture_call,
-    compile_source,
-)
+from minicompile.capture.variant import MISS, Context, Variant, capture_call, compile_source
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported
 from minicompile.ir.graph import CapturedGraph
@@ -204,8 +198,8 @@ class CallCache:
                 raise
             entry = self.internal_failure(error)
         self.session.records.sources.append(entry.source)
-        if entry.eager is not None and not getattr(entry, "expected", False):
-            self.session.fall_back(self.name, entry.eager, getattr(entry, "location", None))
+        if entry.eager is not None and not entry.expected:
+            self.session.fall_back(self.name, entry.eager, entry.location)
         if failed is not None:
             sentence, old, new, place = failed
             self.session.records.recompiles.append(
@@ -241,9 +235,8 @@ class CallCache:
             holds, value = evaluate(guard, function, args, kwargs)
             if not holds:
                 if isinstance(guard, TensorGuard):
-                    return guard.sentence(), describe(guard.tensor), describe(value), guard.location
-                sentence = guard.sentence.replace("{0}", guard.source.words())
-                return sentence, guard.expected, value if guard.kind in ("constant", "shape") else None, guard.location
+                    return guard.words(), describe(guard.tensor), describe(value), guard.location
+                return guard.words(), guard.expected, value if guard.kind in ("constant", "shape") else None, guard.location
         return "a guard failed", None, None, None
 
 

@@ -41,6 +41,16 @@ class Guard:
     others: tuple[Source, ...] = ()
     location: Location | None = None
 
+    def words(self) -> str:
+        """The condition in words."""
+        return self.sentence.replace("{0}", self.source.words())
+
+    def text(self) -> str:
+        """The condition as an expression for people."""
+        names = [getattr(value, "__qualname__", None) or repr(value) for value in self.constants]
+        shown = [name if len(name) < 80 else type(value).__name__ for name, value in zip(names, self.constants, strict=True)]
+        return self.condition.format(self.source.words(), *shown, others=[other.words() for other in self.others])
+
 
 class TensorKind(NamedTuple):
     """What there is to say of a tensor that is not kept."""
@@ -70,7 +80,11 @@ class TensorGuard:
             self.check = tensor_check([self])
             self.tensor = TensorKind(self.tensor.dtype, self.tensor.shape, self.tensor.device, self.tensor.requires_grad)
 
-    def sentence(self) -> str:
+    def text(self) -> str:
+        """The condition as an expression for people."""
+        return f"is_same_kind_of_tensor({self.source.words()})"
+
+    def words(self) -> str:
         """The condition in words."""
         shape = "x".join("any" if size is None else str(size) for size in self.sizes) or "scalar"
         grad = ", requires grad" if self.tensor.requires_grad else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._C._dynamo.guards import TensorGuards
+from torch._C._dynamo.guards import TensorGuards as TensorGuards
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -23,16 +23,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.autograd import forward_ad
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
-
-__all__ = ["DATA_DEPENDENT", "FakeTensor", "FakeTensorMode", "ShapeEnv", "TensorGuards", "classify", "compiling",
-           "is_traceable", "new_fake_mode", "restore_state", "torch_state", "unusable_state"]
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
                   UnsupportedFakeTensorException)
@@ -125,19 +118,11 @@ STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "
 def unusable_state(state: tuple[Any, ...]) -> str | None:
     """Why nothing can be captured under `state`, or `None`."""
     modes = state[6] - (1 if state[5] is not None and str(state[5]) != "cpu" and state[6] else 0)
-    if modes > 0 and not isinstance(torch._C._get_function_stack_at(0), torch.utils._device.DeviceContext):
-        return "a torch function mode is active"
-    if state[7]:
-        return "a torch dispatch mode is active"
-    if state[9] >= 0:
-        return "forward-mode differentiation is active"
-    if state[10]:
-        return "hooks on saved tensors are active"
-    if not state[8]:
-        return "a torch.func transform is active"
-    if state[12]:
-        return "torch.jit is tracing"
-    return None
+    foreign = modes > 0 and not isinstance(torch._C._get_function_stack_at(0), torch.utils._device.DeviceContext)
+    reasons = ((foreign, "a torch function mode is active"), (state[7], "a torch dispatch mode is active"),
+               (state[9] >= 0, "forward-mode differentiation is active"), (state[10], "hooks on saved tensors are active"),
+               (not state[8], "a torch.func transform is active"), (state[12], "torch.jit is tracing"))
+    return next((reason for active, reason in reasons if active), None)
 
 
 def restore_state(state: tuple[Any, ...]) -> None:
@@ -260,6 +245,10 @@ METADATA_PROPERTIES = frozenset({
 })
 
 
+ROLES: dict[Any, str] = {**dict.fromkeys(NEVER_IN_GRAPH, "never"), **dict.fromkeys(STATE_CHANGES, "state"),
+                         **dict.fromkeys(QUERIES, "query")}
+
+
 def collect_operations() -> set[int]:
     """Identities of the torch functions that become nodes."""
     found: set[int] = set()
@@ -275,8 +264,7 @@ def collect_operations() -> set[int]:
                 "torch.nn.functional", "torch.functional", "torch._jit_internal", "torch._VF", "torch"
             ):
                 found.add(id(value))
-    for value in (*QUERIES, *STATE_CHANGES, *NEVER_IN_GRAPH):
-        found.discard(id(value))
+    found.difference_update(map(id, ROLES))
     for name in ("typename", "compile", "get_device_module", "is_deterministic_algorithms_warn_only_enabled"):
         found.discard(id(getattr(torch, name, None)))
     return found
@@ -290,17 +278,11 @@ def classify(function: Any) -> str | None:
     if id(function) in OPERATIONS:
         return "operation"
     try:
-        if function in QUERIES:
-            return "query"
-        if function in STATE_CHANGES:
-            return "state"
-        if function in NEVER_IN_GRAPH:
-            return "never"
+        role = ROLES.get(function)
     except TypeError:
         return None
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.library.CustomOpDef)):
-        return "operation"
-    return None
+    operator_kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.library.CustomOpDef)
+    return "operation" if role is None and isinstance(function, operator_kinds) else role
 
 
 # Python code of torch that is not interpreted, by the start of its module's name: the kind of graph break.
@@ -340,23 +322,11 @@ def why_untraced(function: types.FunctionType) -> str | None:
     return "recurrent network" if module == "torch.nn.utils.rnn" and "pack" in function.__name__ else None
 
 
-def tensor_method_names() -> frozenset[str]:
-    """Names of the methods of `torch.Tensor` that may become `call_method` nodes."""
-    names = set()
-    for name in dir(torch.Tensor):
-        value: Any = getattr(torch.Tensor, name, None)
-        if callable(value) and not isinstance(value, type):
-            names.add(name)
-    return frozenset(names)
-
-
-TENSOR_METHODS = tensor_method_names()
-LIBRARY_PREFIXES = ("torch", "numpy", "triton")
+# Names of the methods of `torch.Tensor` that may become `call_method` nodes.
+TENSOR_METHODS = frozenset(name for name in dir(torch.Tensor) if callable(value := getattr(torch.Tensor, name, None))
+                           and not isinstance(value, type))
 
 
 def is_library(module: str | None, package: str = "torch") -> bool:
     """Whether a module name belongs to `package`."""
     return module is not None and (module == package or module.startswith(package + "."))
-
-
-Operation = Callable[..., Any]

@@ -18,16 +18,7 @@ import torch
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
-from minicompile.capture.source import (
-    MODULE_TABLES,
-    Attribute,
-    Baked,
-    Item,
-    Source,
-    is_trusted,
-    item_of,
-    literal,
-)
+from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, Source, is_trusted, item_of, literal
 from minicompile.capture.torch_interface import is_traceable
 from minicompile.capture.tracer import Tracer
 

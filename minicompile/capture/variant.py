@@ -6,6 +6,7 @@ entries or decide when to recompile; `frame_cache` does.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import linecache
 import operator
@@ -41,30 +42,36 @@ RULES = Rules(HANDLERS, wrap, call, call_class)
 assert copying and custom_function and opcodes_calls  # imported for the rules that they register
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Variant:
     """One compiled variant of a call.
 
     Attributes:
         function: the generated function of (callable, args, kwargs); returns `MISS` when a guard fails.
-        guards: what it depends on; state: torch's global state at capture.
-        eager: why the variant runs the original, or `None`.
+        guards: what it depends on; state: torch's global state at capture; source: the function's text.
+        eager: why the variant runs the original, or `None`; expected: that is no news to the user; location: the line.
     """
 
-    def __init__(self, function: Callable[..., Any], guards: list[Guard | TensorGuard], state: tuple[Any, ...], source: str,
-                 eager: str | None) -> None:
-        self.function, self.guards, self.state, self.source, self.eager = function, guards, state, source, eager
-        self.explain: Callable[..., int] | None = None
+    function: Callable[..., Any]
+    guards: list[Guard | TensorGuard]
+    state: tuple[Any, ...]
+    source: str
+    eager: str | None
+    expected: bool = False
+    location: Location | None = None
 
 
+@dataclasses.dataclass(frozen=True)
 class Context:
     """What capturing one call needs from the cache that asked for it."""
 
-    def __init__(self, config: Config, plan: DynamicPlan, resume_point: Callable[..., Any],
-                 call_compiled: Callable[..., Any], compile_graph: Callable[[CapturedGraph], Callable[..., Sequence[Any]]],
-                 record_break: Callable[[GraphBreak], None], run_original: Callable[..., Any]) -> None:
-        self.config, self.plan, self.run_original = config, plan, run_original
-        self.resume_point, self.call_compiled, self.compile_graph = resume_point, call_compiled, compile_graph
-        self.record_break = record_break
+    config: Config
+    plan: DynamicPlan
+    resume_point: Callable[..., Any]
+    call_compiled: Callable[..., Any]
+    compile_graph: Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
+    record_break: Callable[[GraphBreak], None]
+    run_original: Callable[..., Any]
 
 
 class Attempt:
@@ -261,7 +268,7 @@ class Assembly:
             captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name, tracer.state[0],
                                      start_of(self.attempt.frame))
             compiled = self.context.compile_graph(captured)
-            arguments = ", ".join(self.input_text(entry) for entry in graph.inputs)
+            arguments = ", ".join(self.writer.fetch(entry.source) for entry in graph.inputs if entry.source)
             outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
             call = f"{self.emitter.constant(compiled, 'graph')}({arguments})"
             call_lines.append(f"{outputs}= {call}" if outputs else call)
@@ -269,20 +276,10 @@ class Assembly:
                 again = self.emitter.constant(self.context.run_original, "run_original")
                 call_lines = ["try:", f"    {call_lines[0]}", "except Exception as error:",
                               f"    return {again}(error, F, A, K)"]
-        call_lines.extend(self.state_lines())
+        if tracer.state != self.state_after:  # torch's global state, as the traced code left it
+            restore = self.emitter.constant(torch_interface.restore_state, "set_torch_state")
+            call_lines.append(f"{restore}({self.emitter.constant(self.state_after, 'state')})")
         return self.assemble([*call_lines, *self.emitter.body, *lines], None)
-
-    def input_text(self, entry: Any) -> str:
-        """The expression of a graph input."""
-        return self.writer.fetch(entry.source)
-
-    def state_lines(self) -> list[str]:
-        """Statements that set torch's global state as the traced code left it."""
-        after = self.state_after
-        if self.tracer.state == after:
-            return []
-        restore = self.emitter.constant(torch_interface.restore_state, "set_torch_state")
-        return [f"{restore}({self.emitter.constant(after, 'state')})"]
 
     def check_mutation(self) -> None:
         """Refuse inputs that are changed in place while another input shares their memory."""
@@ -301,25 +298,13 @@ class Assembly:
 
     def guard_records(self) -> tuple[GuardRecord, ...]:
         """The guards for people."""
-        writer = Writer()
-        records = []
-        for guard in [*self.tracer.guards.items, *shape_guards(self.tracer)]:
-            if isinstance(guard, TensorGuard):
-                records.append(GuardRecord(f"is_same_kind_of_tensor({guard.source.words()})", guard.sentence(), guard.location))
-            else:
-                names = [short(value) for value in guard.constants]
-                others = [other.words() for other in guard.others]
-                text = guard.condition.format(guard.source.words(), *names, others=others)
-                records.append(GuardRecord(text, guard.sentence.replace("{0}", guard.source.words()), guard.location))
-        del writer
-        return tuple(records)
+        guards = (*self.tracer.guards.items, *shape_guards(self.tracer))
+        return tuple(GuardRecord(guard.text(), guard.words(), guard.location) for guard in guards)
 
     def eager(self, reason: str, place: Location | None, expected: bool = False) -> Variant:
         """A variant that runs the original."""
         self.tracer.effects.shadows.clear()
-        variant = self.assemble(["return F(*A, **K)"], reason)
-        variant.expected, variant.location = expected, place  # type: ignore[attr-defined]
-        return variant
+        return dataclasses.replace(self.assemble(["return F(*A, **K)"], reason), expected=expected, location=place)
 
     def add_absence_guards(self) -> None:
         """Guards on names that were looked up and not found."""
@@ -382,12 +367,6 @@ class Assembly:
 
 GRADIENT_NAMES = frozenset({"retain_grad", "register_hook"})
 CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
-
-
-def short(value: Any) -> str:
-    """A value as part of a guard's text for people."""
-    text = getattr(value, "__qualname__", None) or repr(value)
-    return text if len(text) < 80 else type(value).__name__
 
 
 counter = iter(range(1 << 60))
