@@ -5,9 +5,8 @@ Must not decide what is raised or where execution goes on.
 
 from __future__ import annotations
 
-import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Entries of a line table that cover eight code units: without any position; on the first line, without columns.
@@ -34,9 +33,12 @@ def as_if_raised_at(inner: types.TracebackType | None, code: types.CodeType, lin
 
 
 def stand_in_frame(code: types.CodeType) -> types.FrameType:
-    """A frame that claims to run `code`, for tracebacks only; without positions, so that the traceback's line counts."""
+    """A frame that claims to run `code`, for tracebacks only; without positions, so that the traceback's line counts.
+
+    A generator's: the frame of a call would keep its callers' alive, the one that holds the exception among them.
+    """
     claimed = claiming(stand_in.__code__, code, code.co_firstlineno, NO_POSITION)
-    frame: types.FrameType = types.FunctionType(claimed, stand_in.__globals__)()
+    frame: types.FrameType = types.FunctionType(claimed, stand_in.__globals__)().gi_frame
     return frame
 
 
@@ -52,9 +54,9 @@ def claiming(template: types.CodeType, code: types.CodeType, line: int, entry: b
                             co_firstlineno=line, co_linetable=table)
 
 
-def stand_in() -> types.FrameType:
-    """Returns its own frame."""
-    return sys._getframe()
+def stand_in() -> Iterator[None]:
+    """Never runs."""
+    yield
 
 
 def call_here(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -667,3 +667,23 @@ def anomaly_and_saved_tensor_hooks():
             return (x * x).sum()
 
     return outer, [call(leaf(2), []), call(normal(2), [])]
+
+
+@program(raises=RuntimeError)
+def generator_is_closed_when_the_exception_is_dropped():
+    log = []
+
+    def parts(items):
+        log.append("start")
+        try:
+            for index, item in enumerate(items):
+                yield item * index
+        finally:
+            log.append("end")
+
+    def outer(x, y, items):
+        for part in parts(items):
+            x = x + y + part
+        return x
+
+    return outer, [call(count(2), count(2), [count(2), count(2)]), call(count(2), count(3), [count(2)]), call(count(3), count(2), [count(3)])], log
