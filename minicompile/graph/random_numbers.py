@@ -56,7 +56,7 @@ def random_decompositions(seeds: Seeds) -> dict[Any, Callable[..., Any]]:
     """Functional forms of eager's random operators, drawing from `seeds`."""
     draws = Draws(seeds)
     uniform, normal = draws.uniform_numbers, draws.normal_numbers
-    names = {
+    names: dict[Any, Callable[..., Any]] = {
         aten.rand.default: functools.partial(draws.new, uniform), aten.randn.default: functools.partial(draws.new, normal),
         aten.rand_like.default: functools.partial(draws.like, uniform),
         aten.randn_like.default: functools.partial(draws.like, normal),

@@ -24,16 +24,13 @@ def _filled(builder: GraphBuilder, value: Any) -> TensorValue:
     return builder.like_node(lambda _: number(value, builder.val.dtype))
 
 
-@lowers("aten.full.default", "aten.full_like.default", "aten.new_full.default")
-def lower_full(builder: GraphBuilder, _like: Any, *rest: Any, **options: Any) -> TensorValue:
-    """One value everywhere."""
-    return _filled(builder, options["fill_value"] if "fill_value" in options else rest[-1])
-
-
-@lowers("aten.scalar_tensor.default")
-def lower_scalar_tensor(builder: GraphBuilder, value: Any, **_: Any) -> TensorValue:
-    """A number as a 0-d tensor."""
-    return _filled(builder, value)
+@lowers(
+    "aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.scalar_tensor.default",
+    "aten.fill.Scalar", "aten.fill.Tensor",
+)  # fmt: skip
+def lower_full(builder: GraphBuilder, *given: Any, fill_value: Any = None, **_: Any) -> TensorValue:
+    """One value everywhere, in the sizes and layout of the result."""
+    return _filled(builder, given[-1] if fill_value is None else fill_value)
 
 
 @lowers(
@@ -50,12 +47,6 @@ def lower_zeros(builder: GraphBuilder, *_: Any, **__: Any) -> TensorValue:
 def lower_ones(builder: GraphBuilder, *_: Any, **__: Any) -> TensorValue:
     """Ones."""
     return _filled(builder, 1)
-
-
-@lowers("aten.fill.Scalar", "aten.fill.Tensor")
-def lower_fill(builder: GraphBuilder, _like: TensorValue, value: Any) -> TensorValue:
-    """One value everywhere, in the first argument's layout."""
-    return _filled(builder, value)
 
 
 @lowers("aten.copy.default")
@@ -97,7 +88,10 @@ def lower_iota(
     return builder.like_node(lambda i: index_value(first + i[0] * each).to(dtype).expr)
 
 
-def _triangle(builder: GraphBuilder, value: TensorValue, diagonal: int, upper: bool) -> TensorValue:
+@lowers("aten.tril.default", "aten.triu.default")
+def lower_triangle(builder: GraphBuilder, value: TensorValue, diagonal: int = 0) -> TensorValue:
+    """Zeros on one side of a diagonal."""
+    upper = builder.node.target is torch.ops.aten.triu.default
     zero = number(0, value.dtype)
 
     def body(indices: Indices) -> Expr:
@@ -108,18 +102,6 @@ def _triangle(builder: GraphBuilder, value: TensorValue, diagonal: int, upper: b
         return masked(inside if upper else ~inside, value.load(indices), zero)
 
     return builder.like_node(body)
-
-
-@lowers("aten.tril.default")
-def lower_tril(builder: GraphBuilder, value: TensorValue, diagonal: int = 0) -> TensorValue:
-    """Zeros above a diagonal."""
-    return _triangle(builder, value, diagonal, upper=False)
-
-
-@lowers("aten.triu.default")
-def lower_triu(builder: GraphBuilder, value: TensorValue, diagonal: int = 0) -> TensorValue:
-    """Zeros below a diagonal."""
-    return _triangle(builder, value, diagonal, upper=True)
 
 
 @lowers("aten._to_copy.default")

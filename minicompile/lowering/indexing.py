@@ -20,7 +20,7 @@ from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
 from minicompile.lowering.sizes import is_empty, is_one, size_index, stride_indices
 from minicompile.lowering.values import TensorValue, loop_axes
-from minicompile.lowering.view import clamped_position, reshaped, selected, sliced, wrap
+from minicompile.lowering.view import clamped_position, selected, sliced, wrap
 
 ADDABLE = (torch.float32, torch.float64, torch.int32, torch.int64)
 
@@ -82,20 +82,6 @@ def lower_embedding(builder: GraphBuilder, weight: TensorValue, index: TensorVal
     return builder.like_node(
         lambda i: weight.load([position(index.load(i[:-1]), weight.sizes[0]), i[-1]])
     )
-
-
-@lowers("aten.take.default")
-def lower_take(builder: GraphBuilder, value: TensorValue, index: TensorValue) -> TensorValue:
-    """Elements by their row-major position."""
-    flat = reshaped(value, (_numel(value),))
-    return builder.like_node(lambda i: flat.load([position(index.load(i), flat.sizes[0], negatives=True)]))
-
-
-def _numel(value: TensorValue) -> Index:
-    count = ONE
-    for size in value.sizes:
-        count = count * size
-    return count
 
 
 class Selection:

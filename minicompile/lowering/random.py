@@ -34,23 +34,12 @@ def lower_seeds(builder: GraphBuilder, count: int, *, device: torch.device) -> T
     return builder.whole(buffer)
 
 
-@lowers("minicompile.random_uniform.default")
-def lower_uniform(
+@lowers("minicompile.random_uniform.default", "minicompile.random_normal.default")
+def lower_random(
     builder: GraphBuilder, seeds: TensorValue, index: int, size: Sequence[Any], dtype: torch.dtype
 ) -> TensorValue:
-    """Uniform on [0, 1)."""
-    return _random(builder, "uniform", seeds, index, dtype)
-
-
-@lowers("minicompile.random_normal.default")
-def lower_normal(
-    builder: GraphBuilder, seeds: TensorValue, index: int, size: Sequence[Any], dtype: torch.dtype
-) -> TensorValue:
-    """Standard normal."""
-    return _random(builder, "normal", seeds, index, dtype)
-
-
-def _random(builder: GraphBuilder, kind: str, seeds: TensorValue, index: int, dtype: torch.dtype) -> TensorValue:
+    """Uniform on [0, 1), or standard normal."""
+    kind = "uniform" if builder.node.target is torch.ops.minicompile.random_uniform.default else "normal"
     sizes = size_indices(builder.val.shape)
     key = seeds.load([size_index(index)])
     return builder.like_node(lambda i: Random(kind, key, row_major(i, sizes), dtype))

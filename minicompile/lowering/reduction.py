@@ -51,68 +51,33 @@ def _fold(
     )  # fmt: skip
 
 
-@lowers("aten.sum.default", "aten.sum.dim_IntList")
-def lower_sum(
+@lowers("aten.sum.default", "aten.sum.dim_IntList", "aten.prod.default", "aten.prod.dim_int")
+def lower_total(
     builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> TensorValue:
-    """Integers and booleans add up in int64."""
-    result = builder.val.dtype
+    """Integers and booleans add up, or multiply, in int64."""
+    result, kind = builder.val.dtype, builder.node.target._opname
     return _fold(
-        builder, "sum", value, dims_of(value, dims), lambda x: x.to(result), dtype=result, keepdim=keepdim, identity=0
-    )
+        builder, kind, value, dims_of(value, dims), lambda x: x.to(result), dtype=result, keepdim=keepdim,
+        identity={"sum": 0, "prod": 1}[kind],
+    )  # fmt: skip
 
 
-@lowers("aten.prod.default", "aten.prod.dim_int")
-def lower_prod(
-    builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> TensorValue:
-    """Integers and booleans multiply in int64."""
-    result = builder.val.dtype
-    return _fold(
-        builder, "prod", value, dims_of(value, dim), lambda x: x.to(result), dtype=result, keepdim=keepdim, identity=1
-    )
-
-
-def _extreme(kind: str) -> Callable[..., TensorValue]:
-    def rule(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
-        return _fold(builder, kind, value, dims_of(value, dims), lambda x: x, dtype=value.dtype, keepdim=keepdim)
-
-    return rule
-
-
-lowers("aten.amax.default", "aten.max.default")(_extreme("max"))
-lowers("aten.amin.default", "aten.min.default")(_extreme("min"))
-
-
-@lowers("aten.aminmax.default")
-def lower_aminmax(builder: GraphBuilder, value: TensorValue, *, dim: Any = None, keepdim: bool = False) -> Any:
-    """Both extremes."""
-    dims = dims_of(value, dim)
-    return tuple(
-        builder.reduce(kind, value.sizes, dims, value.dtype, value.load, keepdim=keepdim, suffix=kind)  # type: ignore[arg-type]
-        for kind in ("min", "max")
-    )
+@lowers("aten.amax.default", "aten.max.default", "aten.amin.default", "aten.min.default")
+def lower_extreme(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
+    """The largest or smallest element."""
+    kind = builder.node.target._opname.removeprefix("a")
+    return _fold(builder, kind, value, dims_of(value, dims), lambda x: x, dtype=value.dtype, keepdim=keepdim)
 
 
 @lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
 def lower_any(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
     """Some element is non-zero."""
-    found = _any(builder, value, dims, keepdim, lambda x: x.to(torch.bool))
-    return found if builder.val.dtype == torch.bool else builder.like_node(found.load)
-
-
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
-def lower_all(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
-    """No element is zero."""
-    found = _any(builder, value, dims, keepdim, lambda x: ~x.to(torch.bool))
-    return builder.like_node(lambda i: (~Scalar(found.load(i))).to(builder.val.dtype).expr)
-
-
-def _any(
-    builder: GraphBuilder, value: TensorValue, dims: Any, keepdim: bool, body: Callable[[Scalar], Scalar]
-) -> TensorValue:
     chosen = [] if isinstance(dims, (list, tuple)) and not dims else dims_of(value, dims)
-    return _fold(builder, "any", value, chosen, body, dtype=torch.bool, keepdim=keepdim, identity=False)
+    found = _fold(
+        builder, "any", value, chosen, lambda x: x.to(torch.bool), dtype=torch.bool, keepdim=keepdim, identity=False
+    )
+    return found if builder.val.dtype == torch.bool else builder.like_node(found.load)
 
 
 def _position(builder: GraphBuilder, kind: str, value: TensorValue, dims: list[int], keepdim: bool) -> TensorValue:
@@ -128,31 +93,20 @@ def _position(builder: GraphBuilder, kind: str, value: TensorValue, dims: list[i
     )
 
 
-@lowers("aten.argmax.default")
-def lower_argmax(builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
-    """Position of the largest element."""
-    return _position(builder, "argmax", value, dims_of(value, dim), keepdim)
+@lowers("aten.argmax.default", "aten.argmin.default")
+def lower_position(builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
+    """Position of the largest or smallest element."""
+    return _position(builder, builder.node.target._opname, value, dims_of(value, dim), keepdim)
 
 
-@lowers("aten.argmin.default")
-def lower_argmin(builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
-    """Position of the smallest element."""
-    return _position(builder, "argmin", value, dims_of(value, dim), keepdim)
-
-
-def _extreme_with_position(kind: str) -> Callable[..., Any]:
-    def rule(builder: GraphBuilder, value: TensorValue, dim: int, keepdim: bool = False) -> Any:
-        dims = dims_of(value, dim)
-        if value.dtype == torch.bool:
-            raise UseExtern("extreme positions of booleans")
-        extreme = builder.reduce(kind, value.sizes, dims, value.dtype, value.load, keepdim=keepdim, suffix="values")  # type: ignore[arg-type]
-        return extreme, _position(builder, f"arg{kind}", value, dims, keepdim)
-
-    return rule
-
-
-lowers("aten.max.dim")(_extreme_with_position("max"))
-lowers("aten.min.dim")(_extreme_with_position("min"))
+@lowers("aten.max.dim", "aten.min.dim")
+def lower_extreme_with_position(builder: GraphBuilder, value: TensorValue, dim: int, keepdim: bool = False) -> Any:
+    """The largest or smallest element, and where it is."""
+    kind, dims = builder.node.target._opname, dims_of(value, dim)
+    if value.dtype == torch.bool:
+        raise UseExtern("extreme positions of booleans")
+    extreme = builder.reduce(kind, value.sizes, dims, value.dtype, value.load, keepdim=keepdim, suffix="values")
+    return extreme, _position(builder, f"arg{kind}", value, dims, keepdim)
 
 
 def folded_count(value: TensorValue, dims: Sequence[int]) -> Index:
