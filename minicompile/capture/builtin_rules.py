@@ -479,7 +479,7 @@ method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque)
 @method(dict, "get")
 def rule_dict_get(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.get(key[, default])` reads one entry."""
-    found = look_up(tracer, owner, args[0])
+    found = look_up(tracer, owner, concrete(args[0]))
     return found if found is not MISSING else args[1] if len(args) > 1 else None
 
 

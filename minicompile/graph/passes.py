@@ -163,6 +163,8 @@ def split_of_cat(module: GraphModule) -> GraphModule:
             continue
         offset = 0
         for part in joined.args[0]:
+            if part.meta["val"].dim() != joined.meta["val"].dim():
+                continue  # an empty list of numbers, which `cat` takes beside any shape
             width = part.meta["val"].shape[dim]
             fits = (start, stop) == (offset, offset + width) and part.meta["val"].shape == node.meta["val"].shape
             if fits and part.meta["val"].dtype == node.meta["val"].dtype:

@@ -47,6 +47,7 @@ X = torch.randn(4, 6)
         (passes.remove_no_op_views, lambda x: x.expand(4, 6)[0:4].permute(0, 1) + 1, ["add"]),
         (passes.split_of_cat, lambda x: torch.cat([x, x * 2], 1)[:, 6:12] + 1, ["mul", "add"]),
         (passes.split_of_cat, lambda x: torch.cat([x, x * 2], 1)[:, 5:11] + 1, ["mul", "cat", "slice", "add"]),
+        (passes.split_of_cat, lambda x: torch.cat([X[0, :0], x, x * 2], 1)[:, :6] + 1, ["add"]),
         (passes.write_copies_plainly, lambda x: x.clone().copy_(x * 2) + 1, ["mul", "add"]),
     ],
     ids=lambda value: getattr(value, "__name__", "-".join(value) if isinstance(value, list) else None),
