@@ -68,7 +68,7 @@ def range_over_a_size():
 @program
 def size_in_a_string_and_a_dict():
     def outer(x):
-        factor = {3: 5, 4: 6}.get(x.shape[0], 7)
+        factor = {3: 5, 4: 6}.get(x.shape[0], 7) + {4: 1}.setdefault(x.shape[0], 2)
         return {x.shape[0]: x * 2, str(x.shape[0]): "size"}, x.shape[0] in {3, 4}, x * factor
 
     return outer, [call(count(n)) for n in (2, 3, 4, 5)]
