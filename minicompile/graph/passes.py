@@ -251,6 +251,8 @@ def separate_outputs(module: GraphModule, forward_outputs: int) -> None:
         if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         root, forward = storage_root(node), index < forward_outputs
+        if not forward and not torch.ops.aten.is_non_overlapping_and_dense(node.meta["val"]):
+            continue  # autograd keeps a copy of such a gradient by itself
         if root in claimed or (forward and root.op in ("placeholder", "get_attr")):
             with module.graph.inserting_before(closing):
                 copy = module.graph.call_function(aten.clone.default, (node,))
