@@ -255,6 +255,7 @@ def build_tensor_method(emitter: Emitter, value: TensorMethod) -> str:
 def build_generator(emitter: Emitter, value: Generator) -> str:
     """A generator of the traced program: one that goes on where it is."""
     frame = value.frame
+    value.handed_over = True
     if frame in emitter.tracer.frames:
         raise RunEager("a generator is running where the graph breaks")
     if value.finished:

@@ -110,7 +110,17 @@ class Generator:
     def __init__(self, tracer: Tracer, frame: Frame) -> None:
         self.tracer, self.frame = tracer, frame
         self.finished = False
+        self.handed_over = False
         self.returned: Any = None
+        tracer.generators.append(self)
+
+    def waits_in_a_block(self) -> bool:
+        """Whether it has stopped inside a `try` or `with`, so that Python would run code where it is dropped."""
+        if self.finished or not self.frame.started:
+            return False
+        program = self.frame.program
+        entry = program.handler_of(self.frame.index - 1)
+        return entry is not None and program.instructions[entry.target].name != "CALL_INTRINSIC_1"
 
     def __iter__(self) -> Generator:
         return self
@@ -187,6 +197,7 @@ class Tracer:
         self.graph = OutputGraph()
         self.effects = SideEffects()
         self.frames: list[Frame] = []
+        self.generators: list[Generator] = []
         self.sources: dict[int, Source] = {}
         self.reals: dict[int, Any] = {}
         self.fresh: set[int] = set()

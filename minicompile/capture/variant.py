@@ -168,11 +168,11 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
             with torch_interface.compiling():
                 try:
                     value = attempt.trace(step)
-                    return Assembly(attempt).returning(value)
+                    return complete(attempt, Assembly(attempt).returning(value))
                 except CutHere:
                     if stop is None or attempt.frame is None:
                         raise RunEager("the frame was cut without a reason") from None
-                    return Assembly(attempt).cut(attempt.frame, stop)
+                    return complete(attempt, Assembly(attempt).cut(attempt.frame, stop))
                 finally:
                     torch_interface.restore_state(attempt.tracer.state)
                     attempt.tracer.forget_places()
@@ -192,6 +192,13 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
             reason = error.reason if stop is None else f"{error.reason} (the graph broke because: {stop.reason})"
             return Assembly(attempt).eager(reason, place, error.expected)
     raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
+
+
+def complete(attempt: Attempt, variant: Variant) -> Variant:
+    """The variant, unless it would drop a generator in whose `finally` or `with` Python runs code where it is dropped."""
+    if any(generator.waits_in_a_block() and not generator.handed_over for generator in attempt.tracer.generators):
+        raise RunEager("a generator is dropped inside a `try` or `with`")
+    return variant
 
 
 def unsupported(stop: Break | RunEager, attempt: Attempt) -> Unsupported:

@@ -455,3 +455,36 @@ def accumulate_in_a_generator_pipeline():
         return list(running(scale(xs, 2.0)))
 
     return outer, [call([normal(1), normal(1)]), call([normal(1) for _ in range(4)])]
+
+
+@program
+def generator_dropped_inside_its_finally():
+    log = []
+
+    def parts(items):
+        log.append("start")
+        try:
+            for index, item in enumerate(items):
+                yield item * index
+        finally:
+            log.append("end")
+
+    def outer(x, way):
+        if way == "break":
+            for part in parts([x, x]):
+                x = x + part
+                break
+        elif way == "next":
+            x = next(parts([x, x])) + 1
+        elif way == "closed":
+            running = parts([x, x])
+            x = next(running) + 2
+            running.close()
+        else:
+            running = parts([x, x])
+            x = next(running) + 3
+            running = None
+        log.append("after")
+        return x
+
+    return outer, [call(count(2), way) for way in ("break", "next", "closed", "dropped")], log
