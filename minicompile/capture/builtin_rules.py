@@ -258,12 +258,7 @@ def lazily(function: Any) -> Any:
 
     def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         callable_, *iterables = args
-        target = None if callable_ is None else Callback(tracer, callable_)
-        if function is filter:
-            predicate = callable_
-            target = Callback(tracer, None)
-            target.__class__ = Predicate
-            target.function = predicate
+        target = Predicate(tracer, callable_) if function is filter else Callback(tracer, callable_)
         return tracer.made(run_native(tracer, function, (target, *(native_iterable(tracer, item) for item in iterables)), {}))
 
     return rule
@@ -358,16 +353,11 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`format(value, spec)`."""
     value = args[0]
     method, base = class_lookup(tracer, type(value), "__format__")
-    if isinstance(method, types.FunctionType) and not is_trusted_enum(value):
+    if isinstance(method, types.FunctionType) and not isinstance(value, enum.Enum):
         return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
-    if type(value) in CONSTANT_TYPES or is_symbolic(value) or is_trusted_enum(value):
+    if type(value) in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, enum.Enum):
         return run_native(tracer, format, args, {})
     return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
-
-
-def is_trusted_enum(value: Any) -> bool:
-    """Whether a value is an enum member, which formats itself without looking at anything."""
-    return isinstance(value, enum.Enum)
 
 
 @special(vars)
@@ -527,11 +517,6 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     rule = SPECIAL.get(kind)
     if rule is not None:
         return rule(tracer, args, kwargs)
-    return make_instance(tracer, kind, args, kwargs)
-
-
-def make_instance(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
-    """`kind(*args, **kwargs)` for a class without a rule of its own."""
     meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
     if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES:
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), kwargs)

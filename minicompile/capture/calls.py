@@ -187,18 +187,11 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     untraced = torch_interface.why_untraced(function)
     if untraced is not None:
         raise Break(untraced, f"`{function.__module__}.{function.__qualname__}` is called as it is")
-    for name, value in torch_method_by_function(function):
+    if module == "torch._tensor" and function.__name__ in torch_interface.TENSOR_METHODS:
         args, kwargs = resolved(tracer, args, kwargs)
         if args and isinstance(args[0], FakeTensor):
-            return call_tensor_method(tracer, args[0], name, args[1:], kwargs) if value else None
+            return call_tensor_method(tracer, args[0], function.__name__, args[1:], kwargs)
     return tracer.inline(function, args, kwargs)
-
-
-def torch_method_by_function(function: types.FunctionType) -> list[tuple[str, bool]]:
-    """The tensor method that a Python function implements, if it is one of `torch._tensor`."""
-    if function.__globals__.get("__name__") == "torch._tensor" and function.__name__ in torch_interface.TENSOR_METHODS:
-        return [(function.__name__, True)]
-    return []
 
 
 def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -212,7 +205,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
         raise stop
     if role == "state":
         return tracer.graph.state_call(function, args, tracer.location())
-    args, kwargs = forced(tracer, args, kwargs)
+    force(tracer, (args, kwargs))
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":
@@ -236,15 +229,6 @@ def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: 
     return out
 
 
-def forced(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with nothing lazy inside."""
-    for item in args:
-        force(tracer, item)
-    for item in kwargs.values():
-        force(tracer, item)
-    return args, kwargs
-
-
 def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of a tensor."""
     if name in torch_interface.TENSOR_QUERY_METHODS:
@@ -263,7 +247,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
         raise stop
     if name == "type" and not args and not kwargs:
         return run_native(tracer, tensor.type, (), {})
-    args, kwargs = forced(tracer, args, kwargs)
+    force(tracer, (args, kwargs))
     if kwargs.get("generator") is not None:
         raise Break("random seed", f"`Tensor.{name}` draws from an explicit generator")
     return tracer.operation("call_method", name, (tensor, *args), kwargs)
@@ -338,8 +322,8 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     shallow = function.__name__ in SHALLOW_METHODS
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
         force(tracer, owner, not shallow)
-    if isinstance(owner, CONTAINERS):
-        check_hashing(tracer, owner, args)
+    if isinstance(owner, (dict, set, frozenset)) and args and has_python_comparison(args[0]):
+        raise Break("user object", f"an object of type {type(args[0]).__name__} is hashed by a container")
     if isinstance(owner, set) and function.__name__ == "pop":
         guard_order(tracer, owner)
     values = tuple(native_argument(tracer, item, not shallow) for item in args)
@@ -347,14 +331,6 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     if isinstance(owner, str):
         values, keywords = spelled_out(values), spelled_out(keywords)
     return tracer.resolve(run_native(tracer, function, values, keywords))
-
-
-def check_hashing(tracer: Tracer, owner: Any, args: tuple[Any, ...]) -> None:
-    """Refuse to let a C container hash or compare objects whose class does that in Python."""
-    if isinstance(owner, (dict, set, frozenset)):
-        for item in args[:1]:
-            if has_python_comparison(item):
-                raise Break("user object", f"an object of type {type(item).__name__} is hashed by a container")
 
 
 def has_python_comparison(value: Any) -> bool:

@@ -161,7 +161,6 @@ class CallCache:
             if self.entries is known:
                 if len(self.entries) >= config.recompile_limit:
                     self.overflow(function, args, kwargs)
-                    entry = None
                 else:
                     entry = self.add(function, args, kwargs)
         if entry is None:

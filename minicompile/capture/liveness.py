@@ -39,14 +39,11 @@ def live_locals(program: Program, start: int) -> frozenset[str]:
         for index in order:
             instruction = program.instructions[index]
             after = frozenset().union(*(live[place] for place in successors(program, index)))
-            if instruction.name in WRITES:
-                before = after - {instruction.value}
-                if program.handler_of(index) is not None:
-                    before = after
-            elif instruction.name in READS:
+            before = after
+            if instruction.name in READS:
                 before = after | {instruction.value}
-            else:
-                before = after
+            elif instruction.name in WRITES and program.handler_of(index) is None:
+                before = after - {instruction.value}
             if before != live[index]:
                 live[index] = before
                 changed = True

@@ -44,27 +44,18 @@ def collect_pure() -> frozenset[int]:
     found = {id(getattr(builtins, name)) for name in PURE_BUILTINS}
     for module in (math, cmath, operator, itertools):
         found.update(id(value) for value in vars(module).values() if callable(value))
-    found.add(id(str.maketrans))
-    found.add(id(float.fromhex))
-    found.add(id(int.from_bytes))
-    found.add(id(bytes.fromhex))
-    return frozenset(found)
+    found.update(map(id, (str.maketrans, float.fromhex, int.from_bytes, bytes.fromhex)))
+    return frozenset(found - {id(getattr(operator, name, None)) for name in ("setitem", "delitem", "call")})
 
 
 PURE = collect_pure()
-IMPURE_OPERATORS = frozenset(id(getattr(operator, name)) for name in ("setitem", "delitem", "call") if hasattr(operator, name))
 
 
 def is_pure_native(function: Any) -> bool:
     """Whether a native function may run while tracing."""
-    if id(function) in PURE and id(function) not in IMPURE_OPERATORS:
-        return True
     owner = getattr(function, "__self__", None)
-    if isinstance(owner, type) and owner in PURE_CLASS_METHODS:
-        return True
-    return isinstance(function, (operator.itemgetter, operator.attrgetter, operator.methodcaller)) and not isinstance(
-        function, (operator.attrgetter, operator.methodcaller)
-    )
+    return id(function) in PURE or isinstance(function, operator.itemgetter) or (
+        isinstance(owner, type) and owner in PURE_CLASS_METHODS)
 
 
 PURE_CLASS_METHODS = (int, float, str, bytes, dict, tuple, list, complex, object)

@@ -81,18 +81,10 @@ def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> 
 def make_function(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Make a function object, for real."""
     code = tracer.resolve(frame.stack.pop())
-    flags = instruction.arg if VERSION < (3, 13) else 0
-    closure = tracer.resolve(frame.stack.pop()) if flags & 8 else None
-    annotations = tracer.resolve(frame.stack.pop()) if flags & 4 else None
-    keyword_defaults = tracer.resolve(frame.stack.pop()) if flags & 2 else None
-    defaults = tracer.resolve(frame.stack.pop()) if flags & 1 else None
-    if VERSION >= (3, 13) and code.co_freevars:
-        closure = tuple(types.CellType() for _ in code.co_freevars)
-    function = types.FunctionType(code, frame.globals, code.co_name, defaults, closure)
-    function.__qualname__ = code.co_qualname
-    function.__kwdefaults__ = keyword_defaults
-    if annotations:
-        function.__annotations__ = dict(zip(annotations[::2], annotations[1::2], strict=True))
+    function = function_of(code, frame.globals, tuple(types.CellType() for _ in code.co_freevars))
+    for flag in (8, 4, 2, 1) if VERSION < (3, 13) else ():
+        if instruction.arg & flag:
+            function = with_part(function, flag, tracer.resolve(frame.stack.pop()))
     frame.stack.append(tracer.made(function))
 
 
@@ -100,18 +92,28 @@ def make_function(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
 def set_function_attribute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Defaults, annotations or closure of a function just made (3.13)."""
     function, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    if instruction.arg == 1:
-        function.__defaults__ = value
-    elif instruction.arg == 2:
-        function.__kwdefaults__ = value
-    elif instruction.arg == 4:
-        function.__annotations__ = dict(zip(value[::2], value[1::2], strict=True))
-    elif instruction.arg == 8:
-        made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, value)
-        made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+    frame.stack.append(tracer.made(with_part(function, instruction.arg, value)))
+
+
+def function_of(code: types.CodeType, namespace: dict[str, Any], closure: tuple[Any, ...]) -> types.FunctionType:
+    """A function without defaults and annotations."""
+    function = types.FunctionType(code, namespace, code.co_name, None, closure or None)
+    function.__qualname__ = code.co_qualname
+    return function
+
+
+def with_part(function: types.FunctionType, flag: int, value: Any) -> types.FunctionType:
+    """The function with its defaults (1), keyword defaults (2), annotations (4) or closure (8), which makes another one."""
+    if flag == 8:
+        made = function_of(function.__code__, function.__globals__, value)
+        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         made.__annotations__ = function.__annotations__
-        function = tracer.made(made)
-    frame.stack.append(function)
+        return made
+    if flag == 4:
+        function.__annotations__ = dict(zip(value[::2], value[1::2], strict=True))
+    else:
+        setattr(function, {1: "__defaults__", 2: "__kwdefaults__"}[flag], value)
+    return function
 
 
 @opcode("IMPORT_NAME")

@@ -53,10 +53,7 @@ class InnerGraph:
 
     def add(self, value: Any) -> torch.fx.Node:
         """A placeholder after all others."""
-        first = next(iter(self.graph.nodes), None)
-        with self.graph.inserting_after(self.last) if self.last is not None else self.graph.inserting_before(first):
-            self.last = self.graph.placeholder(f"value_{len(self.graph.nodes)}")
-        self.last.meta["example_value"], self.last.meta["location"] = value, None
+        self.last = placeholder_after(self.graph, self.last, f"value_{len(self.graph.nodes)}", value)
         return self.last
 
     def node_of(self, value: Any) -> torch.fx.Node:
@@ -74,6 +71,15 @@ class InnerGraph:
         """Close the graph."""
         self.graph.output(tuple(self.outer.argument(item) for item in results))
         return GraphModule(torch.nn.Module(), self.graph)
+
+
+def placeholder_after(graph: torch.fx.Graph, last: torch.fx.Node | None, name: str, value: Any) -> torch.fx.Node:
+    """A new placeholder after the last one, or before all nodes."""
+    first = next(iter(graph.nodes), None)
+    with graph.inserting_after(last) if last is not None else graph.inserting_before(first):
+        node = graph.placeholder(name)
+    node.meta["example_value"], node.meta["location"] = value, None
+    return node
 
 
 class OutputGraph:
@@ -103,15 +109,8 @@ class OutputGraph:
         if self.inside is not None and (entry.node is None or entry.node.graph is not self.graph):
             return self.inside.node_of(entry.value)
         if entry.node is None:
-            if self.last_placeholder is None:
-                point = self.graph.inserting_before(next(iter(self.graph.nodes), None))
-            else:
-                point = self.graph.inserting_after(self.last_placeholder)
-            with point:
-                words = entry.source.words() if entry.source else "input"
-                entry.node = self.graph.placeholder(identifier(words, "argument"))
-            entry.node.meta["example_value"] = entry.value
-            entry.node.meta["location"] = None
+            words = entry.source.words() if entry.source else "input"
+            entry.node = placeholder_after(self.graph, self.last_placeholder, identifier(words, "argument"), entry.value)
             self.last_placeholder = entry.node
             self.inputs.append(entry)
         return entry.node
@@ -146,7 +145,7 @@ class OutputGraph:
             return kind(*(self.argument(item) for item in value))
         if isinstance(value, range):
             return list(value)
-        if isinstance(value, enum.IntEnum | enum.StrEnum if hasattr(enum, "StrEnum") else enum.IntEnum):
+        if isinstance(value, (enum.IntEnum, enum.StrEnum)):
             return value.value
         if value is int or value is float or value is bool:
             return value
@@ -205,8 +204,6 @@ class OutputGraph:
             if id(result) not in self.traced:
                 self.traced[id(result)] = Traced(result, node, None, "tensor", None)
             return True
-        if is_symbolic(result):
-            return False
         if not isinstance(result, (tuple, list)) or isinstance(result, torch.Size):
             return False
         found = False

@@ -189,11 +189,6 @@ def build_tuple(emitter: Emitter, value: tuple[Any, ...]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def build_slice(emitter: Emitter, value: slice) -> str:
-    """A slice."""
-    return f"slice({emitter.value(value.start)}, {emitter.value(value.stop)}, {emitter.value(value.step)})"
-
-
 def build_function(emitter: Emitter, value: types.FunctionType) -> str:
     """A function made while tracing; library functions without a source are held as they are."""
     if id(value) not in emitter.tracer.fresh:
@@ -240,16 +235,6 @@ def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
     parts = [emitter.value(value.func), *(emitter.value(item) for item in value.args)]
     parts.extend(f"**{{{key!r}: {emitter.value(item)}}}" for key, item in value.keywords.items())
     return emitter.assign(f"{emitter.constant(functools.partial, 'partial')}({', '.join(parts)})", "partial_call")
-
-
-def build_super(emitter: Emitter, value: Any) -> str:
-    """A `super` object."""
-    return f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})"
-
-
-def build_tensor_method(emitter: Emitter, value: TensorMethod) -> str:
-    """A method of a tensor."""
-    return f"{emitter.value(value.tensor)}.{value.name}"
 
 
 def build_generator(emitter: Emitter, value: Generator) -> str:
@@ -358,12 +343,13 @@ def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
 
 Builder = Callable[[Emitter, Any], str]
 BUILDERS: dict[type, Builder] = {
-    list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple, slice: build_slice,
+    list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
-    functools.partial: build_partial, types.SimpleNamespace: build_instance, super: build_super,
-    TensorMethod: build_tensor_method, Generator: build_generator,
-    Callback: lambda emitter, value: emitter.value(value.function),
-    Predicate: lambda emitter, value: emitter.value(value.function),
+    functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
+    slice: lambda emitter, value: f"slice({', '.join(map(emitter.value, (value.start, value.stop, value.step)))})",
+    super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
+    TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
+    **dict.fromkeys((Callback, Predicate), lambda emitter, value: emitter.value(value.function)),
 }
 
 

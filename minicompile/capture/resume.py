@@ -92,10 +92,7 @@ def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[lis
     cells = set(shape.cells)
     for item in block:
         if not isinstance(item, Instr):
-            if not in_prologue or not isinstance(item, Label):
-                body.append(item)
-            else:
-                body.append(item)
+            body.append(item)
             continue
         if ordinal == target_ordinal:
             body.append(label)

@@ -12,7 +12,7 @@ import dataclasses
 import linecache
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,13 +77,11 @@ class Handling:
         self.error = error
 
 
-class Outcome:
+class Outcome(NamedTuple):
     """How a frame stopped: with a value that it returned or yielded."""
 
-    __slots__ = ("value", "yielded")
-
-    def __init__(self, value: Any, yielded: bool = False) -> None:
-        self.value, self.yielded = value, yielded
+    value: Any
+    yielded: bool = False
 
 
 Handler = Callable[["Tracer", Frame, Instruction], Outcome | None]
@@ -285,11 +283,6 @@ class Tracer:
         if callable(value) or hasattr(type(value), "__get__"):
             self.library_reads.setdefault(id(owner), (owner, {}))[1][name] = value
 
-    def cell(self, real: types.CellType, source: Source) -> types.CellType:
-        """The stand-in for a cell of the user's closure."""
-        result: types.CellType = self.wrap(real, source)
-        return result
-
     # Where we are.
 
     def forget_places(self) -> None:
@@ -409,18 +402,11 @@ class Tracer:
             frame.cells[name] = self.made(types.CellType(frame.variables.pop(name))
                                           if name in frame.variables else types.CellType())
         if code.co_freevars:
-            source = self.sources.get(id(function))
+            source = self.sources.get(id(function)) or Baked(function, function.__qualname__)
             for position, (name, cell) in enumerate(zip(code.co_freevars, function.__closure__ or (), strict=True)):
-                if id(function) in self.fresh:
-                    frame.cells[name] = cell
-                else:
-                    frame.cells[name] = self.outside_cell(source, function, position, name, cell)
+                place = Attribute(source, f"__closure__[{position}]", name)
+                frame.cells[name] = cell if id(function) in self.fresh else self.wrap(cell, place)
         return frame
-
-    def outside_cell(self, source: Source | None, function: Any, position: int, name: str, cell: Any) -> Any:
-        """The stand-in for the closure cell of a function that was not made while tracing."""
-        from_function = source or Baked(function, function.__qualname__)
-        return self.cell(cell, Attribute(from_function, f"__closure__[{position}]", name))
 
     def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Match arguments to parameters as a call does."""
