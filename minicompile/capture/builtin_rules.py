@@ -7,6 +7,7 @@ import contextlib
 import enum
 import functools
 import inspect
+import itertools
 import operator
 import types
 from typing import Any
@@ -217,7 +218,7 @@ def rule_iter(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 def rule_next(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`next(iterator[, default])`."""
     try:
-        return advance(tracer, args[0])
+        return tracer.resolve(advance(tracer, args[0]))
     except StopIteration as error:
         if len(args) == 2:
             return args[1]
@@ -590,5 +591,6 @@ def call_itertools(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> 
             wrapped[0] = Predicate(tracer, args[0])
         keywords = {key: Callback(tracer, item) if callable(item) else item for key, item in kwargs.items()}
         return tracer.made(run_native(tracer, kind, tuple(wrapped), keywords))
-    values = tuple(native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
+    values = args if kind is itertools.repeat else tuple(
+        native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
     return tracer.made(run_native(tracer, kind, values, kwargs))

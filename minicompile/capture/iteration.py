@@ -14,6 +14,7 @@ from minicompile.capture.calls import RecordTorch, call
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
+from minicompile.capture.upcoming import is_plain, outside_iterator
 from minicompile.capture.values import force, guard_order, is_outside
 
 DIRECT = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
@@ -61,8 +62,11 @@ def iterate_by_index(tracer: Tracer, value: Any) -> Any:
 
 
 def advance(tracer: Tracer, iterator: Any) -> Any:
-    """`next(iterator)`; raises `StopIteration` at the end."""
+    """`next(iterator)`, possibly lazy; raises `StopIteration` at the end."""
     if is_outside(tracer, iterator):
+        known = outside_iterator(tracer, iterator)
+        if known is not None:
+            return next(known)
         kind = type(iterator)
         method, _ = class_lookup(tracer, kind, "__next__")
         if not isinstance(method, types.FunctionType):
@@ -100,16 +104,22 @@ def native_iterable(tracer: Tracer, value: Any) -> Any:
     if isinstance(value, torch.Tensor) or is_outside(tracer, value) or hasattr(type(value), "__iter__"):
         if hasattr(type(value), "resume"):
             return value
-        return drain(tracer, value)
+        iterator = get_iterator(tracer, value)
+        native = is_plain(iterator) and not is_outside(tracer, iterator)
+        return iterator if native or hasattr(type(iterator), "resume") else rest(tracer, iterator)
     return value
 
 
 def drain(tracer: Tracer, value: Any) -> Any:
     """A native generator over the elements of a traced value."""
-    iterator = get_iterator(tracer, value)
+    yield from rest(tracer, get_iterator(tracer, value))
+
+
+def rest(tracer: Tracer, iterator: Any) -> Any:
+    """A native generator over what an iterator still gives."""
     while True:
         try:
-            item = advance(tracer, iterator)
+            item = tracer.resolve(advance(tracer, iterator))
         except StopIteration:
             return
         yield item

@@ -28,6 +28,7 @@ from minicompile.capture.source import literal
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
+from minicompile.capture.upcoming import skip
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
 
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
@@ -357,6 +358,10 @@ def write_side_effects(emitter: Emitter) -> None:
     """Statements that bring the user's objects to the state that tracing gave their stand-ins."""
     effects = emitter.tracer.effects
     pending: list[str] = []
+    for iterator in effects.iterators.values():
+        if iterator.asked:
+            skipping = emitter.constant(skip, "skip")
+            pending.append(f"{skipping}({emitter.value(iterator.real)}, {iterator.asked})")
     for shadow in effects.changed_shadows():
         pending.extend(write_shadow(emitter, shadow, emitter.writer.fetch(shadow.source)))
     for (_, attribute), (owner, value) in effects.attributes.items():

@@ -31,6 +31,7 @@ from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted_module
 from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, Tracer
+from minicompile.capture.upcoming import guard_independence
 from minicompile.capture.values import wrap
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported
@@ -264,6 +265,7 @@ class Assembly:
         """Compile the graph and put the parts together."""
         tracer, graph = self.tracer, self.tracer.graph
         self.check_mutation()
+        guard_independence(tracer)
         for complaint in check_marks(tracer):
             if self.context.config.fullgraph:
                 raise Unsupported("dynamic size", complaint)

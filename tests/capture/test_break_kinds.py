@@ -200,7 +200,7 @@ def unsupported_value() -> Program:
 
 @fires("iterator")
 def iterator() -> Program:
-    return (lambda x, values: x + next(values)), (matrix(), iter([1, 2, 3]))  # here
+    return (lambda x, values: x + next(values)), (matrix(), iter({1, 2, 3}))  # here
 
 
 @fires("asynchronous code")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -230,3 +231,51 @@ def test_a_long_loop_with_a_break_is_a_handful_of_graphs() -> None:
     compiled = same_as_eager(function, X)
     assert len(compiled.records.graphs) < 8
     assert not compiled.records.fallbacks
+
+
+def test_a_break_in_a_loop_breaks_once_a_step_whatever_is_iterated_over() -> None:
+    layers = torch.nn.ModuleList([torch.nn.Linear(3, 3) for _ in range(9)])
+
+    def over(elements: Callable[[], Any]) -> tuple[int, int]:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            for _ in elements():
+                x = x + 1
+                print(end="")
+                x = torch.sin(x)
+            return x
+
+        compiled = same_as_eager(function, X)
+        assert not compiled.records.fallbacks
+        return len(compiled.records.graph_breaks), len(compiled.records.graphs)
+
+    for elements in (lambda: layers, lambda: range(9), lambda: reversed(range(9)), lambda: zip(range(9), layers, strict=False),
+                     lambda: enumerate(layers), lambda: dict.fromkeys(range(9)), lambda: list(layers)):
+        breaks, graphs = over(elements)
+        assert max(breaks, graphs) <= 6
+
+
+def test_an_iterator_of_the_users_is_advanced_as_far_as_in_eager() -> None:
+    def taken(x: torch.Tensor, pairs: Any, single: Any, log: list[float]) -> tuple[Any, ...]:
+        log.append(next(single, 0.0))
+        first = next(pairs)
+        return x * log[-1], first, next(single, None), next(pairs, None)
+
+    def apart() -> tuple[Any, ...]:
+        return X, zip([1.0, 2.0, 3.0], [3.0, 4.0, 5.0], strict=True), iter([5.0, 6.0, 7.0]), [0.5]
+
+    def pairs_of_the_same() -> tuple[Any, ...]:
+        single = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+        return X, zip(single, single, strict=False), single, [0.5]
+
+    def over_the_log() -> tuple[Any, ...]:
+        log = [1.0, 2.0]
+        return X, enumerate(log), iter(log), log
+
+    compiled = capture(taken)
+    for arguments in (apart, pairs_of_the_same, over_the_log, apart, pairs_of_the_same):
+        ours, theirs = arguments(), arguments()
+        assert equal(compiled(*ours), taken(*theirs))
+        assert [list(each) for each in ours[1:]] == [list(each) for each in theirs[1:]]
+    reordered = capture(taken)
+    for arguments in (over_the_log, pairs_of_the_same, apart):
+        assert equal(reordered(*arguments()), taken(*arguments()))
