@@ -46,6 +46,7 @@ from minicompile.runtime.device import device_properties
 from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
 from minicompile.runtime.graph_store import StoredGraph
 from minicompile.runtime.program_loader import load_program
+from minicompile.runtime.worker_pool import POOL
 from minicompile.scheduling.fusion import why_not_fused
 from minicompile.scheduling.matmul import Chooser
 from minicompile.scheduling.schedule import schedule_graph
@@ -114,6 +115,7 @@ class Compiler:
     def _from_stages(
         self, captured: CapturedGraph, key: GraphKey | None, clock: StageClock, artifacts: ArtifactFolder
     ) -> CompiledGraph:
+        POOL.prepare(expected_kernels(captured.module))
         with clock.stage("graph"):
             partitioned = build_graph(captured, self.config)
             if self.config.verify:
@@ -297,6 +299,13 @@ def matmul_chooser(config: Config, device: DeviceProperties) -> Chooser | None:
     if config.matmul == "aten" or (device.kind != "cuda" and config.matmul == "auto"):
         return None
     return functools.partial(route, config.matmul, tf32_allowed())
+
+
+def expected_kernels(module: torch.fx.GraphModule) -> int:
+    """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations."""
+    made = [(node.target, node.meta.get("example_value")) for node in module.graph.nodes if node.op != "placeholder"]
+    on_device = ((target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu")
+    return len({(target, value.shape, value.dtype) for target, value in on_device}) // 2
 
 
 def program_device(module: torch.fx.GraphModule) -> torch.device:

@@ -1,11 +1,9 @@
-"""Machine code of one generated kernel: compiled by Triton once, kept on disk, loaded without Triton afterwards.
-
-Private interfaces used: `triton.compiler.ASTSource` and `triton.compile` (3.6 to 3.9: the same calls).
-"""
+"""Machine code of one generated kernel: compiled by Triton once, kept on disk, loaded without Triton afterwards."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -15,8 +13,11 @@ import torch
 import triton
 
 from minicompile.ir.program import KernelArgument, KernelSource
+from minicompile.runtime import kernel_worker
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.graph_key import environment, library_sources
+from minicompile.runtime.kernel_worker import Job
+from minicompile.runtime.worker_pool import POOL
 
 TRITON_TYPES: dict[torch.dtype, str] = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -24,8 +25,6 @@ TRITON_TYPES: dict[torch.dtype, str] = {
     torch.uint64: "u64", torch.uint32: "u32", torch.uint16: "u16", torch.uint8: "u8", torch.bool: "i1",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
-
-MOST_WARPS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,43 +95,53 @@ def binary_key(kernel: KernelSource, target: Any) -> str:
     return hashlib.sha256(repr((environment(), library_sources()[0], parts)).encode()).hexdigest()
 
 
-def compile_kernel(kernel: KernelSource, function: Any, target: Any, cache: CodeCache | None) -> KernelBinary:
-    """The machine code of `function` (the `@triton.jit` object of `kernel`) for `target` (a `GPUTarget`)."""
+def compile_kernel(
+    kernel: KernelSource, function: Any, target: Any, cache: CodeCache | None, path: str | None = None
+) -> KernelBinary:
+    """The machine code of `function` (the `@triton.jit` object of `kernel`) for `target` (a `GPUTarget`).
+
+    With the `path` of the file that it is in, another process may do it.
+    """
     key = binary_key(kernel, target)
     stored = cache.read("kernels", key) if cache else None
     if stored is not None:
         return KernelBinary.from_bytes(stored)
-    compiled = compiled_by_triton(kernel, function, target)
+    job = compile_job(kernel, function, target, path or "")
+    here = functools.partial(kernel_worker.compiled, job, function)
+    code, metadata = here() if path is None else POOL.compiled(job, here)
     binary = KernelBinary(
-        name=compiled.metadata.name,
-        code=compiled.asm["cubin" if target.backend == "cuda" else "hsaco"],
-        shared_bytes=compiled.metadata.shared,
-        num_warps=compiled.metadata.num_warps,
+        name=metadata["name"],
+        code=code,
+        shared_bytes=metadata["shared"],
+        num_warps=metadata["num_warps"],
         argument_types=tuple(triton_type(argument) for argument in kernel.arguments),
-        scratch_bytes=getattr(compiled.metadata, "global_scratch_size", 0) or 0,
+        scratch_bytes=metadata["global_scratch_size"] or 0,
     )
     if cache:
         cache.write("kernels", key, binary.to_bytes())
     return binary
 
 
-def compiled_by_triton(kernel: KernelSource, function: Any, target: Any) -> Any:
-    """Triton's compiled kernel, with other numbers of warps where its compiler fails on the one asked for.
+def is_kept(kernel: KernelSource, target: Any, cache: CodeCache | None) -> bool:
+    """Whether the machine code for the hinted sizes seems to be on disk."""
+    if cache is None or not cache.usable:
+        return False
+    hints = tuple(argument.hint for argument in kernel.arguments if argument.dtype is None)
+    return cache.path("kernels", binary_key(for_sizes(kernel, hints) if hints else kernel, target)).exists()
 
-    Triton 3.6 moves some layout conversions behind their uses ("operand does not dominate this use") when a program is one
-    warp, and ptxas may run out of registers; both depend on the number of warps.
-    """
-    options = {"num_stages": kernel.num_stages, "enable_fp_fusion": True}
-    source, failure = triton_source(kernel, function), None
-    for warps in (kernel.num_warps, 2 * kernel.num_warps, 4 * kernel.num_warps, 4):
-        if warps > MOST_WARPS:
-            continue
-        try:
-            return triton.compile(source, target=target, options={**options, "num_warps": warps})
-        except (RuntimeError, triton.runtime.errors.PTXASError) as error:
-            failure = failure or error
-    assert failure is not None
-    raise failure
+
+def compile_job(kernel: KernelSource, function: Any, target: Any, path: str) -> Job:
+    """What Triton is to compile: the function with its signature, constants and alignment facts."""
+    signature = {argument.name: triton_type(argument) for argument in kernel.arguments}
+    signature.update({name: "constexpr" for name, _ in kernel.constants})
+    place = function.arg_names.index
+    return Job(
+        path, kernel.name, (target.backend, target.arch, target.warp_size),
+        {name: signature[name] for name in function.arg_names},
+        {place(name): value for name, value in kernel.constants},
+        tuple(place(argument.name) for argument in kernel.arguments if argument.divisible_by_16),
+        kernel.num_warps, kernel.num_stages,
+    )  # fmt: skip
 
 
 def machine_code(kernel: KernelSource, function: Any, cache: CodeCache | None = None) -> bytes | None:
@@ -140,20 +149,3 @@ def machine_code(kernel: KernelSource, function: Any, cache: CodeCache | None = 
     if not torch.cuda.is_available():
         return None
     return compile_kernel(kernel, function, triton.runtime.driver.active.get_current_target(), cache).code
-
-
-def triton_source(kernel: KernelSource, function: Any) -> Any:
-    """What Triton compiles: the function with its signature, constants and alignment facts."""
-    signature = {argument.name: triton_type(argument) for argument in kernel.arguments}
-    signature.update({name: "constexpr" for name, _ in kernel.constants})
-    ordered = {name: signature[name] for name in function.arg_names}
-    return triton.compiler.ASTSource(
-        fn=function,
-        signature=ordered,
-        constexprs={(function.arg_names.index(name),): value for name, value in kernel.constants},
-        attrs={
-            (function.arg_names.index(argument.name),): [["tt.divisibility", 16]]
-            for argument in kernel.arguments
-            if argument.divisible_by_16
-        },
-    )

@@ -25,9 +25,10 @@ import triton
 from minicompile.ir.program import KernelSource, Program
 from minicompile.kernels import interpret
 from minicompile.runtime.code_cache import CodeCache, write_atomically
-from minicompile.runtime.kernel_binary import binary_key, compile_kernel, for_sizes, row_length
+from minicompile.runtime.kernel_binary import binary_key, compile_kernel, for_sizes, is_kept, row_length
 from minicompile.runtime.launcher import SizedLaunch, load_launch
 from minicompile.runtime.recorded_call import RecordedCall
+from minicompile.runtime.worker_pool import MOST_HERE, POOL, most_workers
 
 RECORDED = ("attention_forward", "attention_backward", "fused_matmul")
 Call = Callable[[list[Any]], tuple[Any, ...]]
@@ -101,14 +102,15 @@ def _bytecode(program: Program, path: pathlib.Path, cache: CodeCache | None) -> 
 
 
 def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache | None) -> None:
-    """Compile every kernel in threads (ptxas and LLVM run outside the interpreter lock) and rebind the launchers."""
+    """Compile every kernel, in threads, some of which wait for worker processes, and rebind the launchers."""
     with torch.cuda.device(program.device):
         target = triton.runtime.driver.active.get_current_target()
     if len(program.kernels) <= 1:
         for kernel in program.kernels:
             _bind_kernel(kernel, module, target, program.device, cache)
         return
-    workers = min(len(program.kernels), os.cpu_count() or 1, 16)
+    POOL.prepare(sum(not is_kept(kernel, target, cache) for kernel in program.kernels))
+    workers = min(len(program.kernels), max(os.cpu_count() or 1, most_workers() + MOST_HERE), 32)
     with concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="minicompile-kernels") as pool:
         pending = [
             pool.submit(_bind_kernel, kernel, module, target, program.device, cache) for kernel in program.kernels
@@ -150,7 +152,7 @@ def _bind_kernel(
         with lock:
             special = for_sizes(kernel, sizes)
             if special not in known:
-                binary = compile_kernel(special, function, target, cache)
+                binary = compile_kernel(special, function, target, cache, module.__file__)
                 path = _binary_file(special, binary.code, target, cache)
                 known[special] = load_launch(binary, device, path) or fallback
             return known[special]

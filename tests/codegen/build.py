@@ -114,13 +114,16 @@ def compile_kernels(program: Program, targets: Sequence[Any]) -> None:
     """Compile every kernel to machine code, which needs no GPU; registers must suffice."""
     import triton  # slow to import, and only the compile tests need it
 
-    from minicompile.runtime.kernel_binary import triton_source
+    from minicompile.runtime.kernel_binary import compile_job
+    from minicompile.runtime.kernel_worker import triton_source
 
     module = load(program)
     for kernel in program.kernels:
         for target in targets:
             options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
-            compiled = triton.compile(triton_source(kernel, getattr(module, kernel.name)), target=target, options=options)
+            function = getattr(module, kernel.name)
+            source = triton_source(compile_job(kernel, function, target, ""), function)
+            compiled = triton.compile(source, target=target, options=options)
             assert spilled_bytes(compiled) == 0, f"{kernel.name} spills registers on {target}"
 
 

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import pytest
-import triton
 
-from minicompile.ir.program import KernelSource
-from minicompile.runtime import kernel_binary
+from minicompile.runtime import kernel_worker
+from minicompile.runtime.kernel_worker import Job
 
 
 def compiler(good: set[int], seen: list[int]) -> Any:
-    def compile(source: Any, target: Any, options: dict[str, Any]) -> int:
-        seen.append(options["num_warps"])
-        if options["num_warps"] not in good:
-            raise RuntimeError(f"PassManager::run failed with {options['num_warps']}")
-        return options["num_warps"]
+    def compiled_with(job: Job, function: Any, num_warps: int) -> int:
+        seen.append(num_warps)
+        if num_warps not in good:
+            raise RuntimeError(f"PassManager::run failed with {num_warps}")
+        return num_warps
 
-    return compile
+    return compiled_with
+
+
+def job(num_warps: int) -> Job:
+    return Job("", "kernel", ("cuda", 90, 32), {}, {}, (), num_warps, 1)
 
 
 @pytest.mark.parametrize(("asked", "good", "tried"), [(1, {1}, [1]), (1, {2, 4}, [1, 2]), (8, {4}, [8, 16, 32, 4])])
 def test_other_numbers_of_warps(monkeypatch: pytest.MonkeyPatch, asked: int, good: set[int], tried: list[int]) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(kernel_binary, "triton_source", lambda kernel, function: None)
-    monkeypatch.setattr(triton, "compile", compiler(good, seen))
-    kernel: KernelSource = types.SimpleNamespace(num_warps=asked, num_stages=1)  # type: ignore[assignment]
-    assert kernel_binary.compiled_by_triton(kernel, None, None) == tried[-1]
+    monkeypatch.setattr(kernel_worker, "compiled_with", compiler(good, seen))
+    assert kernel_worker.compiled(job(asked), None) == tried[-1]  # type: ignore[comparison-overlap]
     assert seen == tried
 
 
 def test_the_first_failure_is_the_one_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_binary, "triton_source", lambda kernel, function: None)
-    monkeypatch.setattr(triton, "compile", compiler(set(), []))
-    kernel: KernelSource = types.SimpleNamespace(num_warps=2, num_stages=1)  # type: ignore[assignment]
+    monkeypatch.setattr(kernel_worker, "compiled_with", compiler(set(), []))
     with pytest.raises(RuntimeError, match="with 2"):
-        kernel_binary.compiled_by_triton(kernel, None, None)
+        kernel_worker.compiled(job(2), None)

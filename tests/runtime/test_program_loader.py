@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from minicompile.ir.program import KernelArgument, KernelSource, Program
+from minicompile.runtime import kernel_worker
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.kernel_binary import KernelBinary, compile_kernel
 from minicompile.runtime.program_loader import align_inputs, for_any_size, load_program
@@ -104,7 +105,7 @@ def test_a_program_runs_on_the_gpu_from_machine_code(tmp_path: pathlib.Path) -> 
 def test_machine_code_is_compiled_once_and_then_read_from_the_cache(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    triton = pytest.importorskip("triton")
+    pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
 
     cache = CodeCache(tmp_path / "cache")
@@ -120,7 +121,7 @@ def test_machine_code_is_compiled_once_and_then_read_from_the_cache(
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("compiled twice")
 
-    monkeypatch.setattr(triton, "compile", refuse)
+    monkeypatch.setattr(kernel_worker, "compiled", refuse)
     assert compile_kernel(described.kernels[0], namespace["double_kernel"], target, cache) == first
 
 

@@ -1,0 +1,179 @@
+"""Compiles Triton kernels: a function for this process, and a program for others, `python kernel_worker.py`.
+
+The program reads jobs from its standard input and writes machine code to its standard output. It imports Triton, but neither
+torch nor this library, and so starts in a fraction of a second. It ends when its input does, at once, or when there was no job
+for a minute. This module must import nothing but the standard library at its top.
+
+Private interfaces used: what `triton.compile` of 3.6 to 3.9 calls between source and machine code.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import pickle
+import queue
+import sys
+import threading
+from typing import Any, NamedTuple
+
+IDLE_SECONDS = 60.0
+MOST_WARPS = 32
+KEPT = ("name", "shared", "num_warps", "global_scratch_size")
+
+
+class Job(NamedTuple):
+    """One kernel to compile.
+
+    Attributes:
+        path: a file of Python that defines it.
+        name: the `@triton.jit` function.
+        target: backend, architecture, threads in a warp.
+        signature: Triton type by parameter, in order; `constexpr` for a constant.
+        constants: value by the position of a parameter.
+        aligned: positions of parameters that are multiples of 16.
+        num_warps, num_stages: launch options.
+    """
+
+    path: str
+    name: str
+    target: tuple[Any, ...]
+    signature: dict[str, str]
+    constants: dict[int, Any]
+    aligned: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+
+
+class Machine(NamedTuple):
+    """Machine code, and what `KEPT` names of its metadata."""
+
+    code: bytes
+    metadata: dict[str, Any]
+
+
+def compiled(job: Job, function: Any) -> Machine:
+    """The machine code of a kernel, with other numbers of warps where Triton fails on the one asked for.
+
+    Triton 3.6 moves some layout conversions behind their uses ("operand does not dominate this use") when a program is one
+    warp, and ptxas may run out of registers; both depend on the number of warps.
+    """
+    failure: Exception | None = None
+    for warps in dict.fromkeys((job.num_warps, 2 * job.num_warps, 4 * job.num_warps, 4)):
+        if warps > MOST_WARPS:
+            continue
+        try:
+            return compiled_with(job, function, warps)
+        except Exception as error:  # Triton's passes raise RuntimeError, ptxas a class of its own
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def compiled_with(job: Job, function: Any, num_warps: int) -> Machine:
+    """What `triton.compile` does, without its folder of intermediate results, whose key is a hash of all of Triton (0.4 s).
+
+    Where somebody wants to see or replace what is between, `triton.compile` itself does it.
+    """
+    # Here because a worker learns only from its first message where Triton lies.
+    import triton
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    source, target = triton_source(job, function), GPUTarget(*job.target)
+    options = {"num_warps": num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True}
+    if is_watched(triton.knobs):
+        kernel = triton.compile(source, target=target, options=options)
+        metadata, code = kernel.metadata._asdict(), kernel.asm["cubin" if target.backend == "cuda" else "hsaco"]
+    else:
+        backend = make_backend(target)
+        settings = backend.parse_options(options)
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, settings, source.language)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions, modules = backend.get_codegen_implementation(settings), backend.get_module_map()
+        code, metadata = source.make_ir(target, settings, functions, modules, context), {"target": target, **vars(settings)}
+        for stage in stages.values():
+            code = stage(code, metadata)
+    return Machine(bytes(code), {name: metadata.get(name) for name in KEPT})
+
+
+def triton_source(job: Job, function: Any) -> Any:
+    """What Triton compiles: the function with its signature, constants and alignment facts."""
+    # Here because a worker learns only from its first message where Triton lies.
+    from triton.compiler import ASTSource
+
+    return ASTSource(
+        fn=function, signature=job.signature, constexprs={(at,): value for at, value in job.constants.items()},
+        attrs={(at,): [["tt.divisibility", 16]] for at in job.aligned},
+    )  # fmt: skip
+
+
+def is_watched(knobs: Any) -> bool:
+    """Whether Triton's settings ask for more of a compile than its result."""
+    asked = (getattr(knobs.compilation, name, None) for name in ("listener", "override", "dump_ir", "use_ir_loc"))
+    return any(asked) or getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
+
+
+@functools.lru_cache(maxsize=8)
+def kernels_of(path: str) -> dict[str, Any]:
+    """The `@triton.jit` functions of a file, and nothing else that it defines or imports but Triton."""
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    tree.body = [node for node in tree.body if is_import_of_triton(node) or is_kernel(node)]
+    scope: dict[str, Any] = {"__name__": "kernels", "__file__": path}
+    exec(compile(tree, path, "exec", dont_inherit=True), scope)
+    return scope
+
+
+def is_import_of_triton(node: ast.stmt) -> bool:
+    """`import triton...` or `from triton... import ...`."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    return any(name.partition(".")[0] == "triton" for name in names)
+
+
+def is_kernel(node: ast.stmt) -> bool:
+    """A function under `@triton.jit`."""
+    return isinstance(node, ast.FunctionDef) and any(ast.unparse(item) == "triton.jit" for item in node.decorator_list)
+
+
+def main() -> None:
+    """Serve one process until it has no more jobs."""
+    jobs, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what Triton prints is no result
+    sys.path[:] = pickle.load(jobs)
+    import triton  # only now it can be found
+
+    def send(message: Any) -> None:
+        pickle.dump(message, results)
+        results.flush()
+
+    send((triton.__version__, triton.__file__))
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+
+    def receive() -> None:
+        try:
+            while True:
+                waiting.put(Job(*pickle.load(jobs)))
+        except Exception:  # the other end is gone, whatever it was that this read last
+            os._exit(0)
+
+    threading.Thread(target=receive, daemon=True).start()
+    while True:
+        try:
+            job = waiting.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            return
+        try:
+            send(tuple(compiled(job, kernels_of(job.path)[job.name])))
+        except Exception as error:
+            send(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
