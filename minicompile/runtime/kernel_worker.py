@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 IDLE_SECONDS = 60.0
 MOST_WARPS = 32
+WANTED = ("@triton.jit", "import triton", "from triton")  # how the statements of a file begin that kernels need
 KEPT = ("name", "shared", "num_warps", "global_scratch_size")
 
 
@@ -72,33 +73,23 @@ def compiled(job: Job, function: Any) -> Machine:
 
 
 def compiled_with(job: Job, function: Any, num_warps: int) -> Machine:
-    """What `triton.compile` does, without its folder of intermediate results, whose key is a hash of all of Triton (0.4 s).
-
-    Where somebody wants to see or replace what is between, `triton.compile` itself does it.
-    """
+    """What `triton.compile` does, without its folder of intermediate results, whose key is a hash of all of Triton (0.4 s)."""
     # Here because a worker learns only from its first message where Triton lies.
-    import triton
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
     source, target = triton_source(job, function), GPUTarget(*job.target)
-    options = {"num_warps": num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True}
-    if is_watched(triton.knobs):
-        kernel = triton.compile(source, target=target, options=options)
-        metadata, code = kernel.metadata._asdict(), kernel.asm["cubin" if target.backend == "cuda" else "hsaco"]
-    else:
-        backend = make_backend(target)
-        settings = backend.parse_options(options)
-        stages: dict[str, Any] = {}
-        backend.add_stages(stages, settings, source.language)
-        context = ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        functions, modules = backend.get_codegen_implementation(settings), backend.get_module_map()
-        code, metadata = source.make_ir(target, settings, functions, modules, context), {"target": target, **vars(settings)}
-        for stage in stages.values():
-            code = stage(code, metadata)
+    backend, context = make_backend(target), ir.context()
+    settings = backend.parse_options({"num_warps": num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True})
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, settings, source.language)
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions, modules = backend.get_codegen_implementation(settings), backend.get_module_map()
+    code, metadata = source.make_ir(target, settings, functions, modules, context), {"target": target, **vars(settings)}
+    for stage in stages.values():
+        code = stage(code, metadata)
     return Machine(bytes(code), {name: metadata.get(name) for name in KEPT})
 
 
@@ -113,33 +104,21 @@ def triton_source(job: Job, function: Any) -> Any:
     )  # fmt: skip
 
 
-def is_watched(knobs: Any) -> bool:
-    """Whether Triton's settings ask for more of a compile than its result."""
-    asked = (getattr(knobs.compilation, name, None) for name in ("listener", "override", "dump_ir", "use_ir_loc"))
-    return any(asked) or getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
-
-
 @functools.lru_cache(maxsize=8)
 def kernels_of(path: str) -> dict[str, Any]:
     """The `@triton.jit` functions of a file, and nothing else that it defines or imports but Triton."""
     with open(path, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
-    tree.body = [node for node in tree.body if is_import_of_triton(node) or is_kernel(node)]
+        text = file.read()
+    lines, tree = text.splitlines(), ast.parse(text)
+    tree.body = [node for node in tree.body if lines[first_line(node) - 1].startswith(WANTED)]
     scope: dict[str, Any] = {"__name__": "kernels", "__file__": path}
     exec(compile(tree, path, "exec", dont_inherit=True), scope)
     return scope
 
 
-def is_import_of_triton(node: ast.stmt) -> bool:
-    """`import triton...` or `from triton... import ...`."""
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-    return any(name.partition(".")[0] == "triton" for name in names)
-
-
-def is_kernel(node: ast.stmt) -> bool:
-    """A function under `@triton.jit`."""
-    return isinstance(node, ast.FunctionDef) and any(ast.unparse(item) == "triton.jit" for item in node.decorator_list)
+def first_line(node: ast.stmt) -> int:
+    """Where a statement begins, decorators included."""
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
 
 
 def main() -> None:

@@ -24,10 +24,10 @@ from minicompile.runtime import kernel_worker
 from minicompile.runtime.kernel_worker import Job, Machine
 
 MOST_WORKERS = 16
+# Threads that compile in this process beside workers: half of the work is Python, of which one thread runs at a time.
 MOST_HERE = 2
-"""Threads that compile in this process beside workers: half of the work is Python, of which one thread runs at a time."""
+# Fewer take less time here than a worker takes to start.
 KERNELS_A_WORKER = 3
-"""Fewer take less time here than a worker takes to start."""
 COMMAND = (sys.executable, "-I", str(pathlib.Path(kernel_worker.__file__).resolve()))
 
 
@@ -35,20 +35,14 @@ class Worker:
     """One process. It is asked by one thread at a time."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
-        )  # a group of its own, so that Ctrl-C is for this process alone
-
-    def tell(self, message: Any) -> None:
-        """Send a message."""
-        assert self.process.stdin is not None
-        pickle.dump(message, self.process.stdin)
-        self.process.stdin.flush()
+        pipe, group = subprocess.PIPE, 0  # a group of its own, so that Ctrl-C is for this process alone
+        self.process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=group)
 
     def ask(self, message: Any) -> Any:
         """Send a message and wait for the answer."""
-        assert self.process.stdout is not None
-        self.tell(message)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        pickle.dump(message, self.process.stdin)
+        self.process.stdin.flush()
         return pickle.load(self.process.stdout)
 
     def end(self) -> None:
@@ -59,9 +53,8 @@ class Worker:
 
     def let_go(self) -> None:
         """Close this process's ends of the pipes."""
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in filter(None, (self.process.stdin, self.process.stdout)):
             with contextlib.suppress(OSError):
-                assert pipe is not None
                 pipe.close()
 
 
