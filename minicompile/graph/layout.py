@@ -1,8 +1,10 @@
-"""Convolutions on a GPU in `channels_last`, the layout that its matrix units read.
+"""The layout in memory of values that only the graph sees: of convolutions, and of the results of attention.
 
-In the layout of the user's tensors cuDNN copies every operand of every convolution on the way in and out. Here the operands
+Convolutions on a GPU get `channels_last`, the layout that its matrix units read. In the layout of the user's tensors cuDNN copies every operand of every convolution on the way in and out. Here the operands
 get the layout once, and it spreads: results of elementwise operators take the layout of their inputs, so that in a
 network of convolutions only the images, the weights and the results are ever copied, by kernels that do other work as well.
+Attention gets the heads of a token together where they are merged next, which eager does by a copy.
+
 Outputs of the graph keep the layout that eager gives them. This module must not change a value.
 """
 
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.operators import name_of
+from minicompile.graph.operators import is_view, name_of
 
 aten = torch.ops.aten
 
@@ -52,6 +54,45 @@ def channels_last(module: GraphModule) -> GraphModule:
         results = [node if old is None else laid_out_as(module, node, old) for node, old in zip(closing.args[0], wanted)]
         closing.args = (tuple(results),)
     return module
+
+
+def tokens_first(module: GraphModule) -> GraphModule:
+    """Let attention write its result token by token where all that reads it copies it into that order."""
+    for node in module.graph.nodes:
+        if node.target is not torch.ops.minicompile.attention.default:
+            continue
+        results = [user for user in node.users if user.args[1] == 0]
+        swaps = [user for result in results for user in result.users if name_of(user) != "attention_backward"]
+        copies = [user for swap in swaps for user in swap.users]
+        if not copies or not all(map(swaps_heads, swaps)) or not all(map(copies_in_order, copies)):
+            continue
+        node.kwargs = {"tokens_first": True}
+        for changed in (node, *results, *swaps):
+            propagate(changed)
+        for copy in copies:
+            if copy.args[0].meta["val"].stride() == copy.meta["val"].stride():
+                copy.replace_all_uses_with(copy.args[0])
+                module.graph.erase_node(copy)
+    return module
+
+
+def swaps_heads(node: Node) -> bool:
+    """Whether a node is (batch, heads, length, head dim) as (batch, length, heads, head dim)."""
+    if name_of(node) == "permute":
+        return list(node.args[1]) == [0, 2, 1, 3]  # type: ignore[arg-type]
+    return name_of(node) == "transpose" and node.meta["val"].dim() == 4 and sorted(d % 4 for d in node.args[1:]) == [1, 2]  # type: ignore
+
+
+def copies_in_order(node: Node) -> bool:
+    """Whether a node is a contiguous copy, and not one that the user gets, who may write it before the backward."""
+    return (
+        name_of(node) == "clone" and node.kwargs.get("memory_format") == torch.contiguous_format and not is_returned(node)
+    )
+
+
+def is_returned(node: Node) -> bool:
+    """Whether a value, or a view of it, is an output."""
+    return any(user.op == "output" or (is_view(user) and is_returned(user)) for user in node.users)
 
 
 def is_convolution(node: Node) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.layout import channels_last
+from minicompile.graph.layout import channels_last, tokens_first
 from minicompile.graph.operators import is_impure, is_view, name_of, storage_root
 from minicompile.graph.trace import JointGraph
 
@@ -223,6 +223,7 @@ PASSES: tuple[Pass, ...] = (
     remove_no_op_views,
     split_of_cat,
     merge_common_subexpressions,
+    tokens_first,
     channels_last,
     remove_dead_code,
 )

@@ -192,7 +192,7 @@ def _keep_mask(
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
     seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
-    nan_rows: bool = False,
+    nan_rows: bool = False, tokens_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     heads = query.shape[-3]
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
@@ -203,13 +203,15 @@ def _attention(
     out = (weights @ value.to(weights.dtype)).to(query.dtype)
     if nan_rows:
         out = out.masked_fill((logsumexp == -math.inf).unsqueeze(-1), math.nan)
-    return _as_query_layout(out, query), logsumexp.contiguous()
+    return attention_output_like(query, out, tokens_first).copy_(out), logsumexp.contiguous()
 
 
-def attention_output_like(query: Tensor, value: Tensor) -> Tensor:
-    """An empty result whose dims lie in memory in the order of the query's, dense."""
+def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = False) -> Tensor:
+    """An empty dense result whose dims lie in memory in the order of the query's, or with the heads of a token together."""
     size = (*query.shape[:-1], value.shape[-1])
     order = sorted(range(query.dim() - 1), key=query.stride, reverse=True) if _plain(query) else None
+    if tokens_first:
+        order = [0, 2, 1]
     order = [*order, query.dim() - 1] if order is not None else list(range(query.dim()))
     strides, step = [0] * query.dim(), 1
     for dim in reversed(order):
@@ -222,16 +224,13 @@ def _plain(query: Tensor) -> bool:
     return all(isinstance(s, int) and s > 0 for s in query.stride())
 
 
-def _as_query_layout(out: Tensor, query: Tensor) -> Tensor:
-    return attention_output_like(query, out).copy_(out)
-
-
 def _attention_fake(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
     seed_index: int, dropout: float, is_causal: bool, scale: float, window: int, nan_rows: bool = False,
+    tokens_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return attention_output_like(query, value), query.new_empty(query.shape[:-1], dtype=wide)
+    return attention_output_like(query, value, tokens_first), query.new_empty(query.shape[:-1], dtype=wide)
 
 
 def _attention_backward(
@@ -283,7 +282,8 @@ def _attention_backward_fake(
 
 _define(
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seeds, int seed_index, float dropout, "
-    "bool is_causal, float scale, int window, bool nan_rows=False) -> (Tensor out, Tensor logsumexp)",
+    "bool is_causal, float scale, int window, bool nan_rows=False, bool tokens_first=False) -> "
+    "(Tensor out, Tensor logsumexp)",
     _attention, _attention_fake,
 )
 _define(

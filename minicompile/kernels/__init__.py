@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from minicompile.kernels.flash_attention import attention_backward, attention_forward, flash_attention
     from minicompile.kernels.flash_decode import flash_decode
     from minicompile.kernels.linear_cross_entropy import linear_cross_entropy
+    from minicompile.kernels.mask_bounds import mask_bounds
     from minicompile.kernels.matmul import fused_matmul, matmul
 
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "flash_decode": "flash_decode",
     "fused_matmul": "matmul",
     "linear_cross_entropy": "linear_cross_entropy",
+    "mask_bounds": "mask_bounds",
     "matmul": "matmul",
 }
 
@@ -50,4 +52,4 @@ for _name in _HOMES:
 sys.modules[__name__].__class__ = _Package
 
 __all__ = ["attention_backward", "attention_forward", "flash_attention", "flash_decode", "fused_matmul",
-           "linear_cross_entropy", "matmul"]
+           "linear_cross_entropy", "mask_bounds", "matmul"]

@@ -44,15 +44,16 @@ from minicompile.kernels.flash_attention_backward import (
 from minicompile.kernels.flash_attention_forward import (
     dropout_mask_kernel,
     flash_attention_forward_kernel,
-    mask_bounds_kernel,
 )
 from minicompile.kernels.flash_decode import flash_decode, suits_decode
 from minicompile.kernels.interpret import launch
+from minicompile.kernels.mask_bounds import mask_bounds
 
 # The bound of shared memory keeps the first from happening; ptxas 12.8 was seen to crash on a kernel for one key.
 REFUSALS = (OutOfResources, PTXASError)
 LOG2E = 1.4426950408889634
 DELTA_ROWS = 64
+Walk = tuple[torch.Tensor | None, tuple[int, int]]
 
 
 def flash_attention(
@@ -105,21 +106,26 @@ def draw_seed(device: torch.device) -> torch.Tensor:
 def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
     upper: int | None = None, scale: float | None = None, dropout: float = 0.0, seed: torch.Tensor | None = None,
-    nan_rows: bool = False, precision: str | None = None, config: AttentionConfig | None = None,
+    nan_rows: bool = False, precision: str | None = None, bounds: torch.Tensor | None = None,
+    tokens_first: bool = False, config: AttentionConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Output and natural log-sum-exp (fp32); no autograd. The band is `lower`, `upper`: causal is `upper=0`."""
+    """Output and natural log-sum-exp (fp32); no autograd. The band is `lower`, `upper`: causal is `upper=0`.
+
+    `bounds` are the mask's, by queries, where a caller has them already. `tokens_first`: the heads of a token lie together
+    in the output, for a caller that merges them; else its layout is the queries'.
+    """
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
     if config is None and suits_decode(problem) and q.device.type == "cuda":
-        return flash_decode(q, k, v, mask, lower, upper, scale, nan_rows, precision)
+        return flash_decode(q, k, v, mask, lower, upper, scale, nan_rows, precision, tokens_first)
     q, k, v = map(adjacent_columns, (q, k, v))
-    out = empty_output(q, v)
+    out = empty_output(q, v, tokens_first)
     lse = q.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
     if out.numel() == 0 or problem.keys == 0:
         empty = float("nan") if nan_rows else 0.0
         return out.fill_(empty), lse.fill_(float("nan") if nan_rows else float("-inf"))
     config = _usable(config or _choose("forward", problem, q, mask), k, v)
     entries, mask_strides = expand_mask(mask, problem)
-    bounds, bounds_strides = _mask_bounds(problem, mask, config, False)
+    bounds, bounds_strides = _bounds(problem, mask, bounds, False)
     try:
         launch(
             flash_attention_forward_kernel,
@@ -135,7 +141,7 @@ def attention_forward(
         if (instead := easier(config)) is None:
             raise
         return attention_forward(
-            q, k, v, mask, lower, upper, scale, dropout, seed, nan_rows, precision, instead
+            q, k, v, mask, lower, upper, scale, dropout, seed, nan_rows, precision, bounds, tokens_first, instead
         )
     return out, lse
 
@@ -144,10 +150,13 @@ def attention_backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     mask: torch.Tensor | None = None, lower: int | None = None, upper: int | None = None, scale: float | None = None,
     dropout: float = 0.0, seed: torch.Tensor | None = None, nan_rows: bool = False, precision: str | None = None,
-    dlse: torch.Tensor | None = None, mask_gradient: bool = False,
-    configs: tuple[AttentionConfig | None, AttentionConfig | None] = (None, None),
+    bounds: torch.Tensor | None = None, key_bounds: torch.Tensor | None = None, dlse: torch.Tensor | None = None,
+    mask_gradient: bool = False, configs: tuple[AttentionConfig | None, AttentionConfig | None] = (None, None),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """dQ, dK, dV and, if asked, the gradient of an additive mask; no autograd, the same bits on every run."""
+    """dQ, dK, dV and, if asked, the gradient of an additive mask; no autograd, the same bits on every run.
+
+    `bounds` and `key_bounds` are the mask's, by queries and by keys, where a caller has them already.
+    """
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
     q, k, v, out, dout = map(adjacent_columns, (q, k, v, out, dout))
     if q.numel() == 0 or k.numel() == 0:
@@ -156,9 +165,11 @@ def attention_backward(
     delta = _delta(problem, out, dout, dlse)
     entries, mask_strides = expand_mask(mask, problem)
     inverse = torch.empty_like(delta)
-    shared = (_or(entries, q), _or(seed, q), mask_strides, inverse, mask)
-    dq, dmask = _query_gradient(problem, q, k, v, dout, lse, delta, shared, mask if mask_gradient else None, configs[0])
-    dk, dv = _key_gradient(problem, q, k, v, dout, lse, delta, shared, configs[1])
+    shared = (_or(entries, q), _or(seed, q), mask_strides, inverse)
+    walk, key_walk = _bounds(problem, mask, bounds, False), _bounds(problem, mask, key_bounds, True)
+    dbias = mask if mask_gradient else None
+    dq, dmask = _query_gradient(problem, q, k, v, dout, lse, delta, shared, walk, dbias, configs[0])
+    dk, dv = _key_gradient(problem, q, k, v, dout, lse, delta, shared, key_walk, configs[1])
     return dq, dk, dv, dmask
 
 
@@ -176,11 +187,12 @@ def _delta(problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dls
 
 def _query_gradient(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
-    delta: torch.Tensor, shared: tuple[Any, ...], bias: torch.Tensor | None, config: AttentionConfig | None,
+    delta: torch.Tensor, shared: tuple[Any, ...], walk: Walk, bias: torch.Tensor | None,
+    config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    entries, seed, mask_strides, inverse, mask = shared
+    entries, seed, mask_strides, inverse = shared
+    bounds, bounds_strides = walk
     config = _usable(config or _choose("query gradient", problem, q, shared[0]), k, v)
-    bounds, bounds_strides = _mask_bounds(problem, mask, config, False)
     dq = torch.empty_like(q)
     dbias = None
     if bias is not None:
@@ -202,7 +214,7 @@ def _query_gradient(
     except REFUSALS:
         if (instead := easier(config)) is None:
             raise
-        return _query_gradient(problem, q, k, v, dout, lse, delta, shared, bias, instead)
+        return _query_gradient(problem, q, k, v, dout, lse, delta, shared, walk, bias, instead)
     if bias is None or dbias is None:
         return dq, None
     if problem.renormalise:
@@ -212,11 +224,11 @@ def _query_gradient(
 
 def _key_gradient(
     problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
-    delta: torch.Tensor, shared: tuple[Any, ...], config: AttentionConfig | None,
+    delta: torch.Tensor, shared: tuple[Any, ...], walk: Walk, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    entries, seed, mask_strides, inverse, mask = shared
+    entries, seed, mask_strides, inverse = shared
+    bounds, bounds_strides = walk
     config = _usable(config or _choose("key gradient", problem, q, shared[0]), q, dout)
-    bounds, bounds_strides = _mask_bounds(problem, mask, config, True)
     blocks = triton.cdiv(problem.keys, config.block_n)
     heads_each = problem.group if problem.group == 1 or _fills_gpu(blocks * problem.batch * problem.kv_heads, q) else 1
     if heads_each == problem.group:
@@ -238,7 +250,7 @@ def _key_gradient(
     except REFUSALS:
         if (instead := easier(config)) is None:
             raise
-        return _key_gradient(problem, q, k, v, dout, lse, delta, shared, instead)
+        return _key_gradient(problem, q, k, v, dout, lse, delta, shared, walk, instead)
     if heads_each == problem.group:
         return dk, dv
     dk, dv = (part.unflatten(1, (problem.kv_heads, problem.group)).sum(2) for part in (dk, dv))
@@ -279,25 +291,13 @@ def _walked(
     return describe_one(first), describe_one(second)
 
 
-def _mask_bounds(
-    problem: AttentionProblem, mask: torch.Tensor | None, config: AttentionConfig, by_keys: bool
-) -> tuple[torch.Tensor | None, tuple[int, int]]:
-    """Where a boolean mask shows anything, by blocks of queries or of keys, and the strides over batch and heads."""
+def _bounds(problem: AttentionProblem, mask: torch.Tensor | None, bounds: torch.Tensor | None, by_keys: bool) -> Walk:
+    """What a mask shows, if it pays to know, and its strides over batch and heads."""
     if mask is None or not problem.is_bounded(mask):
         return None, (0, 0)
-    mask = mask[(None,) * (4 - mask.dim())].view(torch.uint8)
-    mask = mask.expand(*mask.shape[:2], problem.queries, problem.keys)
-    rows, columns = (config.block_m, config.block_n)
-    if by_keys:
-        mask, rows, columns = mask.transpose(2, 3), columns, rows
-    batch, heads, count, walked = mask.shape
-    blocks = triton.cdiv(count, rows)
-    bounds = torch.empty((batch, heads, blocks, 4), dtype=torch.int32, device=mask.device)
-    launch(
-        mask_bounds_kernel, (batch * heads * blocks,), mask, bounds, *mask.stride(), heads, count, walked, BLOCK_M=rows,
-        BLOCK_N=columns, num_warps=4,
-    )  # fmt: skip
-    return bounds, (bounds.stride(0) * (batch > 1), bounds.stride(1) * (heads > 1))
+    if bounds is None:
+        bounds = mask_bounds(mask, problem.queries, problem.keys, by_keys)
+    return bounds, (bounds.stride(0) * (bounds.shape[0] > 1), bounds.stride(1) * (bounds.shape[1] > 1))
 
 
 def _loops(

@@ -30,8 +30,8 @@ from minicompile.kernels.flash_attention_forward import (
     dropout_keeps,
     load_rows,
     visible_pairs,
-    within_mask,
 )
+from minicompile.kernels.mask_bounds import walk_backwards, walk_forwards
 
 
 @triton.jit
@@ -156,8 +156,8 @@ def flash_attention_query_gradient_kernel(
     if HAS_LOWER:
         start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
     if HAS_BOUNDS:
-        bounds = bounds_ptr + b * stride_xb + h * stride_xh + first // BLOCK_M * 4
-        start, full_stop, stop = within_mask(bounds, start, full_stop, stop)
+        bounds = bounds_ptr + b * stride_xb + h * stride_xh
+        start, full_stop, stop = walk_forwards(bounds, first, queries, start, full_stop, stop, BLOCK_M, BLOCK_N)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     if FULL_LOOP:
@@ -268,11 +268,10 @@ def flash_attention_key_gradient_kernel(
         mask_base = mask_ptr + b * stride_mb + h * stride_mh
         masked_start, masked_stop, free_start, free_stop = start, stop, full_start, queries
         if HAS_BOUNDS:
-            bounds = bounds_ptr + b * stride_xb + h * stride_xh + first // BLOCK_N * 4
-            masked_start = tl.maximum(start, tl.load(bounds))
-            masked_stop = tl.minimum(stop, tl.load(bounds + 3))
+            masked_start, free_start, masked_stop = walk_backwards(
+                bounds_ptr + b * stride_xb + h * stride_xh, first, keys, start, full_start, stop, queries, BLOCK_N,
+                BLOCK_M)  # fmt: skip
             free_stop = masked_stop
-            free_start = tl.maximum(masked_start, tl.maximum(full_start, tl.load(bounds + 2)))
         if FULL_LOOP:
             dk, dv = key_gradient_blocks(
                 dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,

@@ -11,9 +11,9 @@ What this kernel adds to the paper:
 * Exponentials are powers of two, with scale · log2(e) folded into the one multiply-add that subtracts the maximum.
 * A *band*: query i sees key j only if i - lower <= j <= i + upper. Causal is upper = 0 (PyTorch's top-left alignment);
   a sliding window sets both. Blocks outside the band are skipped, blocks inside it are computed without a mask.
-* A boolean mask, or an additive bias, of any strides, 0 for a broadcast dimension. A boolean mask is looked through
-  once before (`mask_bounds_kernel`): blocks at the ends of a row of blocks that hide everything are skipped, those at
-  its start that show everything are computed without the mask, so that a causal mask in memory costs what causal costs.
+* A boolean mask, or an additive bias, of any strides, 0 for a broadcast dimension. Bounds of a boolean mask
+  (`mask_bounds.py`) say which blocks are skipped because they hide everything, and which are computed without reading the
+  mask because they show everything.
 * A bias that is finite but hides (below -1e8) rounds the score away, as the sum does in eager: a query for which all
   keys are hidden so weighs them all alike.
 * A query that sees no key gives zeros, and -inf as its log-sum-exp, as `F.scaled_dot_product_attention` does (its
@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from minicompile.kernels.mask_bounds import walk_forwards
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -86,46 +88,6 @@ def apply_mask(scores, visible, mask_base, stride_m, stride_n, rows, cols, queri
             hiding = tl.where(bias == float("-inf"), bias, HIDDEN)
             scores = tl.where(bias < -1e8, hiding, scores + bias * LOG2E)
     return scores, visible
-
-
-@triton.jit
-def mask_bounds_kernel(
-    mask_ptr, bounds_ptr, stride_b, stride_h, stride_m, stride_n, heads, rows, cols, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """One program: for BLOCK_M rows of a boolean mask, where the blocks of BLOCK_N columns begin and end that show
-    anything, and between these where the run of blocks ends, and another begins, that show everything."""
-    blocks = tl.cdiv(rows, BLOCK_M)
-    slot = tl.program_id(0) // blocks
-    row = (tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    base = mask_ptr + (slot // heads).to(tl.int64) * stride_b + (slot % heads).to(tl.int64) * stride_h
-    base += row.to(tl.int64) * stride_m
-    first, prefix = tl.cast(cols, tl.int32), tl.cast(cols, tl.int32)
-    stop, run, suffix = tl.cast(0, tl.int32), tl.cast(0, tl.int32), tl.cast(0, tl.int32)
-    for start in tl.range(0, cols, BLOCK_N):
-        col = (start + tl.arange(0, BLOCK_N))[None, :]
-        inside = (row < rows) & (col < cols)
-        seen = tl.load(base + col.to(tl.int64) * stride_n, mask=inside, other=0) != 0
-        some = tl.max(seen.to(tl.int32).reshape([BLOCK_M * BLOCK_N]), 0) != 0
-        whole = tl.min((seen | (inside == 0)).to(tl.int32).reshape([BLOCK_M * BLOCK_N]), 0) != 0
-        first = tl.where(some, tl.minimum(first, start), first)
-        stop = tl.where(some, tl.minimum(start + BLOCK_N, cols), stop)
-        prefix = tl.where((first <= start) & (whole == 0), tl.minimum(prefix, start), prefix)
-        run = tl.where(whole, run, start + BLOCK_N)
-        suffix = tl.where(some, run, suffix)
-    bounds = bounds_ptr + tl.program_id(0) * 4
-    tl.store(bounds, first)
-    tl.store(bounds + 1, prefix)
-    tl.store(bounds + 2, suffix)
-    tl.store(bounds + 3, stop)
-
-
-@triton.jit
-def within_mask(bounds, start, full_stop, stop):
-    """A walk from `start` to `stop`, free of masks until `full_stop`, cut to what the mask shows."""
-    start = tl.maximum(start, tl.load(bounds))
-    full_stop = tl.maximum(start, tl.minimum(full_stop, tl.load(bounds + 1)))
-    return start, full_stop, tl.minimum(stop, tl.load(bounds + 3))
 
 
 @triton.jit
@@ -208,8 +170,8 @@ def flash_attention_forward_kernel(
     if HAS_LOWER:
         start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
     if HAS_BOUNDS:
-        bounds = bounds_ptr + b * stride_xb + h * stride_xh + first // BLOCK_M * 4
-        start, full_stop, stop = within_mask(bounds, start, full_stop, stop)
+        bounds = bounds_ptr + b * stride_xb + h * stride_xh
+        start, full_stop, stop = walk_forwards(bounds, first, queries, start, full_stop, stop, BLOCK_M, BLOCK_N)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)

@@ -121,12 +121,12 @@ def flash_decode_merge_kernel(
 def flash_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
     upper: int | None = None, scale: float | None = None, nan_rows: bool = False, precision: str | None = None,
-    splits: int | None = None, config: AttentionConfig | None = None,
+    tokens_first: bool = False, splits: int | None = None, config: AttentionConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Output and natural log-sum-exp for few queries (see `suits_decode`); no autograd."""
     problem = describe(q, k, v, mask, lower, upper, scale, 0.0, nan_rows, precision)
     q, k, v = map(adjacent_columns, (q, k, v))
-    out = empty_output(q, v)
+    out = empty_output(q, v, tokens_first)
     lse = q.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
     if out.numel() == 0 or problem.keys == 0:
         return out.fill_(float("nan") if nan_rows else 0.0), lse.fill_(float("nan") if nan_rows else float("-inf"))

@@ -20,6 +20,8 @@ from minicompile.lowering.values import TensorValue
 
 LARGEST_HEAD_DIM = 256
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SHORTEST_BOUNDED = 512
+BOUNDS_GROUP = 64  # queries or keys that one row of `kernels.mask_bounds` speaks of
 
 
 def _band(is_causal: bool, window: int) -> tuple[int | None, int | None]:
@@ -49,18 +51,40 @@ def _key(builder: GraphBuilder, seeds: TensorValue | None, index: Any) -> Tensor
     )
 
 
+def _bounds(
+    builder: GraphBuilder, mask: TensorValue | None, query: TensorValue, key: TensorValue, by_keys: bool = False
+) -> TensorValue | None:
+    """What a long boolean mask shows, found once in a graph for all the calls that read the same mask."""
+    queries, keys = query.sizes[-2].constant, key.sizes[-2].constant
+    if mask is None or mask.dtype != torch.bool or mask.rank < 2 or queries is None or keys is None:
+        return None
+    if keys < SHORTEST_BOUNDED or queries <= 1 or mask.sizes[-2].constant == 1:
+        return None
+    found = builder.shared.get(("mask_bounds", mask, queries, keys, by_keys))
+    if found is None:
+        leading = ((size_index(1),) * 4 + mask.sizes)[-4:-2]
+        groups = -(-(keys if by_keys else queries) // BOUNDS_GROUP)
+        buffer = builder.new_buffer((*leading, size_index(groups), size_index(4)), torch.int32, suffix="bounds")
+        arguments = builder.argument((mask, queries, keys, by_keys))
+        builder.extern("kernels.mask_bounds", arguments, (), (buffer,), reason="what a mask shows, for attention")
+        found = builder.shared["mask_bounds", mask, queries, keys, by_keys] = builder.whole(buffer)
+    return found
+
+
 @lowers("minicompile.attention.default")
 def lower_attention(
     builder: GraphBuilder, query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None,
     seeds: TensorValue | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
-    nan_rows: bool = False,
+    nan_rows: bool = False, tokens_first: bool = False,
 ) -> Any:  # fmt: skip
     """Result and log-sum-exp."""
-    args = (query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window, nan_rows)
+    args = (query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window, nan_rows, tokens_first)
     if not _taken(query, key, value, builder.config.attention):
         return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
     drawn = _key(builder, seeds, seed_index)
-    arguments = builder.argument((query, key, value, mask, *_band(is_causal, window), scale, dropout, drawn, nan_rows))
+    bounds = _bounds(builder, mask, query, key)
+    options = (*_band(is_causal, window), scale, dropout, drawn, nan_rows, None, bounds, tokens_first)
+    arguments = builder.argument((query, key, value, mask, *options))
     return _call(builder, "kernels.attention_forward", arguments, (), "fused attention", 2)
 
 
@@ -78,7 +102,8 @@ def lower_attention_backward(
         return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
     drawn = _key(builder, seeds, seed_index)
     tensors = (grad, query, key, value, out, logsumexp, mask)
-    arguments = builder.argument((*tensors, *_band(is_causal, window), scale, dropout, drawn, nan_rows))
+    bounds = (None, _bounds(builder, mask, query, key), _bounds(builder, mask, query, key, by_keys=True))
+    arguments = builder.argument((*tensors, *_band(is_causal, window), scale, dropout, drawn, nan_rows, *bounds))
     options = (("mask_gradient", mask_gradient),)
     return _call(builder, "kernels.attention_backward", arguments, options, "fused attention", 4 if mask_gradient else 3)
 

@@ -53,6 +53,7 @@ class GraphBuilder:
         written: each new version of a storage to the first buffer that had it.
         renamed: what the last call wrote, until it is taken.
         origin: the same, as recorded on operations.
+        shared: values that several nodes need and one of them made, by what they are.
         in_place: the graph input whose storage the node's result takes over, if it is a write of that input.
     """
 
@@ -67,6 +68,7 @@ class GraphBuilder:
         self.constants: dict[str, torch.Tensor] = {}
         self.operations: list[Operation] = []
         self.moved: dict[tuple[TensorValue, torch.device], TensorValue] = {}
+        self.shared: dict[tuple[Any, ...], TensorValue] = {}
         self.written: dict[str, str] = {}
         self.renamed: dict[str, str] = {}
         self._names: set[str] = set()
@@ -94,6 +96,7 @@ class GraphBuilder:
             del self.buffers[name]
             self._names.discard(name)
         self.moved = {key: value for key, value in self.moved.items() if value.buffer in self.buffers}
+        self.shared = {key: value for key, value in self.shared.items() if value.buffer in self.buffers}
 
     def new_buffer(
         self,

@@ -30,7 +30,7 @@ from minicompile.runtime.launcher import SizedLaunch, load_launch
 from minicompile.runtime.recorded_call import RecordedCall
 from minicompile.runtime.worker_pool import MOST_HERE, POOL, most_workers
 
-RECORDED = ("attention_forward", "attention_backward", "fused_matmul")
+RECORDED = ("attention_forward", "attention_backward", "mask_bounds", "fused_matmul")
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
 

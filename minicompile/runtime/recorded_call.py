@@ -4,9 +4,11 @@ The wrappers in `minicompile.kernels` check their arguments, choose a configurat
 than the launch. In a compiled graph sizes and strides are fixed, so a second call would decide the same. The first call
 with given sizes, strides and options is watched: the launches with their arguments, and every torch operator. If the
 operators only allocate or make views, a later call allocates, puts in the new addresses and launches. Anything else (a
-copy, a fill) is not recorded: that wrapper is called every time.
+copy, a fill) is not recorded: that wrapper is called every time. Memory comes back at the same addresses in most calls
+of a compiled graph, so the arguments of a launch, encoded descriptors included, are kept by the addresses in them.
 
-Private interfaces: `CompiledKernel.run` of Triton (3.6 to 3.9: the same arguments).
+Private interfaces: `CompiledKernel.run` of Triton (3.6 to 3.9: the same arguments), and behind it `CudaLauncher.launch`
+(3.6 to 3.8), whose wrapper encodes tensor descriptors anew in Python at every launch.
 """
 
 from __future__ import annotations
@@ -78,6 +80,10 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
+PreparedLaunch = tuple[Callable[..., None], tuple[int, int, int], tuple[Any, ...]]
+"""What is called, with the grid before the stream and the rest after it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Recording:
     """What one call did, for tensors of the same sizes, strides and alignment."""
@@ -87,9 +93,11 @@ class Recording:
     outputs: tuple[int | None, ...]
     aligned: tuple[bool, ...]
     device: torch.device
+    ready: dict[tuple[int, ...], tuple[PreparedLaunch, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
 
 MOST_RECORDINGS = 1024
+MOST_READY = 256
 
 
 class NotRecordable(Exception):
@@ -114,10 +122,8 @@ class RecordedCall:
         recording = self._recordings.get(key)
         if recording is None:
             return self._record(key, tensors, arguments, options)
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        if any(((pointer & ALIGNMENT) == 0) != aligned for pointer, aligned in zip(pointers, recording.aligned)):
-            return self._function(*arguments, **options)
-        return replay(recording, pointers)
+        results = replay(recording, tensors)
+        return self._function(*arguments, **options) if results is None else results
 
     def _record(self, key: Any, tensors: list[torch.Tensor], arguments: Any, options: Any) -> Any:
         if key in self._recordings or torch.cuda.is_current_stream_capturing():
@@ -135,23 +141,61 @@ class RecordedCall:
             return outputs
 
 
-def replay(recording: Recording, pointers: list[int]) -> tuple[Any, ...]:
-    """Allocate and launch; `pointers` are the inputs' addresses."""
-    device = recording.device
+def replay(recording: Recording, inputs: list[torch.Tensor]) -> tuple[Any, ...] | None:
+    """Allocate and launch; `None` if the inputs are not aligned as they were."""
     made = [
-        torch.empty_strided(each.sizes, each.strides, dtype=each.dtype, device=device)
+        torch.empty_strided(each.sizes, each.strides, dtype=each.dtype, device=recording.device)
         for each in recording.allocations
     ]
-    pointers = pointers + [tensor.data_ptr() for tensor in made]
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    for launch in recording.launches:
-        kernel = launch.kernel
-        arguments = [placed(value, pointers) for value in launch.arguments]
-        kernel.run(*launch.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
+    addresses = (*[tensor.data_ptr() for tensor in inputs], *[tensor.data_ptr() for tensor in made])
+    launches = recording.ready.get(addresses)
+    if launches is None:
+        if any(((address & ALIGNMENT) == 0) != aligned for address, aligned in zip(addresses, recording.aligned)):
+            return None
+        if len(recording.ready) >= MOST_READY:
+            recording.ready.clear()
+        launches = recording.ready[addresses] = tuple(prepared(launch, addresses) for launch in recording.launches)
+    stream = torch._C._cuda_getCurrentRawStream(recording.device.index)
+    for run, grid, rest in launches:
+        run(*grid, stream, *rest)
     return tuple(None if index is None else made[index] for index in recording.outputs)
 
 
-def placed(value: Any, pointers: list[int]) -> Any:
+def prepared(launch: Launch, addresses: tuple[int, ...]) -> PreparedLaunch:
+    """A launch with the addresses of one call put in."""
+    kernel = launch.kernel
+    arguments = [placed(value, addresses) for value in launch.arguments]
+    start = (kernel.function, kernel.packed_metadata, None, None, None)
+    direct = below_the_wrapper(kernel.run, arguments)
+    if direct is None:
+        return kernel.run, launch.grid, (*start, *arguments)
+    function, options, arguments = direct
+    return function, launch.grid, (start[0], *options, *start[1:], *arguments)
+
+
+def below_the_wrapper(run: Any, arguments: list[Any]) -> tuple[Callable[..., None], tuple[Any, ...], list[Any]] | None:
+    """The launch that Triton's Python around it ends in, what it adds, and the arguments with descriptors encoded.
+
+    `None` for a Triton that is built otherwise, and for kernels that need scratch memory.
+    """
+    scratch = [getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    if scratch != [0, 0] or hasattr(run, "kernel_signature"):
+        return None
+    options = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+    if not any(hasattr(value, "block_shape") for value in arguments):
+        return run.launch, options, arguments
+    variables = inspect.getclosurevars(run.launch)
+    encode, metadata = variables.globals.get("make_tensordesc_arg"), variables.nonlocals.get("tensordesc_meta")
+    if encode is None or metadata is None or "launcher" not in variables.nonlocals:
+        return None
+    described = iter(metadata)
+    encoded: list[Any] = []
+    for value in arguments:
+        encoded += encode(value, next(described)) if hasattr(value, "block_shape") else [value]
+    return variables.nonlocals["launcher"], options, encoded
+
+
+def placed(value: Any, pointers: tuple[int, ...]) -> Any:
     """A launch's argument with the addresses of this call."""
     if type(value) is tuple:
         return tuple(placed(part, pointers) for part in value)

@@ -75,3 +75,49 @@ def test_a_network_copies_images_weights_and_gradients_only() -> None:
     compiled = minicompile.compile(deep)
     compiled(torch.randn(2, 8, 6, 6))
     assert compiled.stats.kernels <= 1 + len(weights) + 4
+
+
+def merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    mixed = F.scaled_dot_product_attention(q, k, v)
+    return mixed.transpose(1, 2).reshape(2, 6, 12)
+
+
+READERS_OF_ATTENTION = {
+    "merged heads": (lambda q, k, v: merged(q, k, v) * 2, 0),
+    "flattened": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(-2, 1).flatten(2).sin(), 0),
+    "permuted": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v).permute(0, 2, 1, 3).contiguous().sin(), 0),
+    "returned": (merged, 1),
+    "written": (lambda q, k, v: merged(q, k, v).mul_(2), 0),
+    "read twice": (lambda q, k, v: (lambda out: out.transpose(1, 2).reshape(2, 6, 12) * out.sum())(
+        F.scaled_dot_product_attention(q, k, v)), 1),
+    "another order": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v).permute(2, 0, 1, 3).reshape(6, -1).sin(), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS_OF_ATTENTION)
+def test_heads_are_merged_without_a_copy(reader: str) -> None:
+    function, copies = READERS_OF_ATTENTION[reader]
+    q, k, v = (torch.randn(2, 3, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    compiled = minicompile.compile(function)
+    expected, got = function(q, k, v), compiled(q, k, v)
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected)
+    gradients = [torch.autograd.grad(out.sin().sum(), (q, k, v)) for out in (expected, got)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    partitioned = next(text for name, text in minicompile.stages(compiled).items() if name.endswith("partitioned"))
+    forward = partitioned[: partitioned.index("# backward")]
+    assert forward.count("= clone(") == copies
+
+
+def test_merged_heads_may_be_written_before_the_backward() -> None:
+    q, k, v = (torch.randn(2, 3, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    gradients = []
+    for function in (merged, minicompile.compile(merged)):
+        out = function(q, k, v)
+        total = (out * 3).sum()
+        with torch.no_grad():
+            out.zero_()
+        gradients.append(torch.autograd.grad(total, (q, k, v)))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

@@ -19,6 +19,7 @@ from minicompile.kernels import flash_attention
 from minicompile.kernels.configs import attention_tile
 from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference, dropout_mask
 from minicompile.kernels.interpret import interpreting
+from minicompile.kernels.mask_bounds import mask_bounds
 from tests.kernels.attention_cases import Case, errors, failures, large_score_failures, random_cases
 
 SMALL = attention_tile("64x32 w1 s1")
@@ -267,13 +268,51 @@ def test_blocks_that_a_boolean_mask_hides_or_shows_whole(band: str, queries: int
         assert (got.double() - want).abs().max() < 1e-5
 
 
+def bounds_of(mask: torch.Tensor) -> list[list[int]]:
+    """By groups of rows of one head's mask: begin, prefix, suffix, stop, as the kernel's module defines them."""
+    found = []
+    for rows in mask.split(64):
+        some, whole = rows.any(0).tolist(), rows.all(0).tolist()
+        if not any(some):
+            found.append([mask.shape[1], mask.shape[1], 0, 0])
+            continue
+        begin, stop = some.index(True), len(some) - some[::-1].index(True)
+        prefix = next((n for n in range(begin, len(whole)) if not whole[n]), len(whole))
+        suffix = next((n + 1 for n in range(stop - 1, -1, -1) if not whole[n]), 0)
+        found.append([begin, prefix, suffix, stop])
+    return found
+
+
+@pytest.mark.parametrize("band", BANDS)
+@pytest.mark.parametrize(("queries", "keys"), [(70, 200), (192, 33), (64, 64)])
+def test_the_bounds_of_a_mask(band: str, queries: int, keys: int) -> None:
+    mask = BANDS[band](torch.arange(queries)[:, None], torch.arange(keys)[None, :])
+    masks = torch.stack([mask, mask.roll(5, 1), torch.rand(queries, keys) < 0.5, torch.zeros_like(mask)])[:, None]
+    for by_keys, seen in ((False, masks), (True, masks.transpose(2, 3))):
+        found = mask_bounds(masks, queries, keys, by_keys)
+        assert found[:, 0].tolist() == [bounds_of(one) for one in seen[:, 0]]
+
+
 def test_a_causal_mask_in_memory_skips_as_many_blocks_as_causal() -> None:
-    q, mask = torch.randn(1, 1, 96, 16), torch.ones(96, 96, dtype=torch.bool).tril()
-    problem = IMPLEMENTATION.describe(q, q, q, mask, None, None, None, 0.0, False, None)
-    bounds, _ = IMPLEMENTATION._mask_bounds(problem, mask, attention_tile("32x32 w1 s1"), False)
-    assert bounds[0, 0, :, [0, 1, 3]].tolist() == [[0, 0, 32], [0, 32, 64], [0, 64, 96]]
-    bounds, _ = IMPLEMENTATION._mask_bounds(problem, mask, attention_tile("32x32 w1 s1"), True)
-    assert bounds[0, 0, :, [0, 2, 3]].tolist() == [[0, 32, 96], [32, 64, 96], [64, 96, 96]]
+    causal = torch.ones(192, 192, dtype=torch.bool).tril()
+    assert mask_bounds(causal, 192, 192, False)[0, 0].tolist() == [[0, 1, 64, 64], [0, 65, 128, 128], [0, 129, 192, 192]]
+
+
+@pytest.mark.parametrize("tile", ["128x16 w1 s1", "32x64 w1 s1", "64x32 w1 s1", "64x64 w1 s1"])
+@pytest.mark.parametrize("band", BANDS)
+def test_tiles_larger_and_smaller_than_the_groups_of_bounds(tile: str, band: str) -> None:
+    mask = BANDS[band](torch.arange(150)[:, None], torch.arange(130)[None, :])
+    q, k, v, dout = (torch.randn(1, 2, length, 16) for length in (150, 130, 130, 150))
+    config = attention_tile(tile)
+    bounds, key_bounds = (mask_bounds(mask, 150, 130, by_keys) for by_keys in (False, True))
+    out, lse = attention_forward(q, k, v, mask, bounds=bounds, config=config)
+    gradients = attention_backward(
+        dout, q, k, v, out, lse, mask, bounds=bounds, key_bounds=key_bounds, configs=(config, config)
+    )[:3]
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    wanted, _ = attention_reference(*leaves, mask)
+    for got, want in zip((out, *gradients), (wanted, *torch.autograd.grad(wanted, leaves, dout.double()))):
+        assert (got.double() - want).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
