@@ -148,6 +148,7 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
         query, key = score_operands(graph, scores)
         value, arrange = value_operand(graph, product)
         key, value = without_repeats(query, key, value, product, found)
+        query, key, value = (as_multiplied(graph, node, scores, product) for node in (query, key, value))
         check_operands(query, key, value, found, config)
         keep = masks_to_keep(graph, module, found)
         take_constant_bias(module, found)
@@ -402,6 +403,16 @@ def permuted(graph: torch.fx.Graph, node: Any, letters: str, wanted: str) -> Nod
     return made
 
 
+def as_multiplied(graph: torch.fx.Graph, node: Node, *products: Node) -> Node:
+    """An operand in the dtype to which autocast casts it for both products."""
+    before, (dtype, *others) = value_of(node).dtype, [value_of(product).dtype for product in products]
+    if before == dtype or others != [dtype] or before == torch.float64 or not dtype.is_floating_point:
+        return node
+    cast = graph.call_method("to", (node, dtype))
+    cast.meta["example_value"] = value_of(node).to(dtype)
+    return cast
+
+
 def check_operands(query: Node, key: Node, value: Node, found: Found, config: Config) -> None:
     """Shapes and dtypes that the operator computes exactly as the written code does, or better."""
     q, k, v = value_of(query), value_of(key), value_of(value)
@@ -420,7 +431,7 @@ def check_operands(query: Node, key: Node, value: Node, found: Found, config: Co
         raise Refused("queries, keys and values of different dtypes")
     product_dtype = value_of(found.inner[-1]).dtype
     if product_dtype != q.dtype:
-        raise Refused("a product in another dtype than its arguments (autocast)")
+        raise Refused("a product in another dtype than its arguments")
     if config.emulate_precision_casts and q.dtype in (torch.float16, torch.bfloat16):
         raise Refused("eager's rounding of half-precision scores was asked for")
     if config.fallback_random and found.dropout > 0.0:

@@ -296,7 +296,7 @@ def _bounds(problem: AttentionProblem, mask: torch.Tensor | None, bounds: torch.
     if mask is None or not problem.is_bounded(mask):
         return None, (0, 0)
     if bounds is None:
-        bounds = mask_bounds(mask, problem.queries, problem.keys, by_keys)
+        (bounds,) = mask_bounds(mask, problem.queries, problem.keys, by_keys)
     return bounds, (bounds.stride(0) * (bounds.shape[0] > 1), bounds.stride(1) * (bounds.shape[1] > 1))
 
 

@@ -86,7 +86,7 @@ def walk_backwards(bounds, first, rows, start, full_start, stop, walked, BLOCK: 
     return start, tl.maximum(start, tl.where(ends_inside, stop, free)), stop
 
 
-def mask_bounds(mask: torch.Tensor, queries: int, keys: int, by_keys: bool) -> torch.Tensor:
+def mask_bounds(mask: torch.Tensor, queries: int, keys: int, by_keys: bool) -> tuple[torch.Tensor]:
     """The bounds of a boolean mask that broadcasts to (batch, heads, queries, keys).
 
     Returns int32 (batch or 1, heads or 1, groups, 4): groups of queries that look at keys, or the other way round.
@@ -103,4 +103,4 @@ def mask_bounds(mask: torch.Tensor, queries: int, keys: int, by_keys: bool) -> t
         mask_bounds_kernel, (batch * heads * groups,), mask, bounds, *mask.stride(), heads, rows, columns,
         BLOCK_N=at_once, num_warps=4,
     )  # fmt: skip
-    return bounds
+    return (bounds,)

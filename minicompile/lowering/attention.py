@@ -66,7 +66,8 @@ def _bounds(
         groups = -(-(keys if by_keys else queries) // BOUNDS_GROUP)
         buffer = builder.new_buffer((*leading, size_index(groups), size_index(4)), torch.int32, suffix="bounds")
         arguments = builder.argument((mask, queries, keys, by_keys))
-        builder.extern("kernels.mask_bounds", arguments, (), (buffer,), reason="what a mask shows, for attention")
+        reason = "what a mask shows, for attention"
+        builder.extern("kernels.mask_bounds", arguments, (), (buffer,), reason=reason, unpack=True)
         found = builder.shared["mask_bounds", mask, queries, keys, by_keys] = builder.whole(buffer)
     return found
 

@@ -278,3 +278,31 @@ def test_multi_head_attention(need_weights: bool) -> None:
     compiled = minicompile.compile(call, options={"suppress_errors": False, "cache": False})
     for got, want in zip(run(compiled, [x]), run(call, [x]), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+MIXED = {
+    "all wide": lambda q, k, v: attend(q @ k.mT * 0.3, v),
+    "values already narrow": lambda q, k, v: torch.softmax((q @ k.mT * 0.3).float(), -1).to(torch.bfloat16) @ v.bfloat16(),
+    "queries and keys wide after a rotation": lambda q, k, v: attend((q.bfloat16() * 1.5) @ (k.bfloat16() * v[..., :1, :]).mT, v),
+    "a mask and an einsum": lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.softmax(torch.einsum(
+        "bhid,bhjd->bhij", q, k).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf), -1), v),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_autocast(name: str) -> None:
+    """Autocast rounds what is multiplied; the gradients come back in the dtype of the tensors."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return MIXED[name](q, k, v)
+
+    inputs = four()
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2)
+    (graph,) = compiled_function(compiled).compiler.graphs
+    assert [record.reason for record in graph.partitioned.patterns if not record.accepted] == []
+    (node,) = [node for node in graph.partitioned.forward.graph.nodes if "minicompile.attention" in str(node.target)]
+    assert {argument.meta["val"].dtype for argument in node.args[:3]} == {torch.bfloat16}

@@ -289,13 +289,13 @@ def test_the_bounds_of_a_mask(band: str, queries: int, keys: int) -> None:
     mask = BANDS[band](torch.arange(queries)[:, None], torch.arange(keys)[None, :])
     masks = torch.stack([mask, mask.roll(5, 1), torch.rand(queries, keys) < 0.5, torch.zeros_like(mask)])[:, None]
     for by_keys, seen in ((False, masks), (True, masks.transpose(2, 3))):
-        found = mask_bounds(masks, queries, keys, by_keys)
+        (found,) = mask_bounds(masks, queries, keys, by_keys)
         assert found[:, 0].tolist() == [bounds_of(one) for one in seen[:, 0]]
 
 
 def test_a_causal_mask_in_memory_skips_as_many_blocks_as_causal() -> None:
     causal = torch.ones(192, 192, dtype=torch.bool).tril()
-    assert mask_bounds(causal, 192, 192, False)[0, 0].tolist() == [[0, 1, 64, 64], [0, 65, 128, 128], [0, 129, 192, 192]]
+    assert mask_bounds(causal, 192, 192, False)[0][0, 0].tolist() == [[0, 1, 64, 64], [0, 65, 128, 128], [0, 129, 192, 192]]
 
 
 @pytest.mark.parametrize("tile", ["128x16 w1 s1", "32x64 w1 s1", "64x32 w1 s1", "64x64 w1 s1"])
@@ -304,7 +304,7 @@ def test_tiles_larger_and_smaller_than_the_groups_of_bounds(tile: str, band: str
     mask = BANDS[band](torch.arange(150)[:, None], torch.arange(130)[None, :])
     q, k, v, dout = (torch.randn(1, 2, length, 16) for length in (150, 130, 130, 150))
     config = attention_tile(tile)
-    bounds, key_bounds = (mask_bounds(mask, 150, 130, by_keys) for by_keys in (False, True))
+    bounds, key_bounds = (mask_bounds(mask, 150, 130, by_keys)[0] for by_keys in (False, True))
     out, lse = attention_forward(q, k, v, mask, bounds=bounds, config=config)
     gradients = attention_backward(
         dout, q, k, v, out, lse, mask, bounds=bounds, key_bounds=key_bounds, configs=(config, config)

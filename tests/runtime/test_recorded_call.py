@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minicompile.kernels.flash_attention import attention_backward, attention_forward
+from minicompile.kernels.mask_bounds import mask_bounds
 from minicompile.runtime.recorded_call import RecordedCall
 
 pytestmark = pytest.mark.gpu
@@ -44,3 +45,16 @@ def test_memory_at_an_odd_address_is_not_replayed() -> None:
         q, k, v = storage[offset : offset + 3 * 2 * 4 * 128 * 64].view(3, 2, 4, 128, 64).unbind(0)
         expected = attention_forward(q, k, v, None, None, 0, 0.125, 0.0, None, False)[0]
         torch.testing.assert_close(forward(q, k, v, None, None, 0, 0.125, 0.0, None, False)[0], expected)
+
+
+def test_bounds_of_a_mask_serve_every_layer() -> None:
+    bounds, forward = RecordedCall(mask_bounds), RecordedCall(attention_forward)
+    mask = torch.ones(1024, 1024, device="cuda", dtype=torch.bool).tril()
+    for _ in range(3):
+        q, k, v = tensors(1024)
+        (found,) = bounds(mask, 1024, 1024, False)
+        out, _ = forward(q, k, v, mask, None, None, 0.125, 0.0, None, True, None, found, True)
+        expected, _ = attention_forward(q, k, v, None, None, 0, 0.125)
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
+        assert out.transpose(1, 2).is_contiguous()
+    assert all(recording is not None for recording in (*bounds._recordings.values(), *forward._recordings.values()))
