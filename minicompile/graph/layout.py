@@ -1,9 +1,10 @@
 """The layout in memory of values that only the graph sees: of convolutions, and of the results of attention.
 
-Convolutions on a GPU get `channels_last`, the layout that its matrix units read. In the layout of the user's tensors cuDNN copies every operand of every convolution on the way in and out. Here the operands
-get the layout once, and it spreads: results of elementwise operators take the layout of their inputs, so that in a
-network of convolutions only the images, the weights and the results are ever copied, by kernels that do other work as well.
-Attention gets the heads of a token together where they are merged next, which eager does by a copy.
+Convolutions on a GPU get `channels_last`, the layout that its matrix units read. In the layout of the user's tensors cuDNN
+copies every operand of every convolution on the way in and out. Here the operands get the layout once, and it spreads:
+results of elementwise operators take the layout of their inputs, so that in a network of convolutions only the images, the
+weights and the results are ever copied, by kernels that do other work as well. Attention gets the heads of a token together
+where they are merged next, which eager does by a copy.
 
 Outputs of the graph keep the layout that eager gives them. This module must not change a value.
 """
