@@ -147,28 +147,17 @@ class OutputAnalysis:
             raise RuntimeError("an output is a view with a backward of the user's own")
         base_node, node = self._node(base), self._node(value)
         calls = view_calls(node, base_node)
-        numbers = (*value.shape, *value.stride(), value.storage_offset(), base.storage_offset())
-        static = all(isinstance(n, int) for n in numbers)
-        if calls == () and not static:
-            calls = ((torch.ops.aten.alias.default, (), {}),)  # the base itself, whose sizes are only known at run time
         if calls is None and value.dtype != base.dtype:
             raise RuntimeError("an output is a view of reinterpreted storage that cannot be rebuilt")
-        strided = static or calls is None
-        return ViewOutput(
-            base=kind,
-            base_index=index,
-            sizes=tuple(map(self._size, value.shape)) if strided else (),
-            strides=tuple(map(self._size, value.stride())) if strided else (),
-            offset=self._size(value.storage_offset() - base.storage_offset()) if strided else 0,
-            dtype=value.dtype,
-            view_calls=calls or (),
-            requires_grad=value.requires_grad,
-        )
-
+        if calls is None and value.requires_grad and torch_interface.overlaps(base_node.meta["val"]):
+            raise RuntimeError("an output is a view by its strides of a tensor whose elements share memory")
+        sizes, strides, offset = tuple(value.shape), value.stride(), value.storage_offset() - base.storage_offset()
+        geometry = (sizes, strides, offset) if calls is None else ((), (), 0)
+        return ViewOutput(kind, index, *geometry, value.dtype, calls or (), value.requires_grad).mapped(self._size)
 
     def _size(self, value: Any) -> Any:
         """A number of a view, an output of the forward where it varies."""
-        known = value if isinstance(value, int) else self._recorder.sizes.node_or_number(value)
+        known = self._recorder.sizes.node_or_number(value) if isinstance(value, torch.SymInt) else value
         return SizeOutput(self._return(known, None)) if isinstance(known, Node) else known
 
 
@@ -179,7 +168,10 @@ def root_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def view_calls(node: Node, base: Node) -> ViewCalls | None:
-    """The chain of view operators from `base` to `node`, first to be applied first; `None` if there is no plain one."""
+    """The chain of view operators from `base` to `node`, first to be applied first; `None` if there is no plain one.
+
+    Their arguments may hold nodes of sizes.
+    """
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
     current = node
     while current is not base:
@@ -187,8 +179,8 @@ def view_calls(node: Node, base: Node) -> ViewCalls | None:
         if target is not operator.getitem and not getattr(target, "is_view", False):
             return None
         source, *rest = current.args
-        if not isinstance(source, Node) or len(current.all_input_nodes) != 1:
+        if not isinstance(source, Node) or any(isinstance(n.meta["val"], torch.Tensor) for n in current.all_input_nodes[1:]):
             return None
         calls.append((target, tuple(rest), dict(current.kwargs)))
         current = source
-    return tuple(reversed(calls))
+    return tuple(reversed(calls)) or ((torch.ops.aten.alias.default, (), {}),)

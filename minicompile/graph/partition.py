@@ -184,9 +184,9 @@ class _Forward:
         if isinstance(binding, FreshOutput):
             return dataclasses.replace(binding, index=self.renumbered[binding.index])
         if isinstance(binding, ViewOutput):
-            numbers = [tuple(map(self._renumber_size, part)) for part in (binding.sizes, binding.strides, (binding.offset,))]
             base = self.renumbered[binding.base_index] if binding.base == "hidden" else binding.base_index
-            return dataclasses.replace(binding, base_index=base, sizes=numbers[0], strides=numbers[1], offset=numbers[2][0])
+            binding = dataclasses.replace(binding, base_index=base)
+            return binding.mapped(self._renumber_size) if binding.size_outputs else binding
         return binding
 
     def _renumber_size(self, value: Any) -> Any:

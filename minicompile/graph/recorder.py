@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from minicompile.errors import Unsupported
-from minicompile.graph import torch_interface
+from minicompile.graph import eager_strides, torch_interface
 from minicompile.graph.sizes import SizeExpressions
 from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode, TorchDispatchMode
 
@@ -72,6 +72,7 @@ class Recorder(TorchDispatchMode):
         self._templates: dict[Any, Template] = {}
         self._made: list[Node] = []
         self._unrepeatable = 0
+        self._inside = 0
 
     def placeholder(self, name: str, value: Any) -> Node:
         """A new graph input that `value` stands for."""
@@ -147,7 +148,13 @@ class Recorder(TorchDispatchMode):
             if template is not None:
                 return self._replay(template, tensors)
         start, unrepeatable = len(self._made), self._unrepeatable
-        result = self._run(func, args, kwargs)
+        self._inside += 1
+        try:
+            result = self._run(func, args, kwargs)
+        finally:
+            self._inside -= 1
+        if not self._inside and not eager_strides.plain_layout((*args, *kwargs.values())):
+            result = self._as_eager(func, args, kwargs, result)
         if key is not None and unrepeatable == self._unrepeatable:
             template = self._template(start, tensors, result)
             if template is not None:
@@ -174,6 +181,25 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             raise MutationInside(str(func))
         return self.emit(func, *args, **kwargs)
+
+    def _as_eager(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """The result in the layout that eager gives it, where all sizes are fixed."""
+        if getattr(func, "is_view", False) or any(map(torch_interface.is_symbolic, tensors_of((args, kwargs, result)))):
+            return result
+        wanted = tensors_of(eager_strides.of_result(func, args, func(*args, **kwargs)))
+        found = tensors_of(result)
+        if len(wanted) != len(found):
+            return result
+        new = {}
+        for value, like in zip(found, wanted, strict=True):
+            if value.shape != like.shape or torch_interface.overlaps(like):
+                continue
+            if not eager_strides.same(value.shape, value.stride(), like.stride()):
+                into = self.emit(EMPTY_STRIDED[0], tuple(value.shape), like.stride(), dtype=value.dtype, device=value.device)
+                new[id(value)] = self.emit(torch.ops.aten.copy.default, into, value)
+        if isinstance(result, torch.Tensor):
+            return new.get(id(result), result)
+        return torch.utils._pytree.tree_map(lambda value: new.get(id(value), value), result) if new else result
 
     def _drop_after(self, start: int) -> None:
         for node in reversed(self._made[start:]):
@@ -265,6 +291,15 @@ class Recorder(TorchDispatchMode):
         if isinstance(template.result, (tuple, list)):
             return type(template.result)(map(output, template.result))
         return output(template.result)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested arguments or results."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [tensor for item in value for tensor in tensors_of(item)] if isinstance(value, (list, tuple)) else []
 
 
 def refuse_unusual(target: Any, args: Any, result: Any) -> None:

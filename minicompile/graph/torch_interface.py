@@ -71,6 +71,23 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
     return torch._from_functional_tensor(value)
 
 
+@contextlib.contextmanager
+def below_functionalization() -> Iterator[None]:
+    """Operators on plain values are recorded as they are, without gradients."""
+    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(functionalize):
+        yield
+
+
+def replace(value: torch.Tensor, inner: torch.Tensor) -> None:
+    """Put another plain value of the same elements into a functional tensor, its views included if it is none itself."""
+    torch._functionalize_replace(value, inner)
+    if value._base is None:
+        with torch.no_grad():
+            torch._functionalize_commit_update(value)
+        torch._sync(value)
+
+
 def data_was_mutated(value: torch.Tensor) -> bool:
     """Whether the data of a functional tensor, or of any view of it, was written."""
     return torch._functionalize_has_data_mutation(value)  # type: ignore[attr-defined]

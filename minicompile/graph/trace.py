@@ -21,6 +21,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput
 from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
+from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
 from minicompile.graph.random_numbers import Seeds, random_decompositions
 from minicompile.graph.recorder import Recorder
 from minicompile.graph.replacements import REPLACED
@@ -209,7 +210,10 @@ class _Tracer:
                 return list(flat) if isinstance(flat, (tuple, list)) else [flat]
             else:
                 self._start(node)
+                before = layouts(environment[used] for used in node.all_input_nodes)
                 environment[node] = self._execute(node, environment)
+                if operator_name(node) not in CHANGES_STRIDES:
+                    restore(before)
                 if node in self.separable and isinstance(environment[node], Tensor) and environment[node].requires_grad:
                     uncut[node] = environment[node]
                     environment[node] = uncut[node].detach().requires_grad_()

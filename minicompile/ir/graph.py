@@ -10,7 +10,8 @@ FX modules are mutable, so freezing is shallow: a pass copies before it changes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -134,7 +135,8 @@ class ViewOutput:
     Attributes:
         base: where the storage comes from.
         base_index: index of that input, or of that user output.
-        sizes, strides, offset: `as_strided` geometry relative to the base's first element: integers, or `SizeOutput`s.
+        sizes, strides, offset: `as_strided` geometry relative to the base's first element: integers, or `SizeOutput`s,
+            as the numbers in `view_calls` are.
         dtype: differs from the base's for `view(dtype)`.
         view_calls: (operator overload, arguments, keyword arguments) to be applied to the base in order, so that autograd
             sees the same views as in eager; empty when `as_strided` serves.
@@ -151,6 +153,18 @@ class ViewOutput:
     dtype: torch.dtype
     view_calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = ()
     requires_grad: bool = True
+
+    @functools.cached_property
+    def size_outputs(self) -> tuple[SizeOutput, ...]:
+        """The numbers, anywhere in it, that are known only when the graph runs."""
+        found: list[SizeOutput] = []
+        self.mapped(lambda number: found.append(number) if isinstance(number, SizeOutput) else number)
+        return tuple(found)
+
+    def mapped(self, change: Callable[[Any], Any]) -> ViewOutput:
+        """The view with all its numbers changed."""
+        names = ("sizes", "strides", "offset", "view_calls")
+        return dataclasses.replace(self, **{n: torch.fx.node.map_aggregate(getattr(self, n), change) for n in names})
 
 
 @dataclasses.dataclass(frozen=True)

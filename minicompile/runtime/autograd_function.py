@@ -265,14 +265,11 @@ def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], results: tuple[Any, 
 
 def rebuilt_view(binding: ViewOutput, base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
     """The view of `base` that a binding describes; the forward's results hold the numbers that vary."""
-
-    def known(*numbers: Any) -> tuple[Any, ...]:
-        return tuple(results[n.index] if isinstance(n, SizeOutput) else n for n in numbers)
-
+    if binding.size_outputs:
+        binding = binding.mapped(lambda number: results[number.index] if isinstance(number, SizeOutput) else number)
     with torch.set_grad_enabled(binding.requires_grad and torch.is_grad_enabled()):
         if not binding.view_calls:
-            offset = base.storage_offset() + known(binding.offset)[0]
-            value: Any = base.as_strided(known(*binding.sizes), known(*binding.strides), offset)
+            value: Any = base.as_strided(binding.sizes, binding.strides, base.storage_offset() + binding.offset)
         else:
             value = base
             for target, args, kwargs in binding.view_calls:

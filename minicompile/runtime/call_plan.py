@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, SizeOutput, ViewOutput
+from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, ViewOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CallPlan:
         indices += [b.base_index for b in self.binding.outputs if isinstance(b, ViewOutput) and b.base == "hidden"]
         indices += [entry.output_index for entry in self.binding.mutated_inputs if not entry.in_graph]
         views = [b for b in self.binding.outputs if isinstance(b, ViewOutput)]
-        indices += [n.index for b in views for n in (*b.sizes, *b.strides, b.offset) if isinstance(n, SizeOutput)]
+        indices += [number.index for view in views for number in view.size_outputs]
         return max(indices, default=-1) + 1
 
 
