@@ -239,6 +239,8 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
         if name == "__len__":
             return run_native(tracer, len, (tensor,), {})
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
+    if name == "requires_grad_" and [*args, *kwargs.values()] in ([], [True]) and tensor.requires_grad:
+        return tensor
     if name in torch_interface.METHODS_NEVER_IN_GRAPH:
         if name == "backward" and kwargs.get("create_graph"):
             raise RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
@@ -516,6 +518,8 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         if DISABLED_MARK in caller.__dict__:
             raise Break("disabled function", f"`{caller.__qualname__}` is disabled")
         return call(tracer, class_value(tracer, base or kind, "__call__", caller), (function, *args), kwargs)
+    if kind is torch.jit.ScriptFunction and function.__qualname__ == "torch.jit.ScriptFunction":  # scripted, not traced
+        return call(tracer, get_attribute(tracer, function, "_torchdynamo_inline"), args, kwargs)
     if is_pure_native(function) or kind.__module__ == "operator":
         return call_pure(tracer, function, args, kwargs)
     raise unknown_call(function)

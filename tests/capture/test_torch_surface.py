@@ -123,3 +123,18 @@ def test_parts_of_parameters_are_captured_without_gradients() -> None:
 
     with torch.no_grad():
         same_as_eager(embed, torch.randn(2, 5, 4), fullgraph=True)
+
+
+@torch.jit.script
+def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return x / torch.sqrt(torch.tensor(x.size(-1) * factor, dtype=torch.float))
+
+
+def test_scripted_functions_and_gradients_that_are_on_already_do_not_break() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = scaled(x, 3)
+        y.requires_grad_(True)
+        return y.sin()
+
+    compiled = same_as_eager(function, torch.ones(3, requires_grad=True))
+    assert not compiled.records.graph_breaks and not compiled.records.fallbacks
