@@ -36,7 +36,7 @@ class Config:
         mode: `default`; `reduce-overhead`, which replays CUDA graphs on a GPU; `max-autotune-no-cudagraphs`, which
             measures tiles there; `max-autotune`, which does both.
         autotune_seconds: how long the kernels of one compiled function may be measured.
-        recompile_limit: compiled variants per function before calls run eager, with a warning.
+        recompile_limit: compiled variants per function (and grad mode, autocast, ...) before calls run eager, with a warning.
         emulate_precision_casts: round bf16/fp16 intermediates where eager rounds them.
         fallback_random: draw random numbers with eager's kernels instead of fused Philox.
         activation_memory_budget: between 0 (recompute all that may be) and 1 (save what time asks for).

@@ -159,7 +159,8 @@ class CallCache:
         with CAPTURE_LOCK, collection_postponed():
             entry = None
             if self.entries is known:
-                if len(self.entries) >= config.recompile_limit:
+                state = torch_interface.torch_state()
+                if sum(each.state == state for each in self.entries) >= config.recompile_limit:
                     self.overflow(function, args, kwargs)
                 else:
                     entry = self.add(function, args, kwargs)
