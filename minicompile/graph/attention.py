@@ -96,7 +96,8 @@ def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:
     """Whether a mask of at least two dims expands to the scores."""
     if len(shape) > len(target) or len(shape) < 2:
         return False
-    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False))
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return all(torch_interface.surely_equal(size, 1) or size == wanted for size, wanted in pairs)
 
 
 def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Any, ...]:

@@ -3,8 +3,9 @@
 softmax(scale * q kᵀ, masked) v, in the usual ways of writing it: `matmul`, `@`, `bmm` or `einsum`; the scale multiplied or
 divided in; `where`, `masked_fill` and added masks, also in place; an fp32 softmax around half inputs; dropout of the
 weights; key heads repeated for groups of query heads, which are then read as they are. It is replaced only when nothing
-else reads a value in between and every step is understood; a refusal says what stood in the way. A mask that is a
-constant of the graph is evaluated, so that causal attention is seen as causal. This module must not trace: it looks at the
+else reads a value in between and every step is understood; a refusal says what stood in the way. Sizes may be symbolic:
+those that the written products require to be equal are guarded to be, and a head dim is fixed. A mask made of positions
+is read by `position_masks.py`, so that causal attention is seen as causal. This module must not trace: it looks at the
 torch-level graph and at the fake values that capture left there.
 """
 
@@ -21,13 +22,14 @@ from torch.fx import GraphModule, Node
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.attention import broadcasts_to, written_attention
+from minicompile.graph.position_masks import Band, PositionReader
+from minicompile.graph.torch_interface import surely_equal
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
 PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
-LARGEST_CONSTANT = 2**27
 SAFE_FILL = -1e8
 
 
@@ -40,6 +42,7 @@ class Found:
     """A candidate on its way to being understood."""
 
     softmax: Node
+    reader: PositionReader
     inner: list[Node] = dataclasses.field(default_factory=list)
     keep: list[tuple[Node, bool, Any]] = dataclasses.field(default_factory=list)
     bias: Node | None = None
@@ -135,9 +138,9 @@ def value_of(node: Any) -> torch.Tensor:
 
 def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
     """Replace the attention around one softmax, or raise `Refused`."""
-    found = Found(softmax)
+    found = Found(softmax, PositionReader(module, name_of, changes_something))
     product = follow_weights(found)
-    scores = follow_scores(module, found)
+    scores = follow_scores(found)
     if len({id(node) for node in found.inner}) != len(found.inner):
         raise Refused("")
     for node in found.inner:
@@ -150,8 +153,9 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
         key, value = without_repeats(query, key, value, product, found)
         query, key, value = (as_multiplied(graph, node, scores, product) for node in (query, key, value))
         check_operands(query, key, value, found, config)
-        keep = masks_to_keep(graph, module, found)
-        take_constant_bias(module, found)
+        sizes = value_of(query).shape[-2], value_of(key).shape[-2]
+        keep = masks_to_keep(graph, found.reader, sizes, found)
+        take_constant_bias(found.reader, sizes, found)
         check_order(scores, product, found)
         arguments = (query, key, value, tuple(keep), found.bias, found.scale, found.causal, found.dropout,
                      found.uniform)
@@ -200,7 +204,7 @@ def leads_to_product(node: Node) -> bool:
     return name_of(node) in (*PRODUCTS, *CASTS, "dropout")
 
 
-def follow_scores(module: GraphModule, found: Found) -> Node:
+def follow_scores(found: Found) -> Node:
     """From the softmax up to the product of queries and keys, taking in masks and scales."""
     current = found.softmax.args[0]
     while True:
@@ -216,9 +220,9 @@ def follow_scores(module: GraphModule, found: Found) -> Node:
                 found.scale = float(argument(current, 4, "alpha", 1))
             return current
         if name in ("mul", "truediv", "div", "true_divide", "multiply", "divide"):
-            following = take_scale(module, found, current, name)
+            following = take_scale(found, current, name)
         elif name in ("where", "masked_fill"):
-            following = take_mask(module, found, current, name)
+            following = take_mask(found, current, name)
         elif name == "add":
             following = take_bias(found, current)
         elif name in CASTS:
@@ -232,12 +236,12 @@ def follow_scores(module: GraphModule, found: Found) -> Node:
         current = following
 
 
-def take_scale(module: GraphModule, found: Found, node: Node, name: str) -> Any:
+def take_scale(found: Found, node: Node, name: str) -> Any:
     """A factor on the scores."""
     first, second = node.args[0], node.args[1] if len(node.args) > 1 else None
     if name in ("mul", "multiply") and (not isinstance(first, Node) or value_of(first).dim() == 0):
         first, second = second, first
-    number = constant_number(module, second)
+    number = constant_number(found.reader, second)
     if number is None or node.kwargs.get("rounding_mode") is not None:
         raise Refused("the scores are scaled by something that is no constant")
     if number == 0 or not math.isfinite(number):
@@ -246,16 +250,16 @@ def take_scale(module: GraphModule, found: Found, node: Node, name: str) -> Any:
     return first
 
 
-def take_mask(module: GraphModule, found: Found, node: Node, name: str) -> Any:
+def take_mask(found: Found, node: Node, name: str) -> Any:
     """A boolean mask: -inf, or a large negative number, where it hides."""
     require_unscaled(found, allow_positive=True)
     if name == "where":
         condition, then, other = (*node.args, None, None)[:3]
-        keeps = constant_number(module, other) is not None
+        keeps = constant_number(found.reader, other) is not None
         scores, filler = (then, other) if keeps else (other, then)
     else:
         scores, condition, filler, keeps = node.args[0], argument(node, 1, "mask", None), argument(node, 2, "value", None), False
-    fill = constant_number(module, filler)
+    fill = constant_number(found.reader, filler)
     if fill is None or not isinstance(condition, Node) or value_of(condition).dtype != torch.bool:
         raise Refused("a mask that is no boolean tensor with a constant fill")
     if fill != -math.inf and fill > SAFE_FILL:
@@ -271,7 +275,9 @@ def take_bias(found: Found, node: Node) -> Any:
         raise Refused("more than one tensor is added to the scores")
     whole = value_of(node).shape
     for scores, bias in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
-        if isinstance(scores, Node) and isinstance(bias, Node) and value_of(scores).shape == whole and leads_to_scores(scores):
+        if not isinstance(scores, Node) or not isinstance(bias, Node) or value_of(scores).dim() != len(whole):
+            continue
+        if all(map(surely_equal, value_of(scores).shape, whole)) and leads_to_scores(scores):
             if not value_of(bias).is_floating_point() or value_of(bias).dim() < 2:
                 raise Refused("what is added to the scores is no floating mask")
             found.bias = bias
@@ -305,7 +311,7 @@ def without_repeats(query: Node, key: Node, value: Node, product: Node, found: F
         return key, value
     (key_node, key_made), (value_node, value_made) = short  # type: ignore[misc]
     heads = [value_of(node).shape[1] for node in (query, key_node, value_node)]
-    if heads[1] != heads[2] or heads[0] % heads[1]:
+    if not all(type(count) is int for count in heads) or heads[1] != heads[2] or heads[0] % heads[1]:
         return key, value
     for made in (key_made, value_made):
         check_order(made, product, found)
@@ -324,8 +330,11 @@ def before_repeat(node: Node) -> tuple[Node, Node] | None:
         return None
     source = inserted.args[0]  # type: ignore[union-attr]
     four, five, wide = value_of(source).shape, value_of(inserted).shape, value_of(expanded).shape
-    whole = (four[0], wide[1] * wide[2], *four[2:]) if len(wide) == 5 and len(four) == 4 else ()
-    if tuple(five) != (*four[:2], 1, *four[2:]) or tuple(value_of(node).shape) != whole or wide[1] != four[1]:
+    if len(wide) != 5 or len(four) != 4:
+        return None
+    whole = (*value_of(node).shape, *five, wide[1])
+    wanted = (four[0], wide[1] * wide[2], *four[2:], *four[:2], 1, *four[2:], four[1])
+    if len(whole) != len(wanted) or not all(map(surely_equal, whole, wanted)):
         return None
     return source, inserted  # type: ignore[return-value]
 
@@ -416,15 +425,13 @@ def as_multiplied(graph: torch.fx.Graph, node: Node, *products: Node) -> Node:
 def check_operands(query: Node, key: Node, value: Node, found: Found, config: Config) -> None:
     """Shapes and dtypes that the operator computes exactly as the written code does, or better."""
     q, k, v = value_of(query), value_of(key), value_of(value)
-    sizes = (*q.shape, *k.shape, *v.shape)
-    if not all(type(size) is int for size in sizes):
-        raise Refused("sizes that vary between calls")
     if q.dim() not in (2, 3, 4) or k.dim() != q.dim() or v.dim() != q.dim():
         raise Refused("queries, keys and values of another rank than 2 to 4")
-    grouped = q.dim() == 4 and k.shape[1] < q.shape[1]
-    if q.shape[:-2] != k.shape[:-2] and not grouped or k.shape[:-1] != v.shape[:-1] or q.shape[:1] != k.shape[:1] and q.dim() > 2:
+    grouped = q.dim() == 4 and type(q.shape[1]) is type(k.shape[1]) is int and k.shape[1] < q.shape[1]
+    same_batch = q.shape[:1] == k.shape[:1] if grouped else q.shape[:-2] == k.shape[:-2]
+    if not same_batch or k.shape[:-1] != v.shape[:-1]:
         raise Refused("batch dims that broadcast")
-    if max(q.shape[-1], v.shape[-1]) > LARGEST_HEAD or 0 in sizes:
+    if max(int(q.shape[-1]), int(v.shape[-1])) > LARGEST_HEAD or any(0 in part.shape for part in (q, k, v)):
         raise Refused(f"a head dim above {LARGEST_HEAD}")
     floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     if q.dtype not in floats or not q.dtype == k.dtype == v.dtype:
@@ -442,17 +449,16 @@ def check_operands(query: Node, key: Node, value: Node, found: Found, config: Co
             raise Refused("a mask of another shape than the scores")
 
 
-def masks_to_keep(graph: torch.fx.Graph, module: GraphModule, found: Found) -> list[Node]:
-    """Boolean masks, True where a key is seen; a causal one becomes a flag."""
-    patterns = [constant_tensor(module, condition) for condition, _, _ in found.keep]
-    causal = [p is not None and p.dtype == torch.bool and is_causal(p if keeps else ~p)
-              for p, (_, keeps, _) in zip(patterns, found.keep, strict=True)]  # fmt: skip
-    fills = {fill for _, _, fill in found.keep}
+def masks_to_keep(graph: torch.fx.Graph, reader: PositionReader, sizes: tuple[Any, Any], found: Found) -> list[Node]:
+    """Boolean masks, True where a key is seen; a causal one becomes a flag, one that hides nothing is dropped."""
+    open_masks = [mask for mask in found.keep if (band := reader.band(mask[0])) is None or not holds(band, mask[1])]
+    causal = [is_causal(reader, condition, sizes, keeps, not keeps) for condition, keeps, _ in open_masks]
+    fills = {fill for _, _, fill in open_masks}
     found.uniform = not all(causal) and fills != {-math.inf}
-    if found.uniform and (len(fills) > 1 or found.bias is not None):
+    if len(fills) > 1 and found.uniform or fills - {-math.inf} and found.bias is not None:
         raise Refused("scores are hidden in several ways: a query that sees no key would come out differently")
     kept = []
-    for (condition, keeps, _), as_flag in zip(found.keep, causal, strict=True):
+    for (condition, keeps, _), as_flag in zip(open_masks, causal, strict=True):
         if as_flag and not found.uniform:
             found.causal = True
             continue
@@ -460,20 +466,29 @@ def masks_to_keep(graph: torch.fx.Graph, module: GraphModule, found: Found) -> l
     return kept
 
 
-def take_constant_bias(module: GraphModule, found: Found) -> None:
+def take_constant_bias(reader: PositionReader, sizes: tuple[Any, Any], found: Found) -> None:
     """An added constant of zeros, with -inf or what hides as surely in the place of later keys, is causal."""
-    pattern = None if found.bias is None else constant_tensor(module, found.bias)
-    if pattern is not None and pattern.is_floating_point() and is_causal(pattern == 0):
-        if bool(((pattern == 0) | (pattern <= SAFE_FILL)).all()):
+    band = reader.band(found.bias)
+    if band is None:
+        return
+    if holds(band, 0):
+        found.bias = None
+    elif is_causal(reader, found.bias, sizes, 0, band.outside) and float(band.outside) <= SAFE_FILL:
+        if not found.keep or band.outside == -math.inf:
             found.causal, found.bias = True, None
 
 
-def is_causal(pattern: torch.Tensor) -> bool:
-    """Whether a constant mask shows each query the keys up to its own position, top left aligned."""
-    if pattern.dim() < 2 or any(size != 1 for size in pattern.shape[:-2]):
+def holds(band: Band, value: Any) -> bool:
+    """Whether a mask is one value everywhere."""
+    return band.edge is None and bool(band.inside == value)
+
+
+def is_causal(reader: PositionReader, mask: Any, sizes: tuple[Any, Any], seen: Any, hidden: Any) -> bool:
+    """Whether a mask says `seen` for each query's keys up to its own position, top left aligned, and `hidden` for others."""
+    band = reader.band(mask)
+    if band is None or band.edge is None or not all(map(surely_equal, value_of(mask).shape[-2:], sizes)):
         return False
-    plain = pattern.reshape(pattern.shape[-2:])
-    return bool(torch.equal(plain, torch.ones_like(plain).tril()))
+    return surely_equal(band.edge, 0) and bool(band.inside == seen) and bool(band.outside == hidden)
 
 
 def check_order(first: Node, last: Node, found: Found) -> None:
@@ -504,71 +519,11 @@ def product_operand(node: Node, index: int) -> Any:
     return node.args[index + (name_of(node) in ("einsum", "baddbmm"))]
 
 
-def constant_number(module: GraphModule, value: Any) -> float | None:
+def constant_number(reader: PositionReader, value: Any) -> float | None:
     """A Python number, or a one-element constant of the graph."""
     if isinstance(value, Node) and isinstance(value.meta.get("example_value"), torch.Tensor) and value_of(value).dim() == 0:
-        held = constant_tensor(module, value)
-        return None if held is None or held.dtype == torch.bool or held.is_complex() else float(held)
+        held = reader.band(value)
+        return None if held is None or held.inside.dtype == torch.bool or held.inside.is_complex() else float(held.inside)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return None
-
-
-def constant_tensor(module: GraphModule, node: Node) -> torch.Tensor | None:
-    """The value of a node that depends on no input, computed on the CPU; `None` if it does, or is too large."""
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        value = current.meta.get("example_value")
-        if current.op == "get_attr":
-            if held_constant(module, current) is None:
-                return None
-        elif current.op not in ("call_function", "call_method") or random_or_written(current):
-            return None
-        if len(seen) > 32:
-            return None
-        if isinstance(value, torch.Tensor) and (value.numel() > LARGEST_CONSTANT or value.numel() < 1):
-            return None
-        stack.extend(current.all_input_nodes)
-    if any(user not in seen and random_or_written(user) and user.args[:1] == (made,) for made in seen for user in made.users):
-        return None
-    results: dict[Node, Any] = {}
-    for current in sorted(seen):  # as they stand in the graph
-        args = torch.fx.node.map_arg(current.args, results.__getitem__)
-        kwargs = dict(torch.fx.node.map_arg(current.kwargs, results.__getitem__))
-        if "device" in kwargs:
-            kwargs["device"] = "cpu"
-        try:
-            if current.op == "get_attr":
-                results[current] = held_constant(module, current)
-            elif current.op == "call_method":
-                results[current] = getattr(args[0], str(current.target))(*args[1:], **kwargs)
-            elif not isinstance(current.target, str):
-                results[current] = current.target(*args, **kwargs)
-        except Exception:  # a constant that cannot be evaluated here is simply not known
-            return None
-    found_value = results[node]
-    return found_value if isinstance(found_value, torch.Tensor) else None
-
-
-def held_constant(module: GraphModule, node: Node) -> torch.Tensor | None:
-    """A real tensor that the graph holds, on the CPU; `None` for anything else."""
-    value: Any = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part, None)
-    plain = type(value) is torch.Tensor and 0 < value.numel() <= LARGEST_CONSTANT
-    return value.cpu() if plain else None
-
-
-def random_or_written(node: Node) -> bool:
-    """Whether a node draws random numbers or may write to its argument."""
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if any(part in target for part in ("rand", "bernoulli", "dropout", "setitem", "empty", "normal", "to_sparse")):
-        return True
-    if target == "item":
-        return True
-    return changes_something(node)

@@ -116,6 +116,15 @@ def is_symbolic(value: torch.Tensor) -> bool:
     return value._has_symbolic_sizes_strides
 
 
+def surely_equal(first: Any, second: Any) -> bool:
+    """Whether two sizes are equal in every call of the graph, as far as is known; nothing new is assumed."""
+    if type(first) is int and type(second) is int:
+        return first == second
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loaded already where there are symbols
+
+    return statically_known_true(first == second)
+
+
 def has_symbols(value: object) -> bool:
     """Whether a graph input is a symbolic number or has symbolic sizes."""
     return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and is_symbolic(value))

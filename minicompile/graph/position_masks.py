@@ -1,0 +1,243 @@
+"""What a tensor made of positions and constants holds, for every length at once.
+
+`arange`, `ones`, `tril`, comparisons and arithmetic on them are followed as formulas of row and column: a causal mask is
+seen as one whatever its size, also where that varies between calls, and no large mask is ever computed. What is not
+understood is `Unknown`. This module must not know what the masks are for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from minicompile.graph.torch_interface import surely_equal
+
+VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "detach")
+COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+ELEMENTWISE = (
+    "logical_not", "invert", "bitwise_not", "logical_and", "bitwise_and", "and_", "and", "logical_or", "bitwise_or", "or_",
+    "or", "eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "rsub", "mul", "div", "truediv", "neg", "sqrt", "rsqrt",
+    "where", "masked_fill", "tensor", "clone",
+)  # fmt: skip
+CASTS = ("to", "bool", "float", "double", "half", "bfloat16", "int", "long", "type", "type_as")
+FILLS = {"ones": 1, "zeros": 0, "ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
+
+
+class Unknown(Exception):
+    """The tensor is none that is followed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Positions:
+    """Integers: `rows` times the row, plus `columns` times the column, plus `offset`."""
+
+    rows: int
+    columns: int
+    offset: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """`inside` where column - row is at most `edge`, elsewhere `outside`; both alike, and no edge, for a constant."""
+
+    edge: Any
+    inside: Tensor
+    outside: Tensor
+
+
+class PositionReader:
+    """Reads tensors of one captured graph; `name_of` and `changes_something` say what its nodes do."""
+
+    def __init__(self, module: GraphModule, name_of: Any, changes_something: Any) -> None:
+        self._module, self._name_of, self._changes = module, name_of, changes_something
+        self._known: dict[Node, Positions | Band] = {}
+
+    def band(self, node: Any) -> Band | None:
+        """The band that a node is, or `None`."""
+        try:
+            found = self._value(node)
+        except Unknown:
+            return None
+        return found if isinstance(found, Band) else None
+
+    def _value(self, node: Any) -> Positions | Band:
+        """What a node's tensor holds."""
+        if not isinstance(node, Node) or not isinstance(node.meta.get("example_value"), Tensor):
+            raise Unknown
+        if node not in self._known:
+            if self._changes(node) or self._is_written(node):
+                raise Unknown
+            self._known[node] = self._compute(node, self._name_of(node))
+        return self._known[node]
+
+    def _is_written(self, node: Node) -> bool:
+        """Whether the graph writes to the tensor or to what may be a view of it."""
+        shared, stack = {node}, [node]
+        while stack:
+            for user in stack.pop().users:
+                if user.args and user.args[0] in shared and self._changes(user):
+                    return True
+                if user not in shared and self._name_of(user) not in ELEMENTWISE:
+                    shared.add(user)
+                    stack.append(user)
+        return False
+
+    def _compute(self, node: Node, name: str) -> Positions | Band:
+        example = node.meta["example_value"]
+        if node.op == "get_attr":
+            held = getattr(self._module, str(node.target), None)
+            if type(held) is not Tensor or held.dim() != 0:
+                raise Unknown
+            return Band(None, held.cpu(), held.cpu())
+        if name in FILLS or name in ("full", "full_like", "new_full"):
+            fill = FILLS[name] if name in FILLS else node.kwargs.get("fill_value", node.args[-1])
+            return constant(fill, example)
+        if name == "arange":
+            return arange(node, example)
+        if name in VIEWS:
+            return self._view(node, name, example)
+        if name in ("transpose", "t", "mT", "getattr"):
+            return self._transposed(node, name)
+        if name in ("tril", "triu"):
+            return self._triangle(node, name, example)
+        if name in CASTS and isinstance(self._value(node.args[0]), Band):
+            return mapped(lambda value: value.to(example.dtype), [self._value(node.args[0])], example)
+        if name in ELEMENTWISE:
+            return self._elementwise(node, name, example)
+        raise Unknown
+
+    def _elementwise(self, node: Node, name: str, example: Tensor) -> Positions | Band:
+        values = [self._value(each) if tensor_node(each) else each for each in node.args]
+        if any(isinstance(value, Positions) for value in values):
+            return of_positions(name, [number(value) for value in values])
+        if any(isinstance(value, (Node, tuple, list)) for value in values) or set(node.kwargs) - {"dtype", "device"}:
+            raise Unknown
+        bands = [value for value in values if isinstance(value, Band)]
+
+        def compute(*replacements: Tensor) -> Tensor:
+            remaining = iter(replacements)
+            args = [next(remaining) if isinstance(value, Band) else value for value in values]
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:])
+            result: Tensor = node.target(*args)  # type: ignore[operator]
+            return result
+
+        return mapped(compute, bands, example)
+
+    def _view(self, node: Node, name: str, example: Tensor) -> Positions | Band:
+        source = self._value(node.args[0])
+        before, after = node.args[0].meta["example_value"].shape, example.shape  # type: ignore[union-attr]
+        if isinstance(source, Band) and source.edge is None:
+            return source
+        index = node.args[1] if name == "getitem" and isinstance(node.args[1], tuple) else node.args[1:2]
+        if name == "getitem" and any(part not in (None, Ellipsis, slice(None)) for part in index):
+            raise Unknown
+        old = [(dim - len(before), size) for dim, size in enumerate(before) if not is_one(size)]
+        new = [(dim - len(after), size) for dim, size in enumerate(after) if not is_one(size)]
+        if name in ("expand", "broadcast_to"):
+            new = [entry for entry in new if entry[0] in dict(old)]
+        if len(old) != len(new) or not all(surely_equal(a, b) for (_, a), (_, b) in zip(old, new, strict=True)):
+            raise Unknown
+        moved = {was: now for (was, _), (now, _) in zip(old, new, strict=True)}
+        if isinstance(source, Band):
+            if moved.get(-2) != -2 or moved.get(-1) != -1:
+                raise Unknown
+            return source
+        factors = {moved[dim]: factor for dim, factor in ((-2, source.rows), (-1, source.columns)) if dim in moved and factor}
+        if not set(factors) <= {-1, -2}:
+            raise Unknown
+        return Positions(factors.get(-2, 0), factors.get(-1, 0), source.offset)
+
+    def _transposed(self, node: Node, name: str) -> Positions | Band:
+        source = self._value(node.args[0])
+        rank = node.args[0].meta["example_value"].dim()  # type: ignore[union-attr]
+        turned = {dim % rank for dim in node.args[1:]} == {rank - 2, rank - 1} if name == "transpose" else rank == 2
+        if rank < 2 or not turned or name == "getattr" and node.args[1] not in ("T", "mT"):
+            raise Unknown
+        if isinstance(source, Positions):
+            return Positions(source.columns, source.rows, source.offset)
+        return source if source.edge is None else Band(-source.edge - 1, source.outside, source.inside)
+
+    def _triangle(self, node: Node, name: str, example: Tensor) -> Band:
+        source = self._value(node.args[0])
+        edge = number(node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0))
+        if name == "triu":
+            edge = edge - 1
+        if isinstance(source, Positions) or any(is_one(size) for size in example.shape[-2:]):
+            raise Unknown
+        if source.edge is not None and not surely_equal(source.edge, edge):
+            raise Unknown
+        nothing = torch.zeros_like(source.inside)
+        return Band(edge, source.inside, nothing) if name == "tril" else Band(edge, nothing, source.outside)
+
+
+def constant(fill: Any, example: Tensor) -> Band:
+    """One number everywhere."""
+    if isinstance(fill, Node) or not isinstance(fill, (int, float)):
+        raise Unknown
+    value = torch.full(() if example.dim() == 0 else (1,), fill, dtype=example.dtype)
+    return Band(None, value, value)
+
+
+def arange(node: Node, example: Tensor) -> Positions:
+    """The positions that `arange` counts."""
+    if len(node.args) not in (1, 2) or example.dtype not in (torch.int64, torch.int32) or set(node.kwargs) - {"dtype", "device"}:
+        raise Unknown
+    return Positions(0, 0 if is_one(example.shape[0]) else 1, 0 if len(node.args) == 1 else number(node.args[0]))
+
+
+def of_positions(name: str, values: list[Any]) -> Positions | Band:
+    """Sums, differences and comparisons of positions and whole numbers."""
+    if len(values) != 2 or any(isinstance(value, Band) for value in values):
+        raise Unknown
+    first, second = (value if isinstance(value, Positions) else Positions(0, 0, value) for value in values)
+    sign = 1 if name == "add" else -1
+    joined = Positions(first.rows + sign * second.rows, first.columns + sign * second.columns,
+                       first.offset + sign * second.offset)  # fmt: skip
+    if name in ("add", "sub"):
+        return joined
+    if name not in COMPARISONS or (joined.rows, joined.columns) not in ((1, -1), (-1, 1)):
+        raise Unknown
+    yes, no = torch.tensor([True]), torch.tensor([False])
+    strict = 1 if name in ("lt", "gt") else 0
+    if (name in ("lt", "le")) == (joined.columns == 1):  # column - row is bounded from above
+        return Band(-joined.offset * joined.columns - strict, yes, no)
+    return Band(-joined.offset * joined.columns - 1 + strict, no, yes)
+
+
+def mapped(compute: Any, bands: list[Any], example: Tensor) -> Band:
+    """An operation on every element, done once inside and once outside of the band."""
+    edges = [band.edge for band in bands if band.edge is not None]
+    if any(not surely_equal(edge, edges[0]) for edge in edges):
+        raise Unknown
+    try:
+        inside, outside = compute(*(band.inside for band in bands)), compute(*(band.outside for band in bands))
+    except Exception as failure:  # what cannot be computed here is simply not known
+        raise Unknown from failure
+    if not isinstance(inside, Tensor) or inside.numel() != 1:
+        raise Unknown
+    return Band(edges[0] if edges else None, inside.to(example.dtype), outside.to(example.dtype))
+
+
+def tensor_node(value: Any) -> bool:
+    """Whether an argument is a tensor of the graph."""
+    return isinstance(value, Node) and isinstance(value.meta.get("example_value"), Tensor)
+
+
+def number(value: Any) -> Any:
+    """A whole number of the graph: a plain one, or that of a symbolic size; positions and bands stay."""
+    if isinstance(value, Node):
+        value = value.meta.get("example_value")
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, Positions, Band)):
+        raise Unknown
+    return value
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is 1 in every call; symbolic ones are at least 2."""
+    return type(size) is int and size == 1
