@@ -53,6 +53,11 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
         cut = choose(view, mutated, config.activation_memory_budget)
     forward = _Forward(joint, inputs, forward_outputs, cut, mutated)
     backward = _backward(joint, tangents, gradients, forward, view) if view is not None else None
+    unreadable = unreadable_sizes(backward) if backward is not None else set()
+    if unreadable and cut is not None and view is not None:
+        cut = dataclasses.replace(cut, kept=(*cut.kept, *size_nodes(graph, inputs, unreadable)))
+        forward = _Forward(joint, inputs, forward_outputs, cut, mutated)
+        backward = _backward(joint, tangents, gradients, forward, view)
     split = None
     if view is not None and joint.connections:
         sources = sorted({number for connection in joint.connections for number in connection.sources})
@@ -228,6 +233,36 @@ def _backward(
     results = tuple(None if node is None else copier.copy(node) for node in gradients)
     copier.graph.output(results)
     return torch_interface.GraphModule(joint.module, copier.graph)
+
+
+def unreadable_sizes(module: GraphModule) -> set[Any]:
+    """Symbols in the sizes and strides of a graph that no input has by themselves as a size or stride."""
+    used, readable = set(), set()
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        for number in torch_interface.symbolic_numbers(value):
+            used |= number.node.expr.free_symbols
+            if node.op == "placeholder":
+                readable.add(number.node.expr)
+    return used - readable
+
+
+def size_nodes(graph: Graph, inputs: list[Node], symbols: set[Any]) -> list[Node]:
+    """Nodes of the joint graph that are the symbols, each read from an input."""
+    found: dict[Any, Node] = {}
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        for node in inputs:
+            value = node.meta["val"]
+            parts = [(None, 0, value)] if isinstance(value, torch.SymInt) else []
+            if isinstance(value, torch.Tensor):
+                parts = [(aten.sym_size.int, dim, size) for dim, size in enumerate(value.shape)]
+                parts += [(aten.sym_stride.int, dim, stride) for dim, stride in enumerate(value.stride())]
+            for reader, dim, number in parts:
+                symbol = number.node.expr if isinstance(number, torch.SymInt) else None
+                if symbol in symbols and symbol not in found:
+                    found[symbol] = node if reader is None else graph.call_function(reader, (node, dim))
+                    found[symbol].meta.setdefault("val", number)
+    return list(found.values())
 
 
 def recomputed_records(backward: GraphModule, forward: _Forward) -> list[Recomputed]:

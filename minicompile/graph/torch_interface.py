@@ -125,6 +125,13 @@ def surely_equal(first: Any, second: Any) -> bool:
     return statically_known_true(first == second)
 
 
+def symbolic_numbers(value: Any) -> list[torch.SymInt]:
+    """The symbolic ones among the numbers that a graph's value is made of."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    numbers = [n for part in parts for n in ((*part.shape, *part.stride()) if isinstance(part, torch.Tensor) else (part,))]
+    return [number for number in numbers if isinstance(number, torch.SymInt)]
+
+
 def has_symbols(value: object) -> bool:
     """Whether a graph input is a symbolic number or has symbolic sizes."""
     return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and is_symbolic(value))

@@ -418,3 +418,19 @@ def test_attention_of_varying_lengths_calls_our_kernels() -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     texts = list(minicompile.sources(compiled).values())
     assert compiles(compiled) == 2 and all("torch.ops.minicompile.attention" in text for text in texts) and len(texts) == 4
+
+
+def test_a_backward_knows_sizes_that_are_seen_only_in_products() -> None:
+    def program(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        seen = table[: x.shape[0], : x.shape[1], : x.shape[2]]
+        return torch.where(seen, x, 0.0).exp()
+
+    compiled = minicompile.compile(program, dynamic=True, options=STRICT)
+    for size, room in ((5, 7), (4, 9)):
+        leaf = torch.randn(size, size + 1, 3, requires_grad=True)
+        twin = leaf.detach().clone().requires_grad_()
+        table = torch.rand(room, room + 1, room + 2) > 0.5
+        program(leaf, table).sum().backward()
+        compiled(twin, table).sum().backward()
+        close(twin.grad, leaf.grad)
+    assert compiles(compiled) == 1
