@@ -65,6 +65,16 @@ def to_functional(value: torch.Tensor) -> torch.Tensor:
     return torch._to_functional_tensor(value)
 
 
+@contextlib.contextmanager
+def with_autograd() -> Iterator[None]:
+    """Autograd records, also inside of an operator's kernel."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
+
+
 def from_functional(value: torch.Tensor) -> torch.Tensor:
     """The current plain value of a functional tensor, all pending mutations applied."""
     torch._sync(value)

@@ -22,6 +22,7 @@ from minicompile.graph.aliases import OutputAnalysis, TracedInput
 from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
+from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.random_numbers import Seeds, random_decompositions
 from minicompile.graph.recorder import Recorder
 from minicompile.graph.replacements import REPLACED
@@ -64,18 +65,22 @@ class JointGraph:
 
 def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
     """The joint graph of a captured graph; raises `CompileFailed` for what must run eagerly."""
-    tracer = _Tracer(captured, config, results_with_users(captured.module.graph))
-    try:
-        joint = tracer.run() if tracer.separable else None
-    except Exception:
-        joint = None  # what is written in place cannot be cut; if that was not the reason, the next attempt tells
-    if joint is not None and tracer.cuts_hold():
-        return joint
-    tracer = _Tracer(captured, config, frozenset())
-    try:
-        return tracer.run()
-    except Exception as failure:
-        raise CompileFailed("graph", failure, tracer.location or captured.location) from failure
+    graph = captured.module.graph
+    results, custom = results_with_users(graph), frozenset(node for node in graph.nodes if is_custom(node.target))
+    attempts = [(results, False)] if results else []
+    failure: Exception | None = None
+    location = None
+    # What is written in place cannot be cut; if that was not the reason of a failure, the next attempt tells.
+    for separable, opaque in (*attempts, (frozenset(), False), *([(frozenset(), True)] if custom else [])):
+        tracer = _Tracer(captured, config, separable, custom if opaque else frozenset())
+        try:
+            joint = tracer.run()
+        except Exception as error:
+            failure, location = failure if opaque else error, tracer.location
+            continue
+        if tracer.cuts_hold():
+            return joint
+    raise CompileFailed("graph", failure, location or captured.location) from failure
 
 
 def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
@@ -114,11 +119,14 @@ class _Tracer:
 
     Attributes:
         separable: results to be cut off from what is computed with them, where they need a gradient.
+        opaque: calls of operators whose backward is not traced.
         cuts: such a result, and what stands for it behind the cut, in order.
     """
 
-    def __init__(self, captured: CapturedGraph, config: Config, separable: frozenset[Node]) -> None:
-        self.captured, self.config, self.separable = captured, config, separable
+    def __init__(
+        self, captured: CapturedGraph, config: Config, separable: frozenset[Node], opaque: frozenset[Node]
+    ) -> None:
+        self.captured, self.config, self.separable, self.opaque = captured, config, separable, opaque
         self.cuts: list[tuple[Tensor, Tensor]] = []
         self.analysis: OutputAnalysis | None = None
         self.location: Location | None = None
@@ -244,6 +252,8 @@ class _Tracer:
             result = self._attention(node.target, args, kwargs)
         elif node.target is written_attention:
             result = written_attention(self.seeds, *args)
+        elif node in self.opaque:
+            result = opaque_call(node.target, args, kwargs)
         elif node.target in BATCH_NORMS:
             with torch_interface.python_dispatcher():
                 result = node.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,0 +1,89 @@
+"""Custom operators whose backward cannot be traced, because it looks at values: it runs as an operator of its own.
+
+The backward's operator repeats the forward from the same arguments, in eager, and differentiates that. This module must
+not decide for which operators that is worth it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minicompile.graph import torch_interface
+
+LIBRARY = torch.library.Library("minicompile", "FRAGMENT")
+
+
+class Opaque(torch.autograd.Function):
+    """A call of a custom operator with the gradient of `gradient_operator`."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, *args: Any) -> Any:
+        """The operator's own result."""
+        tensors = [index for index, each in enumerate(args) if isinstance(each, Tensor)]
+        ctx.save_for_backward(*(args[index] for index in tensors))
+        ctx.operator, ctx.tensors = operator, tensors
+        ctx.others = [None if isinstance(each, Tensor) else each for each in args]
+        ctx.set_materialize_grads(False)
+        return operator(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Gradients of the tensors that need one."""
+        args = list(ctx.others)
+        for index, tensor in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+            args[index] = tensor
+        wanted = [index for index in ctx.tensors if ctx.needs_input_grad[1 + index]]
+        found = gradient_operator(ctx.operator)(list(gradients), wanted, *args)
+        by_index = dict(zip(wanted, found, strict=True))
+        return (None, *(by_index.get(index) for index in range(len(args))))
+
+
+def overload_of(target: Any) -> Any:
+    """The overload of an operator that is called by its name alone; anything else as it is."""
+    return getattr(target, "default", target) if isinstance(target, torch._ops.OpOverloadPacket) else target
+
+
+def is_custom(target: Any) -> bool:
+    """Whether a function is an operator of somebody else's, without views or writes."""
+    operator = overload_of(target)
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace in ("aten", "prims", "minicompile"):
+        return False
+    schema = operator._schema
+    aliases = any(part.alias_info is not None for part in (*schema.arguments, *schema.returns))
+    return not aliases and not any(argument.kwarg_only for argument in schema.arguments)
+
+
+def opaque_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operator's result, with an opaque backward."""
+    operator = overload_of(target)
+    rest = [kwargs.get(argument.name, argument.default_value) for argument in operator._schema.arguments[len(args) :]]
+    return Opaque.apply(operator, *args, *rest)
+
+
+@functools.cache
+def gradient_operator(operator: Any) -> Any:
+    """`(gradients, wanted, *arguments)` to the gradients of the arguments at the positions `wanted`."""
+    arguments = str(operator._schema).split("(", 1)[1].rsplit(") ->", 1)[0]
+    name = f"gradient_of_{operator._schema.name.replace('::', '_')}_{operator._overloadname}"
+    LIBRARY.define(f"{name}(Tensor?[] gradients, int[] wanted, {arguments}) -> Tensor[]")
+
+    def run(gradients: list[Tensor | None], wanted: list[int], *args: Any) -> list[Tensor]:
+        with torch_interface.with_autograd():
+            leaves = {index: args[index].detach().requires_grad_() for index in wanted}
+            results = operator(*(leaves.get(index, each) for index, each in enumerate(args)))
+            results = results if isinstance(results, (tuple, list)) else (results,)
+            outs = [result for result, g in zip(results, gradients, strict=True) if g is not None]
+            given = [g for g in gradients if g is not None]
+            found = torch.autograd.grad(outs, list(leaves.values()), given, materialize_grads=True, allow_unused=True)
+        return [gradient.contiguous() for gradient in found]
+
+    def fake(gradients: list[Tensor | None], wanted: list[int], *args: Any) -> list[Tensor]:
+        return [args[index].new_empty(args[index].shape) for index in wanted]
+
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"minicompile::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.minicompile, name).default
