@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import math
 import operator
 import types
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, Ru
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall
-from minicompile.capture.symbolic_size import concrete, spelled_out
+from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -354,6 +355,8 @@ def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
 
 def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native function that has no side effects, on values it may look into."""
+    if function in SYMBOLIC_MATH and len(args) == 1 and is_symbolic(args[0]):
+        return SYMBOLIC_MATH[function](args[0])
     values = tuple(native_argument(tracer, item) for item in args)
     keywords = {key: native_argument(tracer, item) for key, item in kwargs.items()}
     for item in (*values, *keywords.values()):
@@ -439,6 +442,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise RaisedInUserCode(error) from None
 
 
+SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}  # type: ignore[attr-defined]
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
     getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "lt", "le",
                                          "eq", "ne", "gt", "ge", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")

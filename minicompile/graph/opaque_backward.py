@@ -76,8 +76,8 @@ def gradient_operator(operator: Any) -> Any:
             leaves = {index: args[index].detach().requires_grad_() for index in wanted}
             results = operator(*(leaves.get(index, each) for index, each in enumerate(args)))
             results = results if isinstance(results, (tuple, list)) else (results,)
-            outs = [result for result, g in zip(results, gradients, strict=True) if g is not None]
-            given = [g for g in gradients if g is not None]
+            pairs = [(result, g) for result, g in zip(results, gradients, strict=True) if g is not None and result.requires_grad]
+            outs, given = zip(*pairs, strict=True)
             found = torch.autograd.grad(outs, list(leaves.values()), given, materialize_grads=True, allow_unused=True)
         return [gradient.contiguous() for gradient in found]
 

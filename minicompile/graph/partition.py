@@ -253,7 +253,7 @@ def size_nodes(graph: Graph, inputs: list[Node], symbols: set[Any]) -> list[Node
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
         for node in inputs:
             value = node.meta["val"]
-            parts = [(None, 0, value)] if isinstance(value, torch.SymInt) else []
+            parts: list[tuple[Any, int, Any]] = [(None, 0, value)] if isinstance(value, torch.SymInt) else []
             if isinstance(value, torch.Tensor):
                 parts = [(aten.sym_size.int, dim, size) for dim, size in enumerate(value.shape)]
                 parts += [(aten.sym_stride.int, dim, stride) for dim, stride in enumerate(value.stride())]

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.attention import broadcasts_to, written_attention
-from minicompile.graph.position_masks import Band, PositionReader
+from minicompile.graph.position_masks import FILLS, Band, PositionReader
 from minicompile.graph.torch_interface import surely_equal
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
@@ -48,6 +48,7 @@ class Found:
     bias: Node | None = None
     scale: float = 1.0
     dropout: float = 0.0
+    fixed: list[Any] = dataclasses.field(default_factory=list)
     causal: bool = False
     uniform: bool = False
 
@@ -144,7 +145,7 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
     if len({id(node) for node in found.inner}) != len(found.inner):
         raise Refused("")
     for node in found.inner:
-        if len(node.users) != 1:
+        if len([user for user in node.users if name_of(user) not in FILLS]) != 1:
             raise Refused(f"the value of {name_of(node)} between the two products is used elsewhere")
     graph = module.graph
     with graph.inserting_before(product):
@@ -153,6 +154,8 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
         key, value = without_repeats(query, key, value, product, found)
         query, key, value = (as_multiplied(graph, node, scores, product) for node in (query, key, value))
         check_operands(query, key, value, found, config)
+        if any(not number.node.expr.is_number for number in found.fixed):
+            raise Refused("the scores are scaled by something that is no constant")
         sizes = value_of(query).shape[-2], value_of(key).shape[-2]
         keep = masks_to_keep(graph, found.reader, sizes, found)
         take_constant_bias(found.reader, sizes, found)
@@ -241,7 +244,7 @@ def take_scale(found: Found, node: Node, name: str) -> Any:
     first, second = node.args[0], node.args[1] if len(node.args) > 1 else None
     if name in ("mul", "multiply") and (not isinstance(first, Node) or value_of(first).dim() == 0):
         first, second = second, first
-    number = constant_number(found.reader, second)
+    number = constant_number(found, second)
     if number is None or node.kwargs.get("rounding_mode") is not None:
         raise Refused("the scores are scaled by something that is no constant")
     if number == 0 or not math.isfinite(number):
@@ -255,11 +258,11 @@ def take_mask(found: Found, node: Node, name: str) -> Any:
     require_unscaled(found, allow_positive=True)
     if name == "where":
         condition, then, other = (*node.args, None, None)[:3]
-        keeps = constant_number(found.reader, other) is not None
+        keeps = constant_number(found, other) is not None
         scores, filler = (then, other) if keeps else (other, then)
     else:
         scores, condition, filler, keeps = node.args[0], argument(node, 1, "mask", None), argument(node, 2, "value", None), False
-    fill = constant_number(found.reader, filler)
+    fill = constant_number(found, filler)
     if fill is None or not isinstance(condition, Node) or value_of(condition).dtype != torch.bool:
         raise Refused("a mask that is no boolean tensor with a constant fill")
     if fill != -math.inf and fill > SAFE_FILL:
@@ -519,10 +522,14 @@ def product_operand(node: Node, index: int) -> Any:
     return node.args[index + (name_of(node) in ("einsum", "baddbmm"))]
 
 
-def constant_number(reader: PositionReader, value: Any) -> float | None:
-    """A Python number, or a one-element constant of the graph."""
-    if isinstance(value, Node) and isinstance(value.meta.get("example_value"), torch.Tensor) and value_of(value).dim() == 0:
-        held = reader.band(value)
+def constant_number(found: Found, value: Any) -> float | None:
+    """A Python number, a one-element constant of the graph, or a symbolic number that must turn out to be fixed."""
+    example = value.meta.get("example_value") if isinstance(value, Node) else None
+    if isinstance(example, (torch.SymInt, torch.SymFloat)):
+        found.fixed.append(example)
+        return float(example.node.hint)
+    if isinstance(example, torch.Tensor) and example.dim() == 0:
+        held = found.reader.band(value)
         return None if held is None or held.inside.dtype == torch.bool or held.inside.is_complex() else float(held.inside)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)

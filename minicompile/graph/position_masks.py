@@ -25,7 +25,9 @@ ELEMENTWISE = (
     "where", "masked_fill", "tensor", "clone",
 )  # fmt: skip
 CASTS = ("to", "bool", "float", "double", "half", "bfloat16", "int", "long", "type", "type_as")
-FILLS = {"ones": 1, "zeros": 0, "ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
+FILLS = {"ones": 1, "zeros": 0, "ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0, "full": None,
+         "full_like": None, "new_full": None}
+"""Functions that read nothing but sizes, and what they fill with."""
 
 
 class Unknown(Exception):
@@ -82,7 +84,7 @@ class PositionReader:
             for user in stack.pop().users:
                 if user.args and user.args[0] in shared and self._changes(user):
                     return True
-                if user not in shared and self._name_of(user) not in ELEMENTWISE:
+                if user not in shared and self._name_of(user) not in (*ELEMENTWISE, *FILLS):
                     shared.add(user)
                     stack.append(user)
         return False
@@ -94,9 +96,9 @@ class PositionReader:
             if type(held) is not Tensor or held.dim() != 0:
                 raise Unknown
             return Band(None, held.cpu(), held.cpu())
-        if name in FILLS or name in ("full", "full_like", "new_full"):
-            fill = FILLS[name] if name in FILLS else node.kwargs.get("fill_value", node.args[-1])
-            return constant(fill, example)
+        if name in FILLS:
+            fill = FILLS[name]
+            return constant(node.kwargs.get("fill_value", node.args[-1]) if fill is None else fill, example)
         if name == "arange":
             return arange(node, example)
         if name in VIEWS:

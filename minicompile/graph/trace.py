@@ -68,7 +68,7 @@ def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
     graph = captured.module.graph
     results, custom = results_with_users(graph), frozenset(node for node in graph.nodes if is_custom(node.target))
     attempts = [(results, False)] if results else []
-    failure: Exception | None = None
+    failure: Exception = Untraceable("results are cut in place")
     location = None
     # What is written in place cannot be cut; if that was not the reason of a failure, the next attempt tells.
     for separable, opaque in (*attempts, (frozenset(), False), *([(frozenset(), True)] if custom else [])):
@@ -76,7 +76,7 @@ def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
         try:
             joint = tracer.run()
         except Exception as error:
-            failure, location = failure if opaque else error, tracer.location
+            failure, location = (failure if opaque else error), tracer.location
             continue
         if tracer.cuts_hold():
             return joint

@@ -522,3 +522,42 @@ def test_results_computed_from_results_take_one_compiled_backward_unless_somebod
     found, = torch.autograd.grad(loss, [h])
     torch.testing.assert_close(found, 2 * h.detach())
     assert "split_backward" in [part for graph in compiled.compiler.graphs for part in graph.parts]
+
+
+@torch.library.custom_op("minicompile_tests::grouped_product", mutates_args=())
+def grouped_product(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of `x` times the matrix of their group, as mixtures of experts do; the groups are read as numbers."""
+    bounds = [0, *ends.tolist()]
+    return torch.cat([x[a:b] @ weight for a, b, weight in zip(bounds, bounds[1:], weights, strict=False)])
+
+
+@grouped_product.register_fake
+def _(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weights.shape[2])
+
+
+def gradients_of_groups(ctx: Any, gradient: torch.Tensor) -> Any:
+    """The backward looks at values too, so that it cannot be traced."""
+    x, weights, ends = ctx.saved_tensors
+    bounds = [0, *ends.tolist()]
+    parts = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return (torch.cat([gradient[part] @ weight.T for part, weight in zip(parts, weights, strict=True)]),
+            torch.stack([x[part].T @ gradient[part] for part in parts]), None)
+
+
+grouped_product.register_autograd(gradients_of_groups, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def test_a_custom_operator_whose_backward_looks_at_values_is_compiled() -> None:
+    def program(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return (grouped_product(x * 2, weights, ends=ends).sin() * x.sum(1, keepdim=True)).relu()
+
+    compiled = minicompile.compile(program, options={"suppress_errors": False, "cache": False}, fullgraph=True)
+    for rows in (12, 16, 9):
+        leaves = [torch.randn(rows, 8, requires_grad=True), torch.randn(3, 8, 5, requires_grad=True)]
+        ends = torch.tensor([4, 7, rows])
+        results = [function(*leaves, ends) for function in (compiled, program)]
+        torch.testing.assert_close(*results)
+        for mine, theirs in zip(*(torch.autograd.grad(result.sum(), leaves) for result in results), strict=True):
+            torch.testing.assert_close(mine, theirs)
+    assert len(minicompile.api.compiled_function(compiled).compiler.graphs) == 2

@@ -223,6 +223,8 @@ FORMS: dict[str, Form] = {
     "positions": (
         lambda q, k, v: attend(scores(q, k).masked_fill((lambda at: at[None, :] > at[:, None])(torch.arange(q.size(2))), INF), v),
         four(), CAUSAL),
+    "ones like the scores": (
+        lambda q, k, v: (lambda s: attend(s.masked_fill(torch.ones_like(s).tril() == 0, INF), v))(scores(q, k)), four(), CAUSAL),
     "distances": (lambda q, k, v: attend(scores(q, k) + distances(q), v), four(), CAUSAL),
     "transposed": (lambda q, k, v: attend(scores(q, k) + square_subsequent(q.size(2)), v), four(), CAUSAL),
     "one row of a triangle": (
@@ -307,7 +309,7 @@ def test_form(name: str) -> None:
 
 OF_ANY_LENGTH = (
     "matmul", "three dims, bmm", "two dims", "einsum, heads last", "baddbmm (Bloom)", "repeat_interleave", "Llama", "GPT-2",
-    "T5", "masked_fill, == 0", "positions", "distances", "transposed", "in place", "not causal by one, after",
+    "T5", "masked_fill, == 0", "positions", "distances", "transposed", "ones like the scores", "in place", "not causal by one, after",
 )  # fmt: skip
 
 
