@@ -29,8 +29,7 @@ from minicompile.report import logs, profiling
 from minicompile.report.compare import Comparison
 from minicompile.report.explanation import Explanation
 from minicompile.report.sandbox import copied
-from minicompile.report.sources import Sources
-from minicompile.report.stages import Stages, stages_of
+from minicompile.report.stages import Listing, numbered, stages_of
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.kernel_binary import machine_code
 
@@ -186,9 +185,7 @@ def compiled(target: Any, config: Config) -> Any:
 def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
     """`target`, or a Python function that calls it: a builtin, a partial of one, or an operator of PyTorch's."""
     inner = target.func if isinstance(target, functools.partial) else target
-    is_builtin = isinstance(
-        inner, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-    )
+    is_builtin = isinstance(inner, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType))
     is_operator = isinstance(inner, types.FunctionType) and (inner.__module__ or "").startswith("torch.")
     if not is_builtin and not is_operator:
         return target
@@ -199,9 +196,9 @@ def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def sources(compiled: Any) -> Sources:
+def sources(compiled: Any) -> Listing:
     """The generated Triton and host source of everything that `compiled` has compiled so far, by file name."""
-    return Sources.collect(file for graph in compiled_function(compiled).compiler.graphs for file in graph.sources)
+    return numbered(file for graph in compiled_function(compiled).compiler.graphs for file in graph.sources)
 
 
 def source_paths(compiled: Any) -> list[str]:
@@ -225,9 +222,7 @@ def compiled_function(compiled: Any) -> CompiledFunction:
     raise TypeError(f"not something that minicompile.compile returned: {compiled!r}")
 
 
-def explain(
-    function: Any, *, sweep: bool | None = None, **compile_options: Any
-) -> Callable[..., Explanation]:
+def explain(function: Any, *, sweep: bool | None = None, **compile_options: Any) -> Callable[..., Explanation]:
     """`explain(f)(*args)` runs `f` compiled and eagerly on copies of the arguments and says what was done, and why it
     is fast or not. `sweep` tries other batch sizes too (by default on a GPU only); other options are those of `compile`.
     """
@@ -282,14 +277,14 @@ def first_calls() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]
             found.append(calls[id(self)])
         return CompiledCallable.__call__(self, *args, **kwargs)
 
-    CompiledFunction.__call__ = call  # type: ignore[method-assign, assignment]
+    CompiledFunction.__call__ = call  # type: ignore[method-assign, assignment]  # for the block
     try:
         yield found
     finally:
         del CompiledFunction.__call__
 
 
-def stages(compiled: Any) -> Stages:
+def stages(compiled: Any) -> Listing:
     """The program of every stage, in order, of everything that `compiled` has compiled so far."""
     compiler = compiled_function(compiled).compiler
     return stages_of(compiler.graphs, compiler.products)

@@ -288,7 +288,7 @@ class StageClock:
             yield
         except CompileFailed:
             raise
-        except Exception as failure:
+        except Exception as failure:  # whatever a stage raises, the user's call must not
             raise CompileFailed(name, failure, self._location) from failure
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

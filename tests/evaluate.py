@@ -67,7 +67,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "truncdiv": _divide("trunc"),
     "remainder": _modulo(torch.remainder),
     "fmod": _modulo(torch.fmod),
-    "fma": lambda a, b, c: torch.addcmul(c.double(), a.double(), b.double()).to(c.dtype),
     "left_shift": torch.bitwise_left_shift,
     "right_shift": torch.bitwise_right_shift,
 }  # fmt: skip
@@ -325,9 +324,7 @@ def _folded(kind: str, value: Any) -> Any:
 
 
 def _scanned(scan: Scan, value: Any, dim: int) -> Any:
-    value = value.flip(dim) if scan.reverse else value
-    result = getattr(torch, scan.kind)(value, dim)
-    result = result.values if scan.kind in ("cummax", "cummin") else result
-    return result.flip(dim) if scan.reverse else result
+    return getattr(torch, scan.kind)(value, dim)
+
 
 

@@ -11,16 +11,13 @@ import os
 import re
 from collections.abc import Iterator
 
-import torch
-
 from minicompile.codegen.geometry import Geometry, plan_for_device
 from minicompile.codegen.group_values import GroupValues
 from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.naming import Namer
 from minicompile.codegen.triton_kernel import KernelWriter
-from minicompile.ir.expr import IndexValue, rewrite
 from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
-from minicompile.ir.loops import Loop, Reduction
+from minicompile.ir.loops import Loop, Reduction, rewrite_loop
 from minicompile.ir.schedule import KernelGroup
 
 SIZES = ("size", "length")
@@ -107,13 +104,11 @@ def _of_any_size(members: tuple[KernelGroup, ...]) -> KernelGroup:
     changes: dict[Atom, Index] = {old: as_index(new) for old, new in moved.items()}
 
     def resized(loop: Loop) -> Loop:
-        place = rewrite(IndexValue(loop.store, torch.int64), changes)
-        assert isinstance(place, IndexValue)
         fold = loop.fold
         if isinstance(fold, Reduction):
             fold = Reduction(fold.kind, tuple(moved[axis] for axis in fold.axes))
-        return dataclasses.replace(loop, axes=tuple(moved[axis] for axis in loop.axes), fold=fold,
-                                   value=rewrite(loop.value, changes), store=place.index)  # fmt: skip
+        axes = tuple(moved[axis] for axis in loop.axes)
+        return dataclasses.replace(rewrite_loop(loop, changes), axes=axes, fold=fold)
 
     plan = dataclasses.replace(member.tile, axes=tuple(dataclasses.replace(t, axis=moved[t.axis]) for t in tiles))
     return dataclasses.replace(member, loops=tuple(map(resized, member.loops)), tile=plan)

@@ -1,13 +1,15 @@
-'''Small `@triton.jit` functions that generated files define when a kernel calls them.
+"""Small `@triton.jit` functions that generated files define when a kernel calls them.
 
-Each is printed into the file as it stands here. This module must not import Triton.
-'''
+`device_sources` prints each into the file as it stands here; importing this module is never needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
 
-_SOURCES = '''
+
 @triton.jit
 def larger(a, b):
     """The larger of two numbers; NaN if either is NaN."""
@@ -34,15 +36,8 @@ def smaller_number(a, b):
 
 @triton.jit
 def multiply(a, b):
+    """The product of two numbers."""
     return a * b
-
-
-@triton.jit
-def add_logarithms(a, b):
-    """log(exp(a) + exp(b)) without overflow."""
-    high = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    low = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(low == high, high + 0.6931471805599453, high + libdevice.log1p(libdevice.exp(low - high)))
 
 
 @triton.jit
@@ -185,23 +180,3 @@ def random_bits(seed, counter):
     """The first word of Philox-4x32-10 as a non-negative int64."""
     word, _, _, _ = philox_words(seed, counter)
     return word.to(tl.int64)
-'''
-
-
-def _split() -> dict[str, str]:
-    parts = ["@triton.jit\n" + part.strip() for part in _SOURCES.split("@triton.jit\n")[1:]]
-    return {part.split("def ", 1)[1].split("(", 1)[0]: part for part in parts}
-
-
-DEVICE_FUNCTIONS: dict[str, str] = _split()
-
-
-def sources(names: Iterable[str]) -> list[str]:
-    """The text of the named functions and of those they call, in the order in which they are defined here."""
-    wanted, unseen = set(names), list(names)
-    while unseen:
-        source = DEVICE_FUNCTIONS[unseen.pop()]
-        called = {other for other in DEVICE_FUNCTIONS if f"{other}(" in source} - wanted
-        wanted |= called
-        unseen += called
-    return [text for name, text in DEVICE_FUNCTIONS.items() if name in wanted]

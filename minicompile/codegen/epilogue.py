@@ -10,7 +10,7 @@ import dataclasses
 
 from minicompile.codegen.expression_writer import ExpressionWriter, Value
 from minicompile.codegen.geometry import Geometry
-from minicompile.codegen.group_values import with_folded_integers, without_final_rounding
+from minicompile.codegen.group_values import folded_integers, without_final_rounding
 from minicompile.codegen.kernel_text import KernelContext
 from minicompile.codegen.naming import Namer, origin_word
 from minicompile.codegen.render import render
@@ -78,7 +78,7 @@ class EpilogueWriter:
         parameters = {buffer: namer.fresh(f"{context.names[buffer]}_ptr") for buffer in order}
         writer = ExpressionWriter(geometry, parameters, context.round_each)
         writer.namer = namer
-        value = with_folded_integers(value)
+        value = rewrite(value, on_each=folded_integers)
         leaf = next(e for e in walk(value) if isinstance(e, Load) and e.buffer == PRODUCT)
         given = Text("product")
         if context.round_each and leaf.dtype in LOW_PRECISION:

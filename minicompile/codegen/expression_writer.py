@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from minicompile.codegen.device_functions import DEVICE_FUNCTIONS
+from minicompile.codegen.device_sources import DEVICE_FUNCTIONS
 from minicompile.codegen.geometry import Geometry, mask_name, position_name
 from minicompile.codegen.index_text import index_text
 from minicompile.codegen.naming import Namer, result_word
@@ -28,7 +28,7 @@ from minicompile.codegen.triton_text import (
     literal,
     typed_literal,
 )
-from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, walk
+from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, indirect_values, walk
 from minicompile.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Mod, Symbol, atoms
 
 LONGEST_INLINE = 60
@@ -355,8 +355,7 @@ class ExpressionWriter:
 
     def offset(self, index: Index, conditions: Conditions = ()) -> Value:
         """The text of an index; one that several accesses share becomes a variable."""
-        indirect = [a for a in atoms(index) if isinstance(a, Indirect)]
-        parts = [self._get_or_print(a.value, conditions) for a in indirect]
+        parts = [self._get_or_print(value, conditions) for value in indirect_values(index)]
         axes = index_axes(index).union(*(part.axes for part in parts))
         live = set(self.geometry.live)
         block = bool(axes & live) or any(part.block for part in parts)
@@ -365,7 +364,7 @@ class ExpressionWriter:
         if key in scope.values:
             return scope.values[key]
         value = Value(index_text(index, lambda atom: self._atom(atom, conditions)), axes, block)
-        shared = self._index_uses[index] > 1 and not indirect and (len(index.terms) > 1 or value.text.level < 40)
+        shared = self._index_uses[index] > 1 and not parts and (len(index.terms) > 1 or value.text.level < 40)
         if shared:
             value = self.bind("offsets" if block else "offset", value)
             scope.values[key] = value

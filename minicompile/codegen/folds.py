@@ -22,14 +22,12 @@ from minicompile.codegen.triton_text import (
     compute_dtype,
     convert,
     infix,
-    largest,
     literal,
-    smallest,
     typed_literal,
 )
 from minicompile.ir.expr import Apply, Constant, Expr, Load
 from minicompile.ir.index import Axis, as_index
-from minicompile.ir.loops import Loop, Scan
+from minicompile.ir.loops import Loop, Scan, fold_identity
 
 _SMALL_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.bool)
 
@@ -39,16 +37,14 @@ class Fold:
     """What a reduction or scan does, without its loop.
 
     Attributes:
-        kind: `sum`, `prod`, `max`, `min`, `any`, `argmax`, `argmin` or `logsumexp`.
+        kind: `sum`, `prod`, `max`, `min`, `any`, `argmax` or `argmin`.
         dtype: the accumulator's.
         axis: what is folded.
-        reverse: a scan from the end.
     """
 
     kind: str
     dtype: torch.dtype
     axis: Axis
-    reverse: bool = False
 
     @property
     def finds_place(self) -> bool:
@@ -58,33 +54,24 @@ class Fold:
     @property
     def identity(self) -> Text:
         """What leaves every other value unchanged."""
-        low, high = smallest(self.dtype), largest(self.dtype)
-        values = {"sum": 0, "prod": 1, "any": 0, "min": high, "argmin": high}
-        return literal(values.get(self.kind, low), self.dtype)
+        return literal(fold_identity(self.kind, self.dtype), self.dtype)
 
     @property
     def function(self) -> str:
         """The device function that combines two values; empty where Triton has one of its own."""
-        floating = self.dtype.is_floating_point
-        names = {"prod": "multiply", "logsumexp": "add_logarithms", "argmax": "first_largest",
-                 "argmin": "first_smallest"}  # fmt: skip
-        if floating:
+        names = {"prod": "multiply", "argmax": "first_largest", "argmin": "first_smallest"}
+        if self.dtype.is_floating_point:
             names |= {"max": "larger", "min": "smaller"}
         return names.get(self.kind, "")
-
-
-_SCANS = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "logcumsumexp": "logsumexp"}
 
 
 def fold_of(loop: Loop) -> Fold:
     """The fold of a loop that has one."""
     assert loop.fold is not None
     held = compute_dtype(loop.value.dtype)
-    if isinstance(loop.fold, Scan):
-        kind: str = _SCANS[loop.fold.kind]
-        return Fold(kind, _accumulator(kind, held), loop.fold.axis, loop.fold.reverse)
-    (axis,) = loop.fold.axes
-    return Fold(loop.fold.kind, _accumulator(loop.fold.kind, held), axis)
+    kind: str = loop.fold.kind.removeprefix("cum")
+    (axis,) = (loop.fold.axis,) if isinstance(loop.fold, Scan) else loop.fold.axes
+    return Fold(kind, _accumulator(kind, held), axis)
 
 
 def _accumulator(kind: str, held: torch.dtype) -> torch.dtype:
@@ -168,12 +155,7 @@ class FoldWriter:
 
     def scanned(self, fold: Fold, lanes: Text) -> Text:
         """The running fold of a block."""
-        dimension = f"{self._geometry.dimension(fold.axis)}"
-        reverse = ["reverse=True"] if fold.reverse else []
-        if fold.kind in ("sum", "prod"):
-            return call(f"tl.cum{fold.kind}", lanes, dimension, *reverse)
-        function = fold.function or ("larger" if fold.kind == "max" else "smaller")
-        return call("tl.associative_scan", lanes, dimension, self._writer.call_function(function), *reverse)
+        return call(f"tl.cum{fold.kind}", lanes, f"{self._geometry.dimension(fold.axis)}")
 
     def start(self, fold: Fold, axes: frozenset[Axis]) -> Text:
         """An accumulator before the first value; a single number if it has no dimension."""

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
-from minicompile.codegen import device_functions
+from minicompile.codegen import device_sources
 from minicompile.codegen.epilogue import EpilogueText, EpilogueWriter
-from minicompile.codegen.kernel_sharing import kernel_shape
 from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.looped_kernel import write_kernel
 from minicompile.codegen.naming import Namer, buffer_names
@@ -23,9 +22,9 @@ from minicompile.codegen.unsupported import CannotGenerate, reason_not_to_emit
 from minicompile.codegen.wrapper import FUSED_MATMUL, HostText, HostWriter, Launch, sizes_text
 from minicompile.config import Config
 from minicompile.ir.index import Index, as_index, hint
-from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Origin
+from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Origin, numbered
 from minicompile.ir.program import KernelArgument, KernelSource, Program
-from minicompile.ir.schedule import DeviceProperties, KernelGroup, MemoryPlan, Schedule
+from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 
 EMBEDDED_CONSTANT = 64
 """Constants of at most this many elements are written into the file, so that it runs by itself."""
@@ -44,9 +43,9 @@ class _Printed:
     @property
     def settings(self) -> str:
         """How the file launches it."""
-        values = dict(self.source.constants)
+        values: dict[str, int | str] = dict(self.source.constants)
         if self.source.row:
-            values["RBLOCK"] = f"lambda {', '.join(self.source.sizes)}: {self.source.row}"  # type: ignore[assignment]
+            values["RBLOCK"] = f"lambda {', '.join(self.source.sizes)}: {self.source.row}"
         constants = ", ".join(f"{name}={value}" for name, value in values.items())
         return f"dict({constants}), num_warps={self.source.num_warps}, num_stages={self.source.num_stages}"
 
@@ -61,8 +60,8 @@ def generate_program(
     """
     target = program_device(schedule)
     names = buffer_names(schedule)
-    storage = shared_storage(schedule)
-    context = KernelContext(schedule.graph.buffers, names, storage, device, config.emulate_precision_casts, any_size)
+    storage, emulated = schedule.memory.roots, config.emulate_precision_casts
+    context = KernelContext(schedule.graph.buffers, names, storage, device, emulated, any_size)
     namer = Namer(names.values())
     printed, launches, launched = _print_kernels(schedule, context, namer)
     epilogues = EpilogueWriter(context, namer)
@@ -99,28 +98,6 @@ def program_device(schedule: Schedule) -> torch.device:
     return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
 
 
-def shared_storage(schedule: Schedule) -> dict[str, str]:
-    """Buffer to the buffer whose memory it first was."""
-    roots: dict[str, str] = {}
-    for step in schedule.steps:
-        if isinstance(step, KernelGroup):
-            for loop in step.loops:
-                _join(roots, schedule.memory, loop.buffer, loop.overwrites)
-        else:
-            pairs = zip(step.writes, step.overwrites, strict=False)
-            overwritten = dict(pairs)
-            for name in step.writes:
-                _join(roots, schedule.memory, name, overwritten.get(name))
-    return roots
-
-
-def _join(roots: dict[str, str], memory: MemoryPlan, name: str, overwritten: str | None) -> None:
-    allocation = memory.allocations.get(name)
-    older = overwritten or (allocation.reuses if allocation is not None else None)
-    if older is not None:
-        roots[name] = roots.get(older, older)
-
-
 def _print_kernels(
     schedule: Schedule, context: KernelContext, namer: Namer
 ) -> tuple[list[_Printed], dict[int, Launch | None], list[str]]:
@@ -135,15 +112,29 @@ def _print_kernels(
         if any(tile.axis.size.constant == 0 for tile in group.tile.parallel):
             launches[number] = None
             continue
-        shape = kernel_shape(group, context.buffers, context.storage)
-        kernel = printed.get(shape.key)
+        key, buffers = kernel_shape(group, context)
+        kernel = printed.get(key)
         if kernel is None:
             name = namer.fresh(_kernel_name(group))
-            kernel = printed[shape.key] = _print_kernel(group, name, context, shape.buffers)
-        pointers = tuple(shape.buffers[n] for n in kernel.numbers)
+            kernel = printed[key] = _print_kernel(group, name, context, buffers)
+        pointers = tuple(buffers[n] for n in kernel.numbers)
         launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.symbols)
         launched.append(kernel.source.name)
     return list(printed.values()), launches, launched
+
+
+def kernel_shape(group: KernelGroup, context: KernelContext) -> tuple[object, list[str]]:
+    """Everything that a kernel's text depends on but the names of buffers, and these in order: equal shapes share a kernel.
+
+    Expressions are interned, so that comparing shapes is comparing identities.
+    """
+    loops, names = numbered(group.loops)
+    facts = tuple((new, context.buffers[loop.buffer].dtype, loop.buffer in group.stored) for new, loop in zip(loops, group.loops))
+    roots: dict[str, int] = {}
+    shared = tuple(roots.setdefault(context.storage.get(name, name), len(roots)) for name in names)
+    online = tuple((names.index(pair.maximum), names.index(pair.total)) for pair in group.online)
+    plan = (group.tile.axes, group.tile.strategy, group.tile.num_warps, group.tile.num_stages)
+    return (facts, shared, online, plan), names
 
 
 def _kernel_name(group: KernelGroup) -> str:
@@ -157,7 +148,7 @@ def _check(group: KernelGroup, context: KernelContext) -> None:
             raise CannotGenerate(f"{group.name}: {reason}")
 
 
-def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: tuple[str, ...]) -> _Printed:
+def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: list[str]) -> _Printed:
     text = write_kernel(group, name, context)
     definition = kernel_source(text)
     arguments = [
@@ -170,7 +161,7 @@ def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: 
     ]
     source = KernelSource(
         name=name,
-        text="\n\n\n".join([*device_functions.sources(text.functions), definition]),
+        text="\n\n\n".join([*device_sources.sources(text.functions), definition]),
         arguments=tuple(arguments),
         constants=text.constants,
         grid=text.grid,
@@ -224,7 +215,7 @@ def _file_text(
     reference: str | None,
 ) -> str:
     called = {name for kernel in printed for name in kernel.text.functions}.union(*(e.functions for e in epilogues))
-    definitions = [*device_functions.sources(called), *(epilogue.text for epilogue in epilogues)]
+    definitions = [*device_sources.sources(called), *(epilogue.text for epilogue in epilogues)]
     graph = schedule.graph
     guarded = device.type == "cuda" and torch.cuda.device_count() != 1
     steps = [step for step in schedule.steps if isinstance(step, KernelGroup)]

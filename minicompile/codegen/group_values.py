@@ -20,14 +20,16 @@ from minicompile.ir.expr import (
     Expr,
     IndexValue,
     Load,
-    Masked,
     Random,
     cast,
+    exponential_below,
     indirect_values,
     rewrite,
+    rewrite_index,
     walk,
+    without_widening,
 )
-from minicompile.ir.index import Axis, Index, as_index, hint, substitute
+from minicompile.ir.index import Axis, Index, as_index, hint
 from minicompile.ir.loops import Buffer, Loop, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup, OnlineSoftmax
 
@@ -54,15 +56,11 @@ class GroupValues:
 
     def resolve(self, expression: Expr) -> Expr:
         """The expression with loads of what the group computes replaced by that, and whole numbers folded."""
-        return with_folded_integers(rewrite(expression, on_load=self._resolved))
+        return rewrite(expression, on_load=self._resolved, on_each=folded_integers)
 
     def resolve_index(self, index: Index) -> Index:
         """The same for the loads inside an index."""
-        if not indirect_values(index):
-            return index
-        probe = self.resolve(IndexValue(index, torch.int64))
-        assert isinstance(probe, IndexValue)
-        return probe.index
+        return rewrite_index(index, on_load=self._resolved, on_each=folded_integers)
 
     def _resolved(self, load: Load) -> Expr:
         if load.buffer not in self.values:
@@ -176,15 +174,11 @@ class GroupValues:
         if self.first_fold(highest) is not highest or self.first_fold(total) is not total:
             return False
         kinds = [loop.fold.kind if isinstance(loop.fold, Reduction) else None for loop in (highest, total)]
-        exponential = without_widening(self.values[online.total])
-        if kinds != ["max", "sum"] or not (isinstance(exponential, Apply) and exponential.operation == "exp"):
+        parts = exponential_below(self.values[online.total])
+        if kinds != ["max", "sum"] or parts is None or compute_dtype(highest.value.dtype) != torch.float32:
             return False
-        difference = without_widening(exponential.arguments[0])
-        if not (isinstance(difference, Apply) and difference.operation == "sub"):
-            return False
-        value, subtracted = map(without_widening, difference.arguments)
-        wide = compute_dtype(highest.value.dtype) == torch.float32
-        return wide and value is without_widening(self.values[online.maximum]) and subtracted is self.leaf(highest)
+        same = without_widening(parts[0]) is without_widening(self.values[online.maximum])
+        return same and parts[1] is self.leaf(highest)
 
 
 _INTEGER_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
@@ -192,54 +186,18 @@ _INTEGER_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-def with_folded_integers(expression: Expr) -> Expr:
-    """The expression with constant positions, and arithmetic of constant whole numbers, as constants."""
-    done: dict[Expr, Expr] = {}
-
-    def index(value: Index) -> Index:
-        return substitute(value, {}, done.__getitem__)
-
-    for current in walk(expression):
-        done[current] = current
-        if isinstance(current, IndexValue) and current.index.constant is not None:
-            done[current] = Constant(torch.tensor(int(current.index)).to(current.dtype).item(), current.dtype)
-        elif isinstance(current, (Load, IndexValue)) and indirect_values(current.index):
-            moved = index(current.index)
-            if isinstance(current, Load):
-                done[current] = Load(current.buffer, moved, current.dtype)
-            else:
-                done[current] = IndexValue(moved, current.dtype)
-        elif isinstance(current, Apply):
-            arguments = tuple(done[argument] for argument in current.arguments)
-            rebuilt = current if arguments == current.arguments else Apply(current.operation, arguments, current.dtype)
-            done[current] = _folded(rebuilt)
-        elif isinstance(current, Masked):
-            parts = (done[current.condition], done[current.value], done[current.other])
-            done[current] = Masked(*parts, current.dtype)
-    return done[expression]
-
-
-def _folded(value: Apply) -> Expr:
-    function, numbers = _INTEGER_ARITHMETIC.get(value.operation), value.arguments
-    if function is None or value.dtype not in (torch.int32, torch.int64):
+def folded_integers(value: Expr) -> Expr:
+    """A constant position, or arithmetic of constant whole numbers, as a constant."""
+    if isinstance(value, IndexValue) and value.index.constant is not None:
+        return Constant(torch.tensor(int(value.index)).to(value.dtype).item(), value.dtype)
+    function = _INTEGER_ARITHMETIC.get(value.operation) if isinstance(value, Apply) else None
+    if not isinstance(value, Apply) or function is None or value.dtype not in (torch.int32, torch.int64):
         return value
-    if not all(isinstance(number, Constant) for number in numbers):
-        return value
-    result = function(*(int(number.value) for number in numbers if isinstance(number, Constant)))
+    numbers = [int(number.value) for number in value.arguments if isinstance(number, Constant)]
     bounds = torch.iinfo(value.dtype)
-    return Constant(result, value.dtype) if bounds.min <= result <= bounds.max else value
-
-
-def without_widening(expression: Expr) -> Expr:
-    """The value below widening casts between floating-point dtypes."""
-    while isinstance(expression, Apply) and expression.operation == "cast":
-        inner = expression.arguments[0]
-        if not (expression.dtype.is_floating_point and inner.dtype.is_floating_point):
-            break
-        if inner.dtype.itemsize > expression.dtype.itemsize:
-            break
-        expression = inner
-    return expression
+    if len(numbers) < len(value.arguments) or not bounds.min <= (result := function(*numbers)) <= bounds.max:
+        return value
+    return Constant(result, value.dtype)
 
 
 def without_final_rounding(value: Expr, dtype: torch.dtype) -> Expr:

@@ -25,10 +25,9 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class KernelText:
-    """What a kernel's template prints.
+    """What the template of kernels prints.
 
     Attributes:
-        template: `straight` or `looped`.
         parameters: run-time parameters: one per buffer of `pointers`, then the sizes `symbols`.
         constants: compile-time parameters.
         setup: lines that define positions and masks.
@@ -42,7 +41,6 @@ class KernelText:
     """
 
     name: str
-    template: str
     parameters: tuple[str, ...]
     pointers: tuple[str, ...]
     symbols: tuple[str, ...]

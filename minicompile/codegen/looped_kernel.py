@@ -18,11 +18,10 @@ from minicompile.codegen.geometry import block_name, mask_name, position_name
 from minicompile.codegen.index_text import host
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.triton_kernel import KernelWriter
-from minicompile.codegen.triton_text import LOW_PRECISION, PRODUCT, TRITON_DTYPES, Text, call
-from minicompile.codegen.unsupported import CannotGenerate
+from minicompile.codegen.triton_text import LOW_PRECISION, TRITON_DTYPES, Text, call
 from minicompile.ir.expr import Expr, Load
-from minicompile.ir.index import Axis, as_index
-from minicompile.ir.loops import Loop, Reduction, Scan
+from minicompile.ir.index import Axis
+from minicompile.ir.loops import Loop, Reduction
 from minicompile.ir.schedule import KernelGroup
 
 
@@ -122,7 +121,7 @@ class LoopedKernelWriter(KernelWriter):
         for loop in self._stores(number):
             self.store(loop)
         inner, before = writer.inner, tuple(writer.outer.lines)
-        header = self._header({scan.fold.reverse for scan in scans if isinstance(scan.fold, Scan)})
+        header = self._header()
         writer.outer.lines, writer.inner = [], writer.outer
         writer.namer.release(inner.names)
         for step in finish:
@@ -132,20 +131,15 @@ class LoopedKernelWriter(KernelWriter):
             del writer.known[self.values.leaf(scan)]
         return Pass(before, header, tuple(inner.lines + inner.tail), after)
 
-    def _header(self, directions: set[bool]) -> tuple[str, ...]:
+    def _header(self) -> tuple[str, ...]:
         """The `for` line, and the positions and mask of a step if they are used."""
         axis, block, size = self.axis, block_name(self.axis), host(self.axis.size)
-        if len(directions) > 1:
-            raise CannotGenerate("scans in both directions in one loop")
         stages = self.geometry.plan.num_stages
         walk, ahead = ("tl.range", f", num_stages={stages}") if stages > 1 else ("range", "")
         if axis not in self.geometry.live:
             return (f"for {position_name(axis)} in {walk}(0, {size}{ahead}):",)
         start = f"{axis.name}_start"
         lines = [f"for {start} in {walk}(0, {size}, {block}{ahead}):"]
-        if True in directions:
-            last_step = host((axis.size - 1) // as_index(self.geometry.tiles[axis].block))
-            start = f"{last_step.at(PRODUCT)} * {block} - {start}"
         if axis in self.writer.used | self.writer.masked:
             lines.append(f"{position_name(axis)} = {start} + {self.geometry.block_range(axis)}")
         if axis in self.writer.masked:

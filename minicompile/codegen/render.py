@@ -35,7 +35,7 @@ def render(template: str, **names: Any) -> str:
 
 def kernel_source(kernel: KernelText) -> str:
     """A kernel's definition, decorator included."""
-    return render(kernel.template, kernel=kernel, signature=_signature(kernel))
+    return render("kernel", kernel=kernel, signature=_signature(kernel))
 
 
 def _signature(kernel: KernelText) -> str:

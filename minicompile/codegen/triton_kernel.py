@@ -68,7 +68,6 @@ class KernelWriter:
         symbols = sorted(hints)
         return KernelText(
             name=self.name,
-            template="looped" if passes else "straight",
             parameters=(*(self.parameters[p] for p in self.pointers), *symbols),
             pointers=tuple(self.pointers),
             symbols=tuple(symbols),

@@ -282,7 +282,6 @@ TRITON_OPS: dict[str, Emit] = {
     "remainder": _remainder,
     "fmod": _fmod,
     "pow": _pow,
-    "fma": _call("tl.fma"),
     "neg": _neg,
     "abs": _abs,
     "sign": _sign,

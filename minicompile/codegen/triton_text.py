@@ -77,17 +77,3 @@ def literal(value: int | float | bool, dtype: torch.dtype) -> Text:
 def typed_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
     """A constant that keeps its dtype wherever it is used."""
     return call("tl.full", "[]", literal(value, dtype), TRITON_DTYPES[dtype])
-
-
-def largest(dtype: torch.dtype) -> float | int:
-    """The value no other exceeds."""
-    if dtype == torch.bool:
-        return True
-    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
-
-
-def smallest(dtype: torch.dtype) -> float | int:
-    """The value that exceeds no other."""
-    if dtype == torch.bool:
-        return False
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min

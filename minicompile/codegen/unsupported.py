@@ -11,7 +11,7 @@ from minicompile.codegen.triton_ops import TRITON_OPS
 from minicompile.codegen.triton_text import LOW_PRECISION, TRITON_DTYPES
 from minicompile.errors import MinicompileError
 from minicompile.ir.expr import Apply, Expr, indirect_values, walk
-from minicompile.ir.loops import Loop, Scan
+from minicompile.ir.loops import Loop
 
 
 class CannotGenerate(MinicompileError):
@@ -28,8 +28,6 @@ def reason_not_to_emit(loop: Loop, dtype: torch.dtype) -> str | None:
         return f"Triton has no {dtype}"
     if loop.accumulate and dtype not in ATOMIC_DTYPES:
         return f"atomic additions to {dtype} are not available: accumulate in float32 and convert"
-    if isinstance(loop.fold, Scan) and not loop.value.dtype.is_floating_point and loop.fold.kind == "logcumsumexp":
-        return "logcumsumexp of integers"
     roots = [loop.value, *indirect_values(loop.store)]
     if loop.condition is not None:
         roots.append(loop.condition)
@@ -39,11 +37,6 @@ def reason_not_to_emit(loop: Loop, dtype: torch.dtype) -> str | None:
             if reason is not None:
                 return reason
     return None
-
-
-def can_emit(loop: Loop, dtype: torch.dtype) -> bool:
-    """Whether `loop` can become part of a Triton kernel."""
-    return reason_not_to_emit(loop, dtype) is None
 
 
 def _reason_against(expression: Expr) -> str | None:

@@ -79,7 +79,6 @@ class HostWriter:
         self._helpers: set[str] = set()
         self._namer = Namer([*names.values(), *kernel_names, *(f"run_{name}" for name in kernel_names)])
         self._sharers: dict[str, set[str]] = {}
-        self._plain_storage = {name for name, b in self._graph.buffers.items() if b.role == "computed"}
 
     def write(self, launches: Mapping[int, Launch | None]) -> HostText:
         """The whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
@@ -288,7 +287,6 @@ class HostWriter:
         self._helpers.add("with_layout")
         layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
         self._lines.append(f"{variable} = with_layout({variable}, {layout})")
-        self._plain_storage.discard(buffer.name)
         self._sharers.setdefault(variable, set()).add(buffer.name)
 
     def _in_place(self, step: ExternKernel, called: str) -> None:

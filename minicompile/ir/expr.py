@@ -123,7 +123,6 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "remainder": ScalarOp(2, "a % b with the sign of b, as torch.remainder", 6),
     "fmod": ScalarOp(2, "a % b with the sign of a, as torch.fmod", 6),
     "pow": ScalarOp(2, "a ** b as torch.pow", 12),
-    "fma": ScalarOp(3, "a * b + c with one rounding"),
     "neg": ScalarOp(1, "-a"),
     "abs": ScalarOp(1, "|a|"),
     "sign": ScalarOp(1, "-1, 0 or 1; NaN gives what torch.sign gives"),
@@ -257,12 +256,34 @@ def cost(expression: Expr) -> int:
                for e in walk(expression))
 
 
+def without_widening(value: Expr) -> Expr:
+    """The value below casts from floating-point dtypes to dtypes at least as wide."""
+    while isinstance(value, Apply) and value.operation == "cast":
+        inner = value.arguments[0]
+        if not (value.dtype.is_floating_point and inner.dtype.is_floating_point and inner.dtype.itemsize <= value.dtype.itemsize):
+            break
+        value = inner
+    return value
+
+
+def exponential_below(value: Expr) -> tuple[Expr, Expr] | None:
+    """`(v, m)` if `value` is `exp(v - m)`, whatever is widened on the way."""
+    value = without_widening(value)
+    if not isinstance(value, Apply) or value.operation != "exp":
+        return None
+    difference = without_widening(value.arguments[0])
+    if not isinstance(difference, Apply) or difference.operation != "sub":
+        return None
+    return difference.arguments[0], without_widening(difference.arguments[1])
+
+
 def rewrite(
     expression: Expr,
     axes: Mapping[Atom, Index] | None = None,
     on_load: Callable[[Load], Expr] | None = None,
+    on_each: Callable[[Expr], Expr] | None = None,
 ) -> Expr:
-    """A copy with axes replaced and every (already rewritten) load passed through `on_load`."""
+    """A copy with axes replaced, every (already rewritten) load passed through `on_load`, and then all through `on_each`."""
     replacements = axes or {}
     key = tuple(replacements.items())
     done: dict[Expr, Expr] = {}
@@ -273,20 +294,30 @@ def rewrite(
         return substitute(value, replacements, done.__getitem__)
 
     for current in walk(expression):
+        new = current
         match current:
             case Load():
-                moved = Load(current.buffer, index(current.index), current.dtype)
-                done[current] = on_load(moved) if on_load else moved
+                new = Load(current.buffer, index(current.index), current.dtype)
+                new = on_load(new) if on_load else new
             case IndexValue():
-                done[current] = IndexValue(index(current.index), current.dtype)
+                new = IndexValue(index(current.index), current.dtype)
             case Apply():
-                done[current] = Apply(current.operation, tuple(done[a] for a in current.arguments), current.dtype)
+                new = Apply(current.operation, tuple(done[a] for a in current.arguments), current.dtype)
             case Masked():
-                done[current] = Masked(
-                    done[current.condition], done[current.value], done[current.other], current.dtype
-                )
+                new = Masked(done[current.condition], done[current.value], done[current.other], current.dtype)
             case Random():
-                done[current] = Random(current.kind, done[current.seed], index(current.counter), current.dtype)
-            case _:
-                done[current] = current
+                new = Random(current.kind, done[current.seed], index(current.counter), current.dtype)
+        done[current] = on_each(new) if on_each else new
     return done[expression]
+
+
+def rewrite_index(
+    index: Index, axes: Mapping[Atom, Index] | None = None, on_load: Callable[[Load], Expr] | None = None,
+    on_each: Callable[[Expr], Expr] | None = None,
+) -> Index:  # fmt: skip
+    """The same for an index and for the values that it reads from memory."""
+
+    def inside(value: Expr) -> Expr:
+        return rewrite(value, axes, on_load, on_each)
+
+    return substitute(index, axes or {}, inside)

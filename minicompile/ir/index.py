@@ -275,7 +275,7 @@ def _bound_term(monomial: Monomial, coefficient: int, largest: bool) -> Index:
     if len(monomial) > 1 and any(isinstance(atom, FloorDiv) for atom in monomial):
         ranges = [(_atom_minimum(atom).constant, _atom_maximum(atom).constant) for atom in monomial]
         if all(low is not None and high is not None for low, high in ranges):
-            corners = [math.prod(corner) for corner in itertools.product(*ranges)]  # type: ignore[arg-type]
+            corners = [math.prod(corner) for corner in itertools.product(*ranges)]  # type: ignore[arg-type]  # none is None
             return as_index(coefficient * (max(corners) if largest else min(corners)))
     result = as_index(coefficient)
     for atom in monomial:
@@ -450,9 +450,7 @@ def substituted(index: Index, replacements: tuple[tuple[Atom, Index], ...]) -> I
     return substitute(index, dict(replacements)) if replacements and index.terms else index
 
 
-def _substitute_atom(
-    atom: Atom, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None
-) -> Index:
+def _substitute_atom(atom: Atom, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None) -> Index:
     found = replacements.get(atom)
     if found is not None:
         return found

@@ -11,20 +11,22 @@ This module must not know about scheduling decisions or Triton.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 
 from minicompile.errors import Location
-from minicompile.ir.expr import Expr, Load, indirect_values, loads
-from minicompile.ir.index import Axis, Index, product
+from minicompile.ir.expr import Expr, Load, indirect_values, loads, rewrite, rewrite_index
+from minicompile.ir.index import Atom, Axis, Index, hint, product
 
 PRODUCT = "(product)"
 """What the epilogue of a matrix product loads: the product before it is rounded or stored."""
 
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "argmax", "argmin"]
-ScanKind = Literal["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"]
+ScanKind = Literal["cumsum", "cumprod"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,6 @@ class Scan:
 
     kind: ScanKind
     axis: Axis
-    reverse: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +139,40 @@ class Loop:
         return self.fold.axes if isinstance(self.fold, Reduction) else ()
 
 
+def fold_identity(kind: str, dtype: torch.dtype) -> int | float | bool:
+    """What leaves every other value of a fold unchanged."""
+    value: int | float = int(kind == "prod")
+    if kind not in ("sum", "prod", "any"):
+        highest = kind in ("min", "argmin")
+        if dtype == torch.bool:
+            value = highest
+        elif dtype.is_floating_point:
+            value = math.inf if highest else -math.inf
+        else:
+            value = torch.iinfo(dtype).max if highest else torch.iinfo(dtype).min
+    return bool(value) if dtype == torch.bool else float(value) if dtype.is_floating_point else value
+
+
+def rewrite_loop(
+    loop: Loop, axes: Mapping[Atom, Index] | None = None, on_load: Callable[[Load], Expr] | None = None
+) -> Loop:
+    """`expr.rewrite` of all that a loop evaluates; what it runs over and folds stays."""
+    condition = None if loop.condition is None else rewrite(loop.condition, axes, on_load)
+    value, store = rewrite(loop.value, axes, on_load), rewrite_index(loop.store, axes, on_load)
+    return dataclasses.replace(loop, value=value, store=store, condition=condition)
+
+
+def numbered(loops: Iterable[Loop], axes: Mapping[Atom, Index] | None = None) -> tuple[list[Loop], list[str]]:
+    """The loops with their buffers called by number, and those buffers in order: loops that do the same become equal."""
+    names: dict[str, str] = {}
+
+    def name(buffer: str) -> str:
+        return names.setdefault(buffer, f"buffer{len(names)}")
+
+    moved = [rewrite_loop(loop, axes, lambda load: Load(name(load.buffer), load.index, load.dtype)) for loop in loops]
+    return [dataclasses.replace(m, buffer=name(m.buffer), overwrites=None, origins=()) for m in moved], list(names)
+
+
 @dataclasses.dataclass(frozen=True)
 class BufferView:
     """A strided view of a buffer: an argument of an extern kernel, or an output of the graph."""
@@ -147,6 +182,26 @@ class BufferView:
     strides: tuple[Index, ...]
     offset: Index
     dtype: torch.dtype
+
+
+def views_in(value: Any) -> Iterator[BufferView]:
+    """The buffer views in nested lists and tuples."""
+    if isinstance(value, BufferView):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from views_in(item)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def element_count(sizes: tuple[Index, ...]) -> int:
+    """The number of elements at the hinted sizes."""
+    return math.prod(hint(size) for size in sizes)
+
+
+def num_bytes(buffer: Buffer | BufferView) -> int:
+    """The bytes of all elements at the hinted sizes."""
+    return element_count(buffer.sizes) * buffer.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,20 +244,11 @@ class ExternKernel:
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of the buffers read, each once."""
-        found: dict[str, None] = {}
-        _collect_views((self.args, self.kwargs), found)
+        found = dict.fromkeys(view.buffer for view in views_in((self.args, self.kwargs)))
         found.update(dict.fromkeys(self.overwrites))
         if self.epilogue is not None:
             found.update(dict.fromkeys(name for name in self.epilogue.reads if name != PRODUCT))
         return tuple(found)
-
-
-def _collect_views(value: Any, found: dict[str, None]) -> None:
-    if isinstance(value, BufferView):
-        found[value.buffer] = None
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _collect_views(item, found)
 
 
 Operation = Loop | ExternKernel

@@ -69,13 +69,9 @@ def _unit_double(high: Tensor, low: Tensor) -> Tensor:
     return (high >> 5) * 2**26 + (low >> 6)
 
 
-def _seeds(count: int, device: torch.device) -> Tensor:
+def _seeds(count: int, *, device: torch.device) -> Tensor:
     bounds = torch.iinfo(torch.int64)
     return torch.randint(bounds.min, bounds.max, (count,), dtype=torch.int64, device=device)
-
-
-def _seeds_fake(count: int, device: torch.device) -> Tensor:
-    return torch.empty((count,), dtype=torch.int64, device=device)
 
 
 def draw(kind: str, seed: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -111,36 +107,25 @@ def _random_normal(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.
     return _normal_from(_words(seeds, index, size), dtype)
 
 
-def _random_fake(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return seeds.new_empty(size, dtype=dtype)
-
-
-def _random_randint(
-    seeds: Tensor, index: int, low: int, high: int, size: Sequence[int], dtype: torch.dtype
-) -> Tensor:
+def _random_randint(seeds: Tensor, index: int, low: int, high: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return (_words(seeds, index, size)[0] % (high - low) + low).to(dtype)
 
 
-def _random_randint_fake(
-    seeds: Tensor, index: int, low: int, high: int, size: Sequence[int], dtype: torch.dtype
-) -> Tensor:
-    return seeds.new_empty(size, dtype=dtype)
+def _random_fake(seeds: Tensor, *rest: Any) -> Tensor:
+    return seeds.new_empty(rest[-2], dtype=rest[-1])
 
 
-_define("seeds(int count, *, Device device) -> Tensor", lambda count, *, device: _seeds(count, device),
-        lambda count, *, device: _seeds_fake(count, device))
-_define("random_uniform(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
-        _random_uniform, _random_fake)
-_define("random_normal(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
-        _random_normal, _random_fake)
+_define("seeds(int count, *, Device device) -> Tensor", _seeds, _seeds)
+for _name, _reference in (("uniform", _random_uniform), ("normal", _random_normal)):
+    _define(f"random_{_name}(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor", _reference, _random_fake)
 _define("random_randint(Tensor seeds, int index, int low, int high, SymInt[] size, ScalarType dtype) -> Tensor",
-        _random_randint, _random_randint_fake)
+        _random_randint, _random_fake)
 
 
 def attention_weights(
-    query: Tensor, key: Tensor, mask: Tensor | None, keep: Tensor | None, is_causal: bool, scale: float,
-    window: int, logsumexp: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float, window: int,
+    logsumexp: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Softmax weights before dropout, and the log-sum-exp of the scores, in fp32 (fp64 for fp64)."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
@@ -155,9 +140,7 @@ def attention_weights(
     return torch.softmax(scores, -1).masked_fill((logsumexp == -math.inf).unsqueeze(-1), 0.0), logsumexp
 
 
-def visible_keys(
-    queries: int, keys: int, is_causal: bool, window: int, device: torch.device
-) -> Tensor | None:
+def visible_keys(queries: int, keys: int, is_causal: bool, window: int, device: torch.device) -> Tensor | None:
     """The boolean mask of a causal or windowed pattern, aligned to the top left as in PyTorch; `None` if all is seen.
 
     With a window of `w` keys, query `i` sees keys `i - w + 1` to `i` (and beyond `i` only if it is not causal).
@@ -180,9 +163,7 @@ def _sum_heads(value: Tensor, like: Tensor) -> Tensor:
     return value.unflatten(-3, (like.shape[-3], groups)).sum(-3)
 
 
-def _keep_mask(
-    seeds: Tensor | None, seed_index: int, dropout: float, query: Tensor, key: Tensor
-) -> Tensor | None:
+def _keep_mask(seeds: Tensor | None, seed_index: int, dropout: float, query: Tensor, key: Tensor) -> Tensor | None:
     if seeds is None or dropout == 0.0:
         return None
     size = (*query.shape[:-1], key.shape[-2])
@@ -196,7 +177,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     heads = query.shape[-3]
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    weights, logsumexp = attention_weights(query, key, mask, None, is_causal, scale, window)
+    weights, logsumexp = attention_weights(query, key, mask, is_causal, scale, window)
     keep = _keep_mask(seeds, seed_index, dropout, query, key)
     if keep is not None:
         weights = torch.where(keep, weights / (1.0 - dropout), 0.0)
@@ -209,19 +190,15 @@ def _attention(
 def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = False) -> Tensor:
     """An empty dense result whose dims lie in memory in the order of the query's, or with the heads of a token together."""
     size = (*query.shape[:-1], value.shape[-1])
-    order = sorted(range(query.dim() - 1), key=query.stride, reverse=True) if _plain(query) else None
+    plain = all(isinstance(stride, int) and stride > 0 for stride in query.stride())
+    order: Sequence[int] = sorted(range(query.dim() - 1), key=query.stride, reverse=True) if plain else range(query.dim() - 1)
     if tokens_first:
         order = [0, 2, 1]
-    order = [*order, query.dim() - 1] if order is not None else list(range(query.dim()))
     strides, step = [0] * query.dim(), 1
-    for dim in reversed(order):
+    for dim in reversed([*order, query.dim() - 1]):
         strides[dim] = step
         step = step * size[dim]
     return query.new_empty_strided(size, strides)
-
-
-def _plain(query: Tensor) -> bool:
-    return all(isinstance(s, int) and s > 0 for s in query.stride())
 
 
 def _attention_fake(
@@ -240,7 +217,7 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads = query.shape[-3]
     wide_key, wide_value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    weights, _ = attention_weights(query, wide_key, mask, None, is_causal, scale, window, logsumexp)
+    weights, _ = attention_weights(query, wide_key, mask, is_causal, scale, window, logsumexp)
     wide = weights.dtype
     if nan_rows:
         weights = weights.masked_fill((logsumexp == -math.inf).unsqueeze(-1), math.nan)
@@ -258,17 +235,15 @@ def _attention_backward(
         grad_scores = grad_scores.masked_fill(~mask, 0.0)
     grad_query = grad_scores @ wide_key.to(wide) * scale
     grad_key = grad_scores.transpose(-1, -2) @ query.to(wide) * scale
-    grad_mask = _reduce_to(grad_scores, mask) if mask_gradient and mask is not None else query.new_empty(0)
+    grad_mask = query.new_empty(0)
+    if mask_gradient and mask is not None:
+        grad_mask = grad_scores.sum_to_size(mask.shape).to(mask.dtype).contiguous()
     return (
         grad_query.to(query.dtype).contiguous(),
         _sum_heads(grad_key, key).to(key.dtype).contiguous(),
         _sum_heads(grad_value, value).to(value.dtype).contiguous(),
         grad_mask,
     )
-
-
-def _reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
-    return gradient.sum_to_size(like.shape).to(like.dtype).contiguous()
 
 
 def _attention_backward_fake(
@@ -318,7 +293,7 @@ def _linear_cross_entropy_fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sizes = (hidden.shape, weight.shape, () if bias is None else bias.shape)
     of = [hidden.new_empty(size if gradients and size else 0) for size in sizes]
-    return (hidden.new_empty(hidden.shape[0], dtype=torch.float32), *of)  # type: ignore[return-value]
+    return (hidden.new_empty(hidden.shape[0], dtype=torch.float32), *of)  # type: ignore[return-value]  # four in all
 
 
 _define(

@@ -199,8 +199,7 @@ def loop_text(loop: Loop) -> str:
     lines.append(_header(loop.axes))
     statements, result = body_lines(loop.value)
     if isinstance(loop.fold, Scan):
-        direction = " backwards" if loop.fold.reverse else ""
-        result = f"{loop.fold.kind}({result}) along {loop.fold.axis.name}{direction}"
+        result = f"{loop.fold.kind}({result}) along {loop.fold.axis.name}"
     elif loop.fold is not None:
         lines.append(f"{indent}{loop.fold.kind} {_header(loop.fold.axes)}")
         result = f"{loop.fold.kind}({result})"
@@ -282,7 +281,8 @@ def group_text(group: KernelGroup) -> str:
 
 def schedule_text(schedule: Schedule) -> str:
     """The whole schedule: kernels in order, memory, and the fusions that were refused."""
-    lines = [f"# {schedule.graph.name}: {len(schedule.steps)} steps, peak {schedule.memory.peak_bytes:,} bytes"]
+    peak = max(schedule.held_bytes(), default=0)
+    lines = [f"# {schedule.graph.name}: {len(schedule.steps)} steps, peak {peak:,} bytes"]
     for number, step in enumerate(schedule.steps):
         text = group_text(step) if isinstance(step, KernelGroup) else extern_text(step)
         freed = schedule.memory.freed_after.get(number, ())

@@ -7,11 +7,12 @@ module must not know how a kernel is printed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
 from minicompile.ir.index import Axis
-from minicompile.ir.loops import ExternKernel, Loop, LoweredGraph
+from minicompile.ir.loops import ExternKernel, Loop, LoweredGraph, num_bytes
 
 Strategy = Literal["pointwise", "persistent", "looped", "crossed"]
 
@@ -167,7 +168,15 @@ class MemoryPlan:
 
     allocations: Mapping[str, Allocation]
     freed_after: Mapping[int, tuple[str, ...]]
-    peak_bytes: int = 0
+
+    @functools.cached_property
+    def roots(self) -> dict[str, str]:
+        """Buffer to the buffer whose memory it first was."""
+        found: dict[str, str] = {}
+        for name, allocation in self.allocations.items():
+            older = allocation.reuses or name
+            found[name] = found.get(older, older)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +194,15 @@ class Schedule:
     steps: tuple[KernelGroup | ExternKernel, ...]
     memory: MemoryPlan
     refusals: tuple[FusionRefusal, ...] = ()
+
+    def held_bytes(self) -> list[int]:
+        """Bytes of computed buffers held during each step; memory that is taken over is held until the last of its buffers."""
+        allocations, last = self.memory.allocations, dict[str, int]()
+        for name, root in self.memory.roots.items():
+            last[root] = max(last.get(root, 0), allocations[name].last_step)
+        spans = [(allocations[root].first_step, end, num_bytes(self.graph.buffers[root]))
+                 for root, end in last.items() if root in allocations]  # fmt: skip
+        return [sum(size for first, end, size in spans if first <= n <= end) for n in range(len(self.steps))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ must not repair anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from minicompile.ir.expr import (
 )
 from minicompile.ir.graph import PartitionedGraph
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, atoms, hint, lower_bound, upper_bound
-from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
+from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan, views_in
 from minicompile.ir.printer import module_text, operation_text
 
 NEIGHBOURS = 2
@@ -59,7 +59,7 @@ def verify_partitioned(partitioned: PartitionedGraph) -> None:
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:
     output = next(iter(reversed(module.graph.nodes)))
     results = output.args[0]
-    return results if isinstance(results, (tuple, list)) else (results,)  # type: ignore[return-value]
+    return results if isinstance(results, (tuple, list)) else (results,)  # type: ignore[return-value]  # of a tuple of nodes
 
 
 def _verify_module(module: torch.fx.GraphModule) -> None:
@@ -203,7 +203,8 @@ class _LoweredCheck:
 
     def extern(self, kernel: ExternKernel) -> None:
         """Arguments are views of known buffers; outputs are registered."""
-        _each_view((kernel.args, kernel.kwargs), self.view)
+        for view in views_in((kernel.args, kernel.kwargs)):
+            self.view(view)
         for output in kernel.outputs:
             if output is not None:
                 self.require(self.graph.buffers.get(output.name) == output, f"{output.name} is not the graph's buffer")
@@ -246,11 +247,3 @@ def _has_loose_bounds(index: Index) -> bool:
     return len(found) != len(set(found)) or any(not isinstance(atom, (Axis, Indirect)) for atom in found) or any(
         isinstance(atom, Symbol) for atom in atoms(index)
     )
-
-
-def _each_view(value: Any, check: Callable[[BufferView], None]) -> None:
-    if isinstance(value, BufferView):
-        check(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _each_view(item, check)

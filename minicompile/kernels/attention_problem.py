@@ -90,7 +90,6 @@ class AttentionProblem:
             "D": self.d,
             "DV": self.dv,
             "BLOCK_D": self.width,
-            "BLOCK_DV": self.width,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "MASK": self.mask_kind,

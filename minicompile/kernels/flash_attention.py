@@ -41,10 +41,7 @@ from minicompile.kernels.flash_attention_backward import (
     flash_attention_key_gradient_kernel,
     flash_attention_query_gradient_kernel,
 )
-from minicompile.kernels.flash_attention_forward import (
-    dropout_mask_kernel,
-    flash_attention_forward_kernel,
-)
+from minicompile.kernels.flash_attention_forward import flash_attention_forward_kernel
 from minicompile.kernels.flash_decode import flash_decode, suits_decode
 from minicompile.kernels.interpret import launch
 from minicompile.kernels.mask_bounds import mask_bounds
@@ -131,7 +128,7 @@ def attention_forward(
             flash_attention_forward_kernel,
             (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
             *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(bounds, q), _or(seed, q),
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, *bounds_strides,
+            q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3], mask_strides, bounds_strides,
             problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
             problem.keep_scale, problem.threshold, **problem.constants(config),
             **_loops(problem, problem.keys % config.block_n != 0, config, bounds),
@@ -178,8 +175,8 @@ def _delta(problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dls
     rows = problem.queries if out.device.type == "cpu" else DELTA_ROWS
     launch(
         flash_attention_delta_kernel, (triton.cdiv(problem.queries, rows) * problem.batch * problem.heads,), out, dout,
-        delta if dlse is None else dlse.float().contiguous(), delta, *out.stride()[:3], *dout.stride()[:3],
-        problem.heads, problem.queries, DV=problem.dv, BLOCK_DV=padded_head_dim(problem.dv), BLOCK_M=rows,
+        delta if dlse is None else dlse.float().contiguous(), delta, out.stride()[:3], dout.stride()[:3],
+        problem.heads, problem.queries, DV=problem.dv, BLOCK_D=padded_head_dim(problem.dv), BLOCK_M=rows,
         HAS_DLSE=dlse is not None, num_warps=4,
     )  # fmt: skip
     return delta
@@ -204,8 +201,8 @@ def _query_gradient(
             flash_attention_query_gradient_kernel,
             (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
             *_walked(k, v, config, config.block_n, problem), dout, lse, delta, inverse, dq, _or(dbias, q), entries,
-            _or(bounds, q), seed, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3],
-            *dq.stride()[:3], *mask_strides, *bounds_strides, problem.heads, problem.queries, problem.keys,
+            _or(bounds, q), seed, q.stride()[:3], k.stride()[:3], v.stride()[:3], dout.stride()[:3],
+            dq.stride()[:3], mask_strides, bounds_strides, problem.heads, problem.queries, problem.keys,
             problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
             problem.threshold, **problem.constants(config),
             **_loops(problem, problem.keys % config.block_n != 0, config, bounds), HAS_DBIAS=bias is not None,
@@ -240,9 +237,9 @@ def _key_gradient(
     try:
         launch(
             flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),), walked[0],
-            k, v, walked[1], lse, delta, inverse, dk, dv, entries, _or(bounds, q), seed, *q.stride()[:3],
-            *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], *mask_strides,
-            *bounds_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0,
+            k, v, walked[1], lse, delta, inverse, dk, dv, entries, _or(bounds, q), seed, q.stride()[:3],
+            k.stride()[:3], v.stride()[:3], dout.stride()[:3], dk.stride()[:3], dv.stride()[:3], mask_strides,
+            bounds_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0,
             problem.scale * LOG2E, problem.scale, problem.keep_scale, problem.threshold, **problem.constants(config),
             **_loops(problem, False, config, bounds), HEADS_EACH=heads_each, RENORMALISE=problem.renormalise,
             CHECK_ROWS=problem.queries % config.block_m != 0,
@@ -343,16 +340,6 @@ class _FlashAttention(torch.autograd.Function):
             dlse=dlse, mask_gradient=ctx.needs_input_grad[3],
         )  # fmt: skip
         return dq, dk, dv, dmask, None, None, None, None, None, None
-
-
-def dropout_mask(seed: torch.Tensor, dropout: float, batch: int, heads: int, queries: int, keys: int) -> torch.Tensor:
-    """The dropout mask that the kernels apply for this seed: True is kept."""
-    out = torch.empty((batch, heads, queries, keys), dtype=torch.uint8, device=seed.device)
-    block_m, block_n = (queries, keys) if seed.device.type == "cpu" else (64, 64)
-    grid = (batch * heads, triton.cdiv(queries, block_m), triton.cdiv(keys, block_n))
-    threshold = min(int(dropout * 2**31), 2**31 - 1)
-    launch(dropout_mask_kernel, grid, seed, out, queries, keys, threshold, BLOCK_M=block_m, BLOCK_N=block_n)
-    return out.bool()
 
 
 def attention_reference(

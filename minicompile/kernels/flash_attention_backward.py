@@ -29,6 +29,7 @@ from minicompile.kernels.flash_attention_forward import (
     apply_mask,
     dropout_keeps,
     load_rows,
+    row_pointers,
     visible_pairs,
 )
 from minicompile.kernels.mask_bounds import walk_backwards, walk_forwards
@@ -36,8 +37,8 @@ from minicompile.kernels.mask_bounds import walk_backwards, walk_forwards
 
 @triton.jit
 def flash_attention_delta_kernel(
-    out_ptr, dout_ptr, dlse_ptr, delta_ptr, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, heads,
-    queries, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr,
+    out_ptr, dout_ptr, dlse_ptr, delta_ptr, out_strides, dout_strides, heads, queries, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """Row sums of dO ∘ O, less the gradient of the log-sum-exp."""
     blocks = tl.cdiv(queries, BLOCK_M)
@@ -45,11 +46,8 @@ def flash_attention_delta_kernel(
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     first = tl.program_id(0) % blocks * BLOCK_M
     rows = first + tl.arange(0, BLOCK_M)
-    out = load_rows(
-        out_ptr, b, h, first, queries, stride_ob, stride_oh, stride_om, BLOCK_M, DV, BLOCK_DV, True, False)  # fmt: skip
-    dout = load_rows(
-        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True,
-        False)  # fmt: skip
+    out = load_rows(out_ptr, out_strides, b, h, first, queries, BLOCK_M, DV, BLOCK_D, True, False)
+    dout = load_rows(dout_ptr, dout_strides, b, h, first, queries, BLOCK_M, DV, BLOCK_D, True, False)
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     offsets = head.to(tl.int64) * queries + rows
     if HAS_DLSE:
@@ -77,25 +75,21 @@ def base_two(lse):
 @triton.jit
 def query_gradient_blocks(
     dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
-    queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
-    qk_scale, keep_scale, threshold, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D: tl.constexpr,
+    DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    HAS_UPPER: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr,
+    NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dQ (without the scale), and the rows' sums of weights, after the keys from `start` to `stop`."""
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = load_rows(
-            k_ptr, b, kv_head, n, keys, stride_kb, stride_kh, stride_kn, BLOCK_N, D, BLOCK_D, MASKED, TMA)  # fmt: skip
-        v = load_rows(
-            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED,
-            TMA)  # fmt: skip
+        k = load_rows(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA)
+        v = load_rows(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
         if MASKED:
             visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
             scores, visible = apply_mask(
-                scores, visible, mask_base, stride_mm, stride_mn, rows[:, None], cols[None, :], queries, keys, MASK
+                scores, visible, mask_base, mask_strides, rows[:, None], cols[None, :], queries, keys, MASK
             )
             weights = tl.where(visible, tl.exp2(scores - lse[:, None]), 0.0)
         else:
@@ -120,14 +114,12 @@ def query_gradient_blocks(
 @triton.jit
 def flash_attention_query_gradient_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dq_ptr, dbias_ptr, mask_ptr, bounds_ptr, seed_ptr,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_gb,
-    stride_gh, stride_gm, stride_db, stride_dh, stride_dm, stride_mb, stride_mh, stride_mm, stride_mn, stride_xb,
-    stride_xh, heads, queries, keys, lower, upper, qk_scale, scale, keep_scale, threshold, GROUP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
-    HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, DROPOUT: tl.constexpr,
-    HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr,
+    q_strides, k_strides, v_strides, dout_strides, dq_strides, mask_strides, bounds_strides, heads, queries, keys,
+    lower, upper, qk_scale, scale, keep_scale, threshold, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_M queries of one head."""
     blocks = tl.cdiv(queries, BLOCK_M)
@@ -139,15 +131,13 @@ def flash_attention_query_gradient_kernel(
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     rows = first + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
-    q = load_rows(q_ptr, b, h, first, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, True, False)
-    dout = load_rows(
-        dout_ptr, b, h, first, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, True,
-        False)  # fmt: skip
+    q = load_rows(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False)
+    dout = load_rows(dout_ptr, dout_strides, b, h, first, queries, BLOCK_M, DV, BLOCK_D, True, False)
     statistics = head.to(tl.int64) * queries
     lse = base_two(load_per_row(lse_ptr + statistics, first, queries, BLOCK_M, True))
     delta = load_per_row(delta_ptr + statistics, first, queries, BLOCK_M, True)
     kv_head = h // GROUP
-    mask_base = mask_ptr + b * stride_mb + h * stride_mh
+    mask_base = mask_ptr + b * mask_strides[0] + h * mask_strides[1]
     dbias_base = dbias_ptr + statistics * keys
     start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
     if HAS_UPPER:
@@ -156,28 +146,28 @@ def flash_attention_query_gradient_kernel(
     if HAS_LOWER:
         start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
     if HAS_BOUNDS:
-        bounds = bounds_ptr + b * stride_xb + h * stride_xh
+        bounds = bounds_ptr + b * bounds_strides[0] + h * bounds_strides[1]
         start, full_stop, stop = walk_forwards(bounds, first, queries, start, full_stop, stop, BLOCK_M, BLOCK_N)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     if FULL_LOOP:
         dq, sums = query_gradient_blocks(
             dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
-            full_stop, queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm,
-            stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK,
-            HAS_LOWER, HAS_UPPER, False, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
+            full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold,
+            D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE,
+            PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         dq, sums = query_gradient_blocks(
             dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
-            stop, queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
-            lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER,
-            HAS_UPPER, True, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
+            stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D,
+            DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE,
+            PRECISION, TMA)  # fmt: skip
     if RENORMALISE:
         inverse = tl.where(sums > 0.0, 1.0 / sums, 1.0)
         tl.store(inverse_ptr + statistics + rows, inverse, mask=rows < queries)
         dq = dq * inverse[:, None]
-    pointers = dq_ptr + b * stride_db + h * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :]
+    pointers = row_pointers(dq_ptr, dq_strides, b, h, rows) + columns[None, :]
     in_range = (rows[:, None] < queries) & (columns[None, :] < D)
     tl.store(pointers, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)
 
@@ -185,26 +175,23 @@ def flash_attention_query_gradient_kernel(
 @triton.jit
 def key_gradient_blocks(
     dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, start,
-    stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh, stride_gm, stride_mm, stride_mn, lower,
-    upper, qk_scale, keep_scale, threshold, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
-    MASKED: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
-    CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASK: tl.constexpr,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
+    NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
     """dK (without the scale) and dV after the queries from `start` to `stop`; blocks are keys x queries."""
     for m in tl.range(start, stop, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
-        q = load_rows(
-            q_ptr, b, h, m, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA)  # fmt: skip
-        dout = load_rows(
-            dout_ptr, b, h, m, queries, stride_gb, stride_gh, stride_gm, BLOCK_M, DV, BLOCK_DV, CHECK_ROWS,
-            TMA)  # fmt: skip
+        q = load_rows(q_ptr, q_strides, b, h, m, queries, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA)
+        dout = load_rows(dout_ptr, dout_strides, b, h, m, queries, BLOCK_M, DV, BLOCK_D, CHECK_ROWS, TMA)
         lse = base_two(load_per_row(lse_base, m, queries, BLOCK_M, CHECK_ROWS))
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * qk_scale
         if MASKED:
             visible = visible_pairs(rows[None, :], cols[:, None], keys, lower, upper, HAS_LOWER, HAS_UPPER)
             scores, visible = apply_mask(
-                scores, visible, mask_base, stride_mm, stride_mn, rows[None, :], cols[:, None], queries, keys, MASK
+                scores, visible, mask_base, mask_strides, rows[None, :], cols[:, None], queries, keys, MASK
             )
             weights = tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)
         else:
@@ -232,14 +219,12 @@ def key_gradient_blocks(
 @triton.jit
 def flash_attention_key_gradient_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dk_ptr, dv_ptr, mask_ptr, bounds_ptr, seed_ptr,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_gb,
-    stride_gh, stride_gm, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_mb, stride_mh,
-    stride_mm, stride_mn, stride_xb, stride_xh, heads, queries, keys, lower, upper, qk_scale, scale, keep_scale,
-    threshold, GROUP: tl.constexpr, HEADS_EACH: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
-    HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
-    CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides, mask_strides, bounds_strides, heads, queries,
+    keys, lower, upper, qk_scale, scale, keep_scale, threshold, GROUP: tl.constexpr, HEADS_EACH: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+    FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+    NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of BLOCK_N keys, added over HEADS_EACH query heads."""
     blocks = tl.cdiv(keys, BLOCK_N)
@@ -248,10 +233,10 @@ def flash_attention_key_gradient_kernel(
     first = tl.program_id(0) % blocks * BLOCK_N
     b, out_head = (slot // slots).to(tl.int64), (slot % slots).to(tl.int64)
     cols = first + tl.arange(0, BLOCK_N)
-    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    columns = tl.arange(0, BLOCK_D)
     kv_head = out_head * HEADS_EACH // GROUP
-    k = load_rows(k_ptr, b, kv_head, first, keys, stride_kb, stride_kh, stride_kn, BLOCK_N, D, BLOCK_D, True, False)
-    v = load_rows(v_ptr, b, kv_head, first, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, True, False)
+    k = load_rows(k_ptr, k_strides, b, kv_head, first, keys, BLOCK_N, D, BLOCK_D, True, False)
+    v = load_rows(v_ptr, v_strides, b, kv_head, first, keys, BLOCK_N, DV, BLOCK_D, True, False)
     start, full_start, stop = 0, 0, queries
     if HAS_UPPER:
         start = tl.maximum(first - upper, 0) // BLOCK_M * BLOCK_M
@@ -259,38 +244,35 @@ def flash_attention_key_gradient_kernel(
     if HAS_LOWER:
         stop = tl.minimum(queries, tl.maximum(first + BLOCK_N + lower, 0))
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for member in tl.range(0, HEADS_EACH):
         h = out_head * HEADS_EACH + member
         head = (b * heads + h).to(tl.int32)
         statistics = head.to(tl.int64) * queries
         lse_base, delta_base, inverse_base = lse_ptr + statistics, delta_ptr + statistics, inverse_ptr + statistics
-        mask_base = mask_ptr + b * stride_mb + h * stride_mh
+        mask_base = mask_ptr + b * mask_strides[0] + h * mask_strides[1]
         masked_start, masked_stop, free_start, free_stop = start, stop, full_start, queries
         if HAS_BOUNDS:
+            bounds = bounds_ptr + b * bounds_strides[0] + h * bounds_strides[1]
             masked_start, free_start, masked_stop = walk_backwards(
-                bounds_ptr + b * stride_xb + h * stride_xh, first, keys, start, full_start, stop, queries, BLOCK_N,
-                BLOCK_M)  # fmt: skip
+                bounds, first, keys, start, full_start, stop, queries, BLOCK_N, BLOCK_M)  # fmt: skip
             free_stop = masked_stop
         if FULL_LOOP:
             dk, dv = key_gradient_blocks(
                 dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
-                cols, free_start, free_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh,
-                stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D,
-                BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS,
-                PRECISION, TMA)  # fmt: skip
+                cols, free_start, free_stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper,
+                qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT,
+                NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
             masked_stop = tl.minimum(free_start, free_stop)
         if MASKED_LOOP:
             dk, dv = key_gradient_blocks(
                 dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
-                cols, masked_start, masked_stop, queries, keys, stride_qb, stride_qh, stride_qm, stride_gb, stride_gh,
-                stride_gm, stride_mm, stride_mn, lower, upper, qk_scale, keep_scale, threshold, D, DV, BLOCK_D,
-                BLOCK_DV, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS,
-                PRECISION, TMA)  # fmt: skip
-    rows64 = cols.to(tl.int64)[:, None]
-    dk_pointers = dk_ptr + b * stride_dkb + out_head * stride_dkh + rows64 * stride_dkn + columns[None, :]
-    dv_pointers = dv_ptr + b * stride_dvb + out_head * stride_dvh + rows64 * stride_dvn + value_columns[None, :]
+                cols, masked_start, masked_stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper,
+                qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT,
+                NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
+    dk_pointers = row_pointers(dk_ptr, dk_strides, b, out_head, cols) + columns[None, :]
+    dv_pointers = row_pointers(dv_ptr, dv_strides, b, out_head, cols) + columns[None, :]
     dk_range = (cols[:, None] < keys) & (columns[None, :] < D)
-    dv_range = (cols[:, None] < keys) & (value_columns[None, :] < DV)
+    dv_range = (cols[:, None] < keys) & (columns[None, :] < DV)
     tl.store(dk_pointers, (dk * scale).to(dk_ptr.dtype.element_ty), mask=dk_range)
     tl.store(dv_pointers, dv.to(dv_ptr.dtype.element_ty), mask=dv_range)

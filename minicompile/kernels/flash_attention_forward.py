@@ -38,8 +38,8 @@ HIDDEN: tl.constexpr = tl.constexpr(-131072.0)
 
 @triton.jit
 def load_rows(
-    source, b, h, first, count, stride_b, stride_h, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr, TMA: tl.constexpr,
+    source, strides, b, h, first, count, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    CHECK: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows from `first` of one head; zeros beyond `count` rows (if CHECK) and beyond WIDTH columns.
 
@@ -51,8 +51,8 @@ def load_rows(
     else:
         rows = tl.arange(0, ROWS)[:, None]
         columns = tl.arange(0, BLOCK_WIDTH)[None, :]
-        base = source + b * stride_b + h * stride_h + tl.cast(first, tl.int64) * stride
-        pointers = base + (rows * stride + columns)
+        base = source + b * strides[0] + h * strides[1] + tl.cast(first, tl.int64) * strides[2]
+        pointers = base + (rows * strides[2] + columns)
         if CHECK and WIDTH != BLOCK_WIDTH:
             tile = tl.load(pointers, mask=(first + rows < count) & (columns < WIDTH), other=0.0)
         elif CHECK:
@@ -62,6 +62,12 @@ def load_rows(
         else:
             tile = tl.load(pointers)
     return tile
+
+
+@triton.jit
+def row_pointers(base, strides, b, h, rows):
+    """Where rows of one head begin."""
+    return base + b * strides[0] + h * strides[1] + rows.to(tl.int64)[:, None] * strides[2]
 
 
 @triton.jit
@@ -76,10 +82,10 @@ def visible_pairs(rows, cols, keys, lower, upper, HAS_LOWER: tl.constexpr, HAS_U
 
 
 @triton.jit
-def apply_mask(scores, visible, mask_base, stride_m, stride_n, rows, cols, queries, keys, MASK: tl.constexpr):
+def apply_mask(scores, visible, mask_base, strides, rows, cols, queries, keys, MASK: tl.constexpr):
     """Scores with the additive bias (in units of log 2), and visibility with the boolean mask."""
     if MASK != "none":
-        offsets = rows.to(tl.int64) * stride_m + cols.to(tl.int64) * stride_n
+        offsets = rows.to(tl.int64) * strides[2] + cols.to(tl.int64) * strides[3]
         entries = tl.load(mask_base + offsets, mask=(rows < queries) & (cols < keys), other=0)
         if MASK == "bool":
             visible = visible & (entries != 0)
@@ -104,16 +110,14 @@ def dropout_keeps(seed_ptr, head, rows, cols, threshold):
 @triton.jit
 def forward_blocks(
     acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries, keys,
-    stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
-    threshold, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr,
-    FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    k_strides, v_strides, mask_strides, lower, upper, qk_scale, threshold, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
+    MASKED: tl.constexpr, FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """The running sums after the keys from `start` to `stop`."""
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = load_rows(
-            k_ptr, b, kv_head, n, keys, stride_kb, stride_kh, stride_kn, BLOCK_N, D, BLOCK_D, MASKED, TMA)  # fmt: skip
+        k = load_rows(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         multiplier = qk_scale
         if not FUSED_SCALE:
@@ -122,7 +126,7 @@ def forward_blocks(
         if MASKED:
             visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
             scores, visible = apply_mask(
-                scores, visible, mask_base, stride_mm, stride_mn, rows[:, None], cols[None, :], queries, keys, MASK
+                scores, visible, mask_base, mask_strides, rows[:, None], cols[None, :], queries, keys, MASK
             )
             scores = tl.where(visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * multiplier)
@@ -132,9 +136,7 @@ def forward_blocks(
         total = total * rescale + tl.sum(weights, 1)
         if DROPOUT:
             weights = tl.where(dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold), weights, 0.0)
-        v = load_rows(
-            v_ptr, b, kv_head, n, keys, stride_vb, stride_vh, stride_vn, BLOCK_N, DV, BLOCK_DV, MASKED,
-            TMA)  # fmt: skip
+        v = load_rows(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         maximum = new_maximum
     return acc, total, maximum
@@ -142,11 +144,10 @@ def forward_blocks(
 
 @triton.jit
 def flash_attention_forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr, bounds_ptr, seed_ptr, stride_qb, stride_qh, stride_qm, stride_kb,
-    stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om, stride_mb, stride_mh,
-    stride_mm, stride_mn, stride_xb, stride_xh, heads, queries, keys, lower, upper, qk_scale, keep_scale, threshold,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr, bounds_ptr, seed_ptr, q_strides, k_strides, v_strides, out_strides,
+    mask_strides, bounds_strides, heads, queries, keys, lower, upper, qk_scale, keep_scale, threshold,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
     HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, FUSED_SCALE: tl.constexpr,
     DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -159,10 +160,10 @@ def flash_attention_forward_kernel(
     first = first * BLOCK_M
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     rows = first + tl.arange(0, BLOCK_M)
-    value_columns = tl.arange(0, BLOCK_DV)
-    q = load_rows(q_ptr, b, h, first, queries, stride_qb, stride_qh, stride_qm, BLOCK_M, D, BLOCK_D, True, False)
+    columns = tl.arange(0, BLOCK_D)
+    q = load_rows(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False)
     kv_head = h // GROUP
-    mask_base = mask_ptr + b * stride_mb + h * stride_mh
+    mask_base = mask_ptr + b * mask_strides[0] + h * mask_strides[1]
     start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
     if HAS_UPPER:
         stop = tl.maximum(tl.minimum(keys, first + BLOCK_M + upper), 0)
@@ -170,24 +171,22 @@ def flash_attention_forward_kernel(
     if HAS_LOWER:
         start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
     if HAS_BOUNDS:
-        bounds = bounds_ptr + b * stride_xb + h * stride_xh
+        bounds = bounds_ptr + b * bounds_strides[0] + h * bounds_strides[1]
         start, full_stop, stop = walk_forwards(bounds, first, queries, start, full_stop, stop, BLOCK_M, BLOCK_N)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if FULL_LOOP:
         acc, total, maximum = forward_blocks(
             acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, full_stop,
-            queries, keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn,
-            lower, upper, qk_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False,
-            FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
+            queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, threshold, D, DV, BLOCK_D,
+            BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
         start = full_stop
     if MASKED_LOOP:
         acc, total, maximum = forward_blocks(
             acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries,
-            keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
-            qk_scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE,
-            DROPOUT, PRECISION, TMA)  # fmt: skip
+            keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK,
+            HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
     lse = maximum * LN2 + tl.log(total)
     empty = total == 0.0
     if NAN_ROWS:
@@ -197,17 +196,6 @@ def flash_attention_forward_kernel(
         inverse = tl.where(empty, 0.0, keep_scale / total)
         lse = tl.where(empty, float("-inf"), lse)
     tl.store(lse_ptr + head.to(tl.int64) * queries + rows, lse, mask=rows < queries)
-    pointers = out_ptr + b * stride_ob + h * stride_oh + rows.to(tl.int64)[:, None] * stride_om + value_columns[None, :]
-    in_range = (rows[:, None] < queries) & (value_columns[None, :] < DV)
+    pointers = row_pointers(out_ptr, out_strides, b, h, rows) + columns[None, :]
+    in_range = (rows[:, None] < queries) & (columns[None, :] < DV)
     tl.store(pointers, (acc * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=in_range)
-
-
-@triton.jit
-def dropout_mask_kernel(seed_ptr, out_ptr, queries, keys, threshold, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The dropout mask that the attention kernels apply, in memory: for tests and for reading."""
-    head = tl.program_id(0)
-    rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    cols = (tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    keeps = dropout_keeps(seed_ptr, head, rows, cols, threshold)
-    offsets = head.to(tl.int64) * queries * keys + rows.to(tl.int64) * keys + cols
-    tl.store(out_ptr + offsets, keeps.to(tl.uint8), mask=(rows < queries) & (cols < keys))

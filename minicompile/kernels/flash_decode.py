@@ -38,12 +38,9 @@ ASSUMED_PROCESSORS = 132
 
 @triton.jit
 def flash_decode_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_os, stride_ob, stride_oh, stride_om, stride_mb, stride_mh, stride_mm, stride_mn,
-    batch, kv_heads, queries, keys, stretch, lower, upper, qk_scale,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr, q_strides, k_strides, v_strides, part_strides, mask_strides, batch,
+    kv_heads, queries, keys, stretch, lower, upper, qk_scale, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
     HAS_UPPER: tl.constexpr, FULL_LOOP: tl.constexpr, FUSED_SCALE: tl.constexpr, NAN_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -54,28 +51,26 @@ def flash_decode_kernel(
     row = tl.arange(0, BLOCK_M)
     h, query = kv_head * GROUP + row // queries, row % queries
     real = row < GROUP * queries
-    columns, value_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    q_pointers = q_ptr + b * stride_qb + h[:, None] * stride_qh + query.to(tl.int64)[:, None] * stride_qm
+    columns = tl.arange(0, BLOCK_D)
+    q_pointers = q_ptr + b * q_strides[0] + h[:, None] * q_strides[1] + query.to(tl.int64)[:, None] * q_strides[2]
     q = tl.load(q_pointers + columns[None, :], mask=real[:, None] & (columns[None, :] < D), other=0.0)
-    mask_base = mask_ptr + b * stride_mb + tl.where(real, h, 0)[:, None] * stride_mh
+    mask_base = mask_ptr + b * mask_strides[0] + tl.where(real, h, 0)[:, None] * mask_strides[1]
     start = split * stretch
     stop = tl.minimum(start + stretch, keys)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if FULL_LOOP:
         full_stop = start + (stop - start) // BLOCK_N * BLOCK_N
         acc, total, maximum = forward_blocks(
             acc, total, maximum, q, k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, query, start, full_stop, queries,
-            keys, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper,
-            qk_scale, 0, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, False,
-            PRECISION, False)  # fmt: skip
+            keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, 0, D, DV, BLOCK_D, BLOCK_N, MASK,
+            HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, False, PRECISION, False)  # fmt: skip
         start = full_stop
     acc, total, maximum = forward_blocks(
         acc, total, maximum, q, k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, query, start, stop, queries, keys,
-        stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn, stride_mm, stride_mn, lower, upper, qk_scale,
-        0, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, False, PRECISION,
-        False)  # fmt: skip
+        k_strides, v_strides, mask_strides, lower, upper, qk_scale, 0, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER,
+        HAS_UPPER, True, FUSED_SCALE, False, PRECISION, False)  # fmt: skip
     empty = total == 0.0
     lse = tl.where(empty, float("-inf"), maximum * LN2 + tl.log(total))
     inverse = tl.where(empty, 0.0, 1.0 / total)
@@ -85,20 +80,21 @@ def flash_decode_kernel(
     heads = kv_heads * GROUP
     lse_row = ((split * batch + b) * heads + h) * queries + query
     tl.store(lse_ptr + lse_row, lse, mask=real)
-    out_row = split.to(tl.int64) * stride_os + b * stride_ob + h * stride_oh + query.to(tl.int64) * stride_om
-    pointers = out_ptr + out_row[:, None] + value_columns[None, :]
-    in_range = real[:, None] & (value_columns[None, :] < DV)
+    out_row = split.to(tl.int64) * part_strides[0] + b * part_strides[1] + h * part_strides[2]
+    out_row += query.to(tl.int64) * part_strides[3]
+    pointers = out_ptr + out_row[:, None] + columns[None, :]
+    in_range = real[:, None] & (columns[None, :] < DV)
     tl.store(pointers, (acc * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=in_range)
 
 
 @triton.jit
 def flash_decode_merge_kernel(
-    parts_ptr, part_lse_ptr, out_ptr, lse_ptr, stride_ob, stride_oh, stride_om, rows, heads, queries, splits,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr, NAN_ROWS: tl.constexpr,
+    parts_ptr, part_lse_ptr, out_ptr, lse_ptr, out_strides, rows, heads, queries, splits, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, NAN_ROWS: tl.constexpr,
 ):  # fmt: skip
     """One program: one query of one head, its parts weighed by their share of the exponentials."""
     row = tl.program_id(0).to(tl.int64)
-    split, columns = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
+    split, columns = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
     lse = tl.load(part_lse_ptr + split * rows + row, mask=split < splits, other=float("-inf"))
     maximum = tl.max(lse, 0)
     finite = tl.where(maximum == float("-inf"), 0.0, maximum)
@@ -114,7 +110,7 @@ def flash_decode_merge_kernel(
     merged = tl.where(empty, nothing, merged / total)
     tl.store(lse_ptr + row, tl.where(empty, float("nan") if NAN_ROWS else float("-inf"), finite + tl.log(total)))
     b, h, query = row // queries // heads, row // queries % heads, row % queries
-    pointers = out_ptr + b * stride_ob + h * stride_oh + query * stride_om + columns
+    pointers = out_ptr + b * out_strides[0] + h * out_strides[1] + query * out_strides[2] + columns
     tl.store(pointers, merged.to(out_ptr.dtype.element_ty), mask=columns < DV)
 
 
@@ -147,8 +143,8 @@ def flash_decode(
     constants["BLOCK_M"] = rows
     launch(
         flash_decode_kernel, (problem.batch * problem.kv_heads, splits),
-        q, k, v, parts, part_lse, q if entries is None else entries, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        *parts.stride()[:4], *mask_strides, problem.batch, problem.kv_heads, problem.queries, problem.keys, stretch,
+        q, k, v, parts, part_lse, q if entries is None else entries, q.stride()[:3], k.stride()[:3], v.stride()[:3],
+        parts.stride()[:4], mask_strides, problem.batch, problem.kv_heads, problem.queries, problem.keys, stretch,
         lower or 0, upper or 0, problem.scale * 1.4426950408889634,
         **{name: value for name, value in constants.items() if name not in ("DROPOUT", "TMA", "NAN_ROWS")},
         FULL_LOOP=not problem.masked_everywhere and upper is None, NAN_ROWS=nan_rows and splits == 1,
@@ -157,8 +153,8 @@ def flash_decode(
     if splits > 1:
         count = lse.numel()
         launch(
-            flash_decode_merge_kernel, (count,), parts, part_lse, out, lse, *out.stride()[:3], count, problem.heads,
-            problem.queries, splits, DV=problem.dv, BLOCK_DV=constants["BLOCK_DV"],
+            flash_decode_merge_kernel, (count,), parts, part_lse, out, lse, out.stride()[:3], count, problem.heads,
+            problem.queries, splits, DV=problem.dv, BLOCK_D=constants["BLOCK_D"],
             SPLITS=1 << (splits - 1).bit_length(), NAN_ROWS=nan_rows, num_warps=4,
         )  # fmt: skip
     return out, lse

@@ -1,4 +1,4 @@
-"""Matrix products: activation(alpha · A B + beta · addend), one or a batch, any strides, with a free epilogue.
+"""Matrix products: alpha · A B + beta · addend, one or a batch, any strides, with a free epilogue.
 
 Two kernels. `matmul_kernel` gives each program one tile of C and one stretch of K, and loads by pointers, so that any
 strides work; with SPLIT_K > 1 the stretches' partial sums go to fp32 memory and `matmul_reduce_kernel` adds them and
@@ -10,8 +10,8 @@ Triton's matmul tutorial).
 When C has few rows, the transposed product is computed: the weights' rows then fill the matrix units' 64 rows, and
 the few rows of A become a narrow second operand (SWAPPED).
 
-The epilogue sees the fp32 accumulator: alpha, an addend of any strides (a bias is one of stride 0), an activation,
-and then EPILOGUE, a `@triton.jit` function `(values, batch, rows, cols, in_range, extra) -> values` of the caller's,
+The epilogue sees the fp32 accumulator: alpha, an addend of any strides (a bias is one of stride 0), and
+then EPILOGUE, a `@triton.jit` function `(values, batch, rows, cols, in_range, extra) -> values` of the caller's,
 whose `rows` and `cols` broadcast to the tile in either order and whose `extra` is a tuple of pointers and numbers.
 
 Nothing is fused into the loads: Triton 3.6 races when the left operand of a pipelined product is computed in registers.
@@ -25,15 +25,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minicompile.kernels.attention_problem import dot_precision
 from minicompile.kernels.configs import MatmulConfig, matmul_tile
 from minicompile.kernels.interpret import launch
 from minicompile.kernels.matmul_model import MatmulProblem, choose_config
-
-ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_tanh", "sigmoid", "tanh")
 
 
 @triton.jit
@@ -43,29 +40,10 @@ def identity(values, batch, rows, cols, in_range, extra):
 
 
 @triton.jit
-def activate(values, ACTIVATION: tl.constexpr):
-    """One of `ACTIVATIONS` of fp32 values."""
-    if ACTIVATION == "relu":
-        values = tl.where(values < 0.0, 0.0, values)
-    elif ACTIVATION == "silu":
-        values = values / (1.0 + tl.exp(-values))
-    elif ACTIVATION == "gelu":
-        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        inner = 0.7978845608028654 * (values + 0.044715 * values * values * values)
-        values = values / (1.0 + tl.exp(-2.0 * inner))
-    elif ACTIVATION == "sigmoid":
-        values = 1.0 / (1.0 + tl.exp(-values))
-    elif ACTIVATION == "tanh":
-        values = libdevice.tanh(values)
-    return values
-
-
-@triton.jit
 def finish_tile(
-    values, c_ptr, addend_ptr, extra, batch, first_row, first_col, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
-    stride_db, stride_dm, stride_dn, ROWS: tl.constexpr, COLS: tl.constexpr, HAS_ADDEND: tl.constexpr,
-    ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr, TMA_STORE: tl.constexpr,
+    values, c_ptr, addend_ptr, extra, batch, first_row, first_col, M, N, alpha, beta, c_strides, addend_strides,
+    ROWS: tl.constexpr, COLS: tl.constexpr, HAS_ADDEND: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr,
+    TMA_STORE: tl.constexpr,
 ):  # fmt: skip
     """Epilogue and store of one tile; with TMA_STORE, `c_ptr` is a descriptor of (batch, M, N)."""
     rows = (first_row + tl.arange(0, ROWS))[:, None]
@@ -75,9 +53,8 @@ def finish_tile(
     if values.dtype == tl.float32:
         values = values * alpha
         if HAS_ADDEND:
-            offsets = wide_batch * stride_db + wide_rows * stride_dm + wide_cols * stride_dn
+            offsets = wide_batch * addend_strides[0] + wide_rows * addend_strides[1] + wide_cols * addend_strides[2]
             values += beta * tl.load(addend_ptr + offsets, mask=in_range, other=0.0).to(tl.float32)
-        values = activate(values, ACTIVATION)
     if SWAPPED:
         values = EPILOGUE(values, batch, cols, rows, in_range, extra)
     else:
@@ -85,7 +62,7 @@ def finish_tile(
     if TMA_STORE:
         c_ptr.store([tl.cast(batch, tl.int32), first_row, first_col], values.to(c_ptr.dtype).reshape([1, ROWS, COLS]))
     else:
-        pointers = c_ptr + wide_batch * stride_cb + wide_rows * stride_cm + wide_cols * stride_cn
+        pointers = c_ptr + wide_batch * c_strides[0] + wide_rows * c_strides[1] + wide_cols * c_strides[2]
         tl.store(pointers, values.to(c_ptr.dtype.element_ty), mask=in_range)
 
 
@@ -112,12 +89,10 @@ def load_step(pointers, in_range, inner, stop, EVEN_K: tl.constexpr):
 
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, c_ptr, addend_ptr, extra, M, N, K, stretch, alpha, beta,
-    stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cs, stride_cb, stride_cm, stride_cn,
-    stride_db, stride_dm, stride_dn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr, HAS_ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr,
-    SWAPPED: tl.constexpr, PRECISION: tl.constexpr, PEEL: tl.constexpr,
+    a_ptr, b_ptr, c_ptr, addend_ptr, extra, M, N, K, stretch, alpha, beta, a_strides, b_strides, stride_cs, c_strides,
+    addend_strides, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_ADDEND: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of C over one stretch of K.
 
@@ -134,41 +109,36 @@ def matmul_kernel(
     start = split * stretch
     stop = tl.minimum(K, start + stretch)
     first = tl.cast(start, tl.int64)
-    a_pointers = (
-        a_ptr + batch * stride_ab + first * stride_ak + (rows.to(tl.int64) * stride_am + inner[None, :] * stride_ak)
-    )
-    b_pointers = (
-        b_ptr + batch * stride_bb + first * stride_bk + (inner[:, None] * stride_bk + cols.to(tl.int64) * stride_bn)
-    )
+    a_pointers = a_ptr + batch * a_strides[0] + first * a_strides[2]
+    a_pointers += rows.to(tl.int64) * a_strides[1] + inner[None, :] * a_strides[2]
+    b_pointers = b_ptr + batch * b_strides[0] + first * b_strides[1]
+    b_pointers += inner[:, None] * b_strides[1] + cols.to(tl.int64) * b_strides[2]
     accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32)
     if PEEL:
         a = load_step(a_pointers, rows < M, start + inner[None, :], stop, EVEN_K)
         b = load_step(b_pointers, cols < N, start + inner[:, None], stop, EVEN_K)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
-        a_pointers += BLOCK_K * stride_ak
-        b_pointers += BLOCK_K * stride_bk
+        a_pointers += BLOCK_K * a_strides[2]
+        b_pointers += BLOCK_K * b_strides[1]
         start += BLOCK_K
     for k in tl.range(start, stop, BLOCK_K):
         a = load_step(a_pointers, rows < M, k + inner[None, :], stop, EVEN_K)
         b = load_step(b_pointers, cols < N, k + inner[:, None], stop, EVEN_K)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
-        a_pointers += BLOCK_K * stride_ak
-        b_pointers += BLOCK_K * stride_bk
+        a_pointers += BLOCK_K * a_strides[2]
+        b_pointers += BLOCK_K * b_strides[1]
     part = c_ptr + split.to(tl.int64) * stride_cs
     finish_tile(
-        accumulator, part, addend_ptr, extra, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, alpha, beta, stride_cb,
-        stride_cm, stride_cn, stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE,
-        SWAPPED, False)  # fmt: skip
+        accumulator, part, addend_ptr, extra, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, M, N, alpha, beta, c_strides,
+        addend_strides, BLOCK_M, BLOCK_N, HAS_ADDEND, EPILOGUE, SWAPPED, False)  # fmt: skip
 
 
 @triton.jit
 def matmul_persistent_kernel(
-    a_desc, b_desc, c_ptr, addend_ptr, extra, batches, M, N, K, alpha, beta, stride_cb, stride_cm, stride_cn,
-    stride_db, stride_dm, stride_dn,
+    a_desc, b_desc, c_ptr, addend_ptr, extra, batches, M, N, K, alpha, beta, c_strides, addend_strides,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_BY_COLUMNS: tl.constexpr, B_BY_COLUMNS: tl.constexpr, HALVES: tl.constexpr, TMA_STORE: tl.constexpr,
-    HAS_ADDEND: tl.constexpr, ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_ADDEND: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: every so many-th tile of C. Descriptors are (batch, M, K) and (batch, K, N), or transposed."""
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
@@ -191,25 +161,22 @@ def matmul_persistent_kernel(
             halves = tl.permute(tl.reshape(accumulator, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1])
             left, right = tl.split(halves)
             finish_tile(
-                left, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
-                stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N // 2, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED,
-                TMA_STORE)  # fmt: skip
+                left, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, c_strides, addend_strides, BLOCK_M,
+                BLOCK_N // 2, HAS_ADDEND, EPILOGUE, SWAPPED, TMA_STORE)  # fmt: skip
             finish_tile(
-                right, c_ptr, addend_ptr, extra, batch, row, col + BLOCK_N // 2, M, N, alpha, beta, stride_cb,
-                stride_cm, stride_cn, stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N // 2, HAS_ADDEND, ACTIVATION,
-                EPILOGUE, SWAPPED, TMA_STORE)  # fmt: skip
+                right, c_ptr, addend_ptr, extra, batch, row, col + BLOCK_N // 2, M, N, alpha, beta, c_strides,
+                addend_strides, BLOCK_M, BLOCK_N // 2, HAS_ADDEND, EPILOGUE, SWAPPED, TMA_STORE)  # fmt: skip
         else:
             finish_tile(
-                accumulator, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, stride_cb, stride_cm,
-                stride_cn, stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED,
-                TMA_STORE)  # fmt: skip
+                accumulator, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, c_strides, addend_strides,
+                BLOCK_M, BLOCK_N, HAS_ADDEND, EPILOGUE, SWAPPED, TMA_STORE)  # fmt: skip
 
 
 @triton.jit
 def matmul_reduce_kernel(
-    parts_ptr, c_ptr, addend_ptr, extra, M, N, splits, alpha, beta, stride_ps, stride_cb, stride_cm, stride_cn,
-    stride_db, stride_dm, stride_dn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_ADDEND: tl.constexpr,
-    ACTIVATION: tl.constexpr, EPILOGUE: tl.constexpr, SWAPPED: tl.constexpr,
+    parts_ptr, c_ptr, addend_ptr, extra, M, N, splits, alpha, beta, stride_ps, c_strides, addend_strides,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_ADDEND: tl.constexpr, EPILOGUE: tl.constexpr,
+    SWAPPED: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of C from the partial sums (contiguous: split, batch, M, N)."""
     across = tl.cdiv(N, BLOCK_N)
@@ -225,17 +192,16 @@ def matmul_reduce_kernel(
         total += tl.load(pointers, mask=(rows < M) & (cols < N), other=0)
         pointers += stride_ps
     finish_tile(
-        total, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, stride_cb, stride_cm, stride_cn,
-        stride_db, stride_dm, stride_dn, BLOCK_M, BLOCK_N, HAS_ADDEND, ACTIVATION, EPILOGUE, SWAPPED,
-        False)  # fmt: skip
+        total, c_ptr, addend_ptr, extra, batch, row, col, M, N, alpha, beta, c_strides, addend_strides, BLOCK_M,
+        BLOCK_N, HAS_ADDEND, EPILOGUE, SWAPPED, False)  # fmt: skip
 
 
 def matmul(
     a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0,
-    activation: str = "none", out_dtype: torch.dtype | None = None, precision: str = "ieee", epilogue: Any = None,
+    out_dtype: torch.dtype | None = None, precision: str = "ieee", epilogue: Any = None,
     extra: tuple[Any, ...] = (), out: torch.Tensor | None = None, config: MatmulConfig | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """activation(alpha · a @ b + beta · addend), then `epilogue`; a is (M, K) or (batch, M, K), b likewise. No
+    """alpha · a @ b + beta · addend, then `epilogue`; a is (M, K) or (batch, M, K), b likewise. No
     autograd.
 
     Args:
@@ -245,7 +211,7 @@ def matmul(
         out: where to put the result, any strides.
         config: tiles; chosen by `matmul_model.choose_config` if not given.
     """
-    _check(a, b, addend, activation)
+    _check(a, b, addend)
     flat = a.dim() == 2
     a, b = (a[None], b[None]) if flat else (a, b)
     batch, m, k = a.shape
@@ -261,8 +227,7 @@ def matmul(
         config = config or (interpreted_config(m, n, k) if a.device.type == "cpu" else choose_config(problem))
         if config.swapped:
             a, b, c, addend = (t.transpose(1, 2) for t in (b, a, c, addend))
-        slots = {"HAS_ADDEND": has_addend, "ACTIVATION": activation, "EPILOGUE": epilogue or identity}
-        slots["SWAPPED"] = config.swapped
+        slots = {"HAS_ADDEND": has_addend, "EPILOGUE": epilogue or identity, "SWAPPED": config.swapped}
         if config.tma and _aligned(a, b):
             _persistent(a, b, c, addend, extra, alpha, beta, precision, config, slots)
         else:
@@ -300,10 +265,10 @@ def _by_pointers(
     if splits > 1:
         kind = torch.int32 if a.dtype == torch.int8 else torch.float32
         target = a.new_empty((splits, batch, m, n), dtype=kind)
-        first_slots = {"HAS_ADDEND": False, "ACTIVATION": "none", "EPILOGUE": identity, "SWAPPED": False}
+        first_slots = {"HAS_ADDEND": False, "EPILOGUE": identity, "SWAPPED": False}
     launch(
         matmul_kernel, (tiles, splits), a, b, target, addend, () if splits > 1 else extra, m, n, k, stretch,
-        1.0 if splits > 1 else alpha, beta, *a.stride(), *b.stride(), *target.stride(), *addend.stride(),
+        1.0 if splits > 1 else alpha, beta, a.stride(), b.stride(), target.stride(0), target.stride()[1:], addend.stride(),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
         EVEN_K=k > 0 and k % config.block_k == 0, PEEL=config.warps > 4, PRECISION=precision, num_warps=config.warps,
         num_stages=config.stages,
@@ -314,7 +279,7 @@ def _by_pointers(
         grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * batch,)
         launch(
             matmul_reduce_kernel, grid, target, c, addend, extra, m, n, splits, alpha, beta, target.stride(0),
-            *c.stride(), *addend.stride(), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4, **slots,
+            c.stride(), addend.stride(), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4, **slots,
         )  # fmt: skip
 
 
@@ -333,7 +298,7 @@ def _persistent(
     launch(
         matmul_persistent_kernel, (min(tiles, programs),), a_desc, b_desc, target, addend, extra, batch, m, n, k, alpha,
         beta,
-        *c.stride(), *addend.stride(), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        c.stride(), addend.stride(), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         GROUP_M=config.group_m, A_BY_COLUMNS=a_by_columns, B_BY_COLUMNS=b_by_columns, HALVES=config.halves,
         TMA_STORE=tma_store, PRECISION=precision, num_warps=config.warps, num_stages=config.stages, **slots,
     )  # fmt: skip
@@ -360,7 +325,7 @@ def _aligned(*operands: torch.Tensor) -> bool:
     return True
 
 
-def _check(a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None, activation: str) -> None:
+def _check(a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None) -> None:
     """Raise ValueError for what the kernels do not take."""
     problems = []
     if a.dim() not in (2, 3) or b.dim() != a.dim() or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
@@ -369,35 +334,15 @@ def _check(a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None, activa
         problems.append(f"operands must share one dtype of bf16, fp16, fp32, int8, not {a.dtype} and {b.dtype}")
     if a.device != b.device:
         problems.append(f"operands are on {a.device} and {b.device}")
-    if activation not in ACTIVATIONS:
-        problems.append(f"activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
-    if a.dtype == torch.int8 and (addend is not None or activation != "none"):
-        problems.append("int8 products take no addend and no activation; use an epilogue")
+    if a.dtype == torch.int8 and addend is not None:
+        problems.append("int8 products take no addend; use an epilogue")
     if problems:
         raise ValueError("matmul: " + "; ".join(problems))
 
 
-def padded_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b by the vendor's library, on copies of the operands, so that rows of all three are multiples of 16 bytes."""
-    n = b.shape[-1]
-    step = 16 // a.element_size()
-    k_pad, n_pad = -a.shape[-1] % step, -n % step
-    pad = torch.nn.functional.pad
-    by_rows = b.stride(-1) == 1
-    wide = pad(b, (0, n_pad, 0, k_pad)) if by_rows else pad(b.transpose(-1, -2), (0, k_pad, 0, n_pad)).transpose(-1, -2)
-    return (pad(a, (0, k_pad)) @ wide)[..., :n]
-
-
 def matmul_reference(
-    a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0,
-    activation: str = "none",
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
+) -> torch.Tensor:
     """The same values by torch, in the dtype of the arguments."""
     values = alpha * (a @ b)
-    values = values if addend is None else values + beta * addend
-    functions = torch.nn.functional
-    table = {
-        "none": lambda x: x, "relu": functions.relu, "silu": functions.silu, "gelu": functions.gelu,
-        "gelu_tanh": lambda x: functions.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid, "tanh": torch.tanh,
-    }  # fmt: skip
-    return table[activation](values)
+    return values if addend is None else values + beta * addend

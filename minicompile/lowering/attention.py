@@ -15,7 +15,7 @@ from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
 from minicompile.lowering.registry import lowers
 from minicompile.lowering.scalar import Scalar, index_value
-from minicompile.lowering.sizes import size_index, size_indices, stride_indices
+from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import TensorValue
 
 LARGEST_HEAD_DIM = 256
@@ -29,7 +29,7 @@ def _band(is_causal: bool, window: int) -> tuple[int | None, int | None]:
     return (window - 1 if window > 0 else None), (0 if is_causal else None)
 
 
-def _taken(query: TensorValue, key: TensorValue, value: TensorValue, setting: str) -> bool:
+def _taken(query: TensorValue, value: TensorValue, setting: str) -> bool:
     dims = [tensor.sizes[-1].constant for tensor in (query, value)]
     return (
         setting != "aten"
@@ -46,9 +46,7 @@ def _key(builder: GraphBuilder, seeds: TensorValue | None, index: Any) -> Tensor
         return None
     key = Scalar(seeds.load([size_index(index)])).call("bitwise_and", 0x7FFFFFFF)
     pair = (size_index(2),)
-    return builder.pointwise(
-        pair, torch.int64, lambda i: (key * index_value(1 - i[0])).expr, suffix="seed"
-    )
+    return builder.pointwise(pair, torch.int64, lambda i: (key * index_value(1 - i[0])).expr, suffix="seed")
 
 
 def _bounds(
@@ -72,41 +70,25 @@ def _bounds(
     return found
 
 
-@lowers("minicompile.attention.default")
-def lower_attention(
-    builder: GraphBuilder, query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None,
-    seeds: TensorValue | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
-    nan_rows: bool = False, tokens_first: bool = False,
-) -> Any:  # fmt: skip
-    """Result and log-sum-exp."""
-    args = (query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window, nan_rows, tokens_first)
-    if not _taken(query, key, value, builder.config.attention):
-        return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
-    drawn = _key(builder, seeds, seed_index)
-    bounds = _bounds(builder, mask, query, key)
-    options = (*_band(is_causal, window), scale, dropout, drawn, nan_rows, None, bounds, tokens_first)
-    arguments = builder.argument((query, key, value, mask, *options))
-    return _call(builder, "kernels.attention_forward", arguments, (), "fused attention", 2)
-
-
-@lowers("minicompile.attention_backward.default")
-def lower_attention_backward(
-    builder: GraphBuilder, grad: TensorValue, query: TensorValue, key: TensorValue, value: TensorValue,
-    out: TensorValue, logsumexp: TensorValue, mask: TensorValue | None, seeds: TensorValue | None, seed_index: int,
-    dropout: float, is_causal: bool, scale: float, window: int, mask_gradient: bool,
-    nan_rows: bool = False,
-) -> Any:  # fmt: skip
-    """Gradients of query, key, value and, if asked, of the mask."""
-    args = (grad, query, key, value, out, logsumexp, mask, seeds, seed_index, dropout, is_causal, scale, window,
-            mask_gradient, nan_rows)  # fmt: skip
-    if not _taken(query, key, value, builder.config.attention):
-        return call_operator(builder, builder.node.target, args, {}, "attention outside the kernels' range")
-    drawn = _key(builder, seeds, seed_index)
-    tensors = (grad, query, key, value, out, logsumexp, mask)
-    bounds = (None, _bounds(builder, mask, query, key), _bounds(builder, mask, query, key, by_keys=True))
-    arguments = builder.argument((*tensors, *_band(is_causal, window), scale, dropout, drawn, nan_rows, *bounds))
-    options = (("mask_gradient", mask_gradient),)
-    return _call(builder, "kernels.attention_backward", arguments, options, "fused attention", 4 if mask_gradient else 3)
+@lowers("minicompile.attention.default", "minicompile.attention_backward.default")
+def lower_attention(builder: GraphBuilder, *args: Any) -> Any:
+    """Result and log-sum-exp; or gradients of query, key, value and, if asked, of the mask."""
+    target = builder.node.target
+    given: dict[str, Any] = {"nan_rows": False, "tokens_first": False}
+    given.update(zip((argument.name for argument in target._schema.arguments), args, strict=False))
+    query, key, value, mask = (given[name] for name in ("query", "key", "value", "mask"))
+    if not _taken(query, value, builder.config.attention):
+        return call_operator(builder, target, args, {}, "attention outside the kernels' range")
+    drawn = _key(builder, given["seeds"], given["seed_index"])
+    options = (*_band(given["is_causal"], given["window"]), given["scale"], given["dropout"], drawn, given["nan_rows"], None,
+               _bounds(builder, mask, query, key))  # fmt: skip
+    if "grad" not in given:
+        arguments = builder.argument((query, key, value, mask, *options, given["tokens_first"]))
+        return _call(builder, "kernels.attention_forward", arguments, (), "fused attention", 2)
+    tensors = (given["grad"], query, key, value, given["out"], given["logsumexp"], mask)
+    arguments = builder.argument((*tensors, *options, _bounds(builder, mask, query, key, by_keys=True)))
+    asked = (("mask_gradient", given["mask_gradient"]),)
+    return _call(builder, "kernels.attention_backward", arguments, asked, "fused attention", 4 if given["mask_gradient"] else 3)
 
 
 @lowers("minicompile.linear_cross_entropy.default")
@@ -120,12 +102,7 @@ def lower_linear_cross_entropy(builder: GraphBuilder, hidden: TensorValue, *rest
 
 def _call(builder: GraphBuilder, target: str, args: Any, kwargs: Any, reason: str, tensors: int) -> Any:
     """Emit the call; results after the first `tensors` are not tensors."""
-    buffers = [
-        builder.new_buffer(
-            size_indices(result.shape), result.dtype,
-            strides=stride_indices(result.stride()), device=result.device, suffix=str(number),
-        ) if number < tensors else None
-        for number, result in enumerate(builder.val)
-    ]  # fmt: skip
+    buffers = [builder.buffer_for(result, str(number)) if number < tensors else None
+               for number, result in enumerate(builder.val)]  # fmt: skip
     builder.extern(target, args, kwargs, tuple(buffers), reason=reason, unpack=True)
     return tuple(None if buffer is None else builder.whole(buffer) for buffer in buffers)

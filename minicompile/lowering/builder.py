@@ -27,6 +27,7 @@ from minicompile.ir.loops import (
     Reduction,
     ReductionKind,
     Scan,
+    fold_identity,
 )
 from minicompile.lowering.registry import UseExtern
 from minicompile.lowering.sizes import contiguous_strides, is_empty, overlaps, size_indices, stride_indices
@@ -115,6 +116,11 @@ class GraphBuilder:
         self.buffers[buffer.name] = buffer
         return buffer
 
+    def buffer_for(self, result: torch.Tensor, suffix: str = "") -> Buffer:
+        """A computed buffer laid out as a fake result promises."""
+        sizes, strides = size_indices(result.shape), stride_indices(result.stride())
+        return self.new_buffer(sizes, result.dtype, strides=strides, device=result.device, suffix=suffix)
+
     def new_version(self, name: str, suffix: str = "") -> Buffer:
         """A buffer for the storage of an older one, once something has written it."""
         hint = self.node.name + (f"_{suffix}" if suffix else "")
@@ -181,16 +187,15 @@ class GraphBuilder:
         keepdim: bool = False,
         strides: Indices | None = None,
         suffix: str = "",
-        identity: int | float | bool | None = None,
     ) -> TensorValue:
-        """Fold `body` over `dims` of a space of `sizes`; an empty fold gives `identity`."""
+        """Fold `body` over `dims` of a space of `sizes`; a fold of nothing gives the identity of sums and products."""
         folded = set(dims)
         kept = tuple(d for d in range(len(sizes)) if d not in folded)
         out_sizes = tuple(ONE if d in folded else s for d, s in enumerate(sizes) if keepdim or d not in folded)
         if is_empty(sizes[d] for d in folded):
-            if identity is None:
+            if kind not in ("sum", "prod", "any"):
                 raise UseExtern("a reduction without identity over nothing")
-            fill = Constant(identity, dtype)
+            fill = Constant(fold_identity(kind, dtype), dtype)
             return self.pointwise(out_sizes, dtype, lambda _: fill, strides=strides, suffix=suffix)
         buffer = self.new_buffer(out_sizes, dtype, strides=strides, suffix=suffix)
         result = self.whole(buffer)
@@ -205,9 +210,7 @@ class GraphBuilder:
         self._emit(buffer.name, axes_of(outer), value, result.at(place), fold=Reduction(kind, axes) if axes else None)
         return result
 
-    def scan(
-        self, kind: Any, dim: int, dtype: torch.dtype, body: Callable[[Indices], Expr], reverse: bool = False
-    ) -> TensorValue:
+    def scan(self, kind: Any, dim: int, dtype: torch.dtype, body: Callable[[Indices], Expr]) -> TensorValue:
         """Scan `body` along `dim` over the node's result."""
         sizes = size_indices(self.val.shape)
         buffer = self.new_buffer(sizes, dtype, strides=stride_indices(self.val.stride()))
@@ -215,7 +218,7 @@ class GraphBuilder:
         if is_empty(sizes):
             return self._empty(buffer)
         indices = loop_axes(sizes)
-        fold = Scan(kind, axes_of([indices[dim]])[0], reverse) if indices[dim].terms else None
+        fold = Scan(kind, axes_of([indices[dim]])[0]) if indices[dim].terms else None
         self._emit(buffer.name, axes_of(indices), body(indices), result.at(indices), fold=fold)
         return result
 
@@ -312,9 +315,7 @@ class GraphBuilder:
     ) -> None:
         """Emit a call; arguments are already in extern form (see `argument`)."""
         origins = (self.origin,) if self.origin else ()
-        self.operations.append(
-            ExternKernel(target, args, kwargs, outputs, reason=reason, origins=origins, **options)
-        )
+        self.operations.append(ExternKernel(target, args, kwargs, outputs, reason=reason, origins=origins, **options))
 
     def finish(self, inputs: tuple[str, ...], size_inputs: dict[str, Index], outputs: tuple[Any, ...]) -> LoweredGraph:
         """The finished graph."""

@@ -68,9 +68,7 @@ def _after(index: Index, start: Index, element: Expr) -> Expr:
 
 
 @lowers("aten.constant_pad_nd.default")
-def lower_constant_pad(
-    builder: GraphBuilder, value: TensorValue, padding: Sequence[Any], fill: Any = 0
-) -> TensorValue:
+def lower_constant_pad(builder: GraphBuilder, value: TensorValue, padding: Sequence[Any], fill: Any = 0) -> TensorValue:
     """A border of one value; negative widths cut."""
     before = [ZERO] * value.rank
     for place, width in enumerate(padding[::2]):
@@ -111,8 +109,7 @@ class Windows:
     def elements(self, indices: Indices) -> list[tuple[list[Index], bool | Scalar]]:
         """Each element of the window at `indices`, in row-major order: its place and whether it exists."""
         starts = [
-            index * step - pad
-            for index, step, pad in zip(indices[self.lead :], self.stride, self.padding, strict=True)
+            index * step - pad for index, step, pad in zip(indices[self.lead :], self.stride, self.padding, strict=True)
         ]
         found = []
         for offsets in itertools.product(*map(range, self.kernel)):

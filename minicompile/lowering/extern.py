@@ -17,7 +17,6 @@ from minicompile.errors import Unsupported
 from minicompile.ir.loops import Buffer
 from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.registry import lowers, overload
-from minicompile.lowering.sizes import size_indices, stride_indices
 from minicompile.lowering.values import TensorValue
 
 # Operators whose `out=` form computes the same; the result is written into memory that the program plans.
@@ -138,10 +137,7 @@ def _output_buffer(builder: GraphBuilder, result: Any, suffix: str) -> Buffer | 
     if isinstance(result, torch.Tensor):
         if result.layout != torch.strided:
             raise Unsupported("sparse tensor", f"{builder.node.target} returns a {result.layout} tensor")
-        return builder.new_buffer(
-            size_indices(result.shape), result.dtype,
-            strides=stride_indices(result.stride()), device=result.device, suffix=suffix,
-        )  # fmt: skip
+        return builder.buffer_for(result, suffix)
     if result is None:
         return None
     if isinstance(result, (list, tuple)):

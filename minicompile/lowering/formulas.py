@@ -260,9 +260,7 @@ def elu(a: Scalar, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1
     return where(a <= 0, negative, a * scale)
 
 
-def elu_backward(
-    grad: Scalar, alpha: Number, scale: Number, input_scale: Number, is_result: bool, a: Scalar
-) -> Scalar:
+def elu_backward(grad: Scalar, alpha: Number, scale: Number, input_scale: Number, is_result: bool, a: Scalar) -> Scalar:
     """Gradient of `elu`, from its result or its argument."""
     if is_result:
         negative = grad * input_scale * (a + alpha * scale)

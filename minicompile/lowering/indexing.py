@@ -46,9 +46,7 @@ def _require_integers(*tensors: TensorValue) -> None:
 
 
 @lowers("aten.gather.default")
-def lower_gather(
-    builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, **_: Any
-) -> TensorValue:
+def lower_gather(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, **_: Any) -> TensorValue:
     """`value[i, index[i, j]]`."""
     dim = wrap(dim, value.rank)
     if value.rank != index.rank:
@@ -79,9 +77,7 @@ def lower_index_select(builder: GraphBuilder, value: TensorValue, dim: int, inde
 @lowers("aten.embedding.default")
 def lower_embedding(builder: GraphBuilder, weight: TensorValue, index: TensorValue, *_: Any) -> TensorValue:
     """Rows of a table."""
-    return builder.like_node(
-        lambda i: weight.load([position(index.load(i[:-1]), weight.sizes[0]), i[-1]])
-    )
+    return builder.like_node(lambda i: weight.load([position(index.load(i[:-1]), weight.sizes[0]), i[-1]]))
 
 
 class Selection:
@@ -136,9 +132,7 @@ def _target(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype | None
         raise UseExtern("deterministic algorithms are asked for")
     if builder.in_place is not None and dtype in (None, value.dtype):
         return builder.in_place
-    return builder.copy(
-        value, strides=stride_indices(builder.val.stride()), dtype=dtype, suffix="base"
-    )
+    return builder.copy(value, strides=stride_indices(builder.val.stride()), dtype=dtype, suffix="base")
 
 
 def _scattered(
@@ -162,9 +156,7 @@ def _scattered(
 
 
 @lowers("aten.scatter.src", "aten.scatter.value", "aten.scatter_add.default")
-def lower_scatter(
-    builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, source: Any
-) -> TensorValue:
+def lower_scatter(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, source: Any) -> TensorValue:
     """`value[i, index[i, j]] = source[i, j]`, or `+=`."""
     dim = wrap(dim, value.rank)
     if value.rank != index.rank or (isinstance(source, TensorValue) and source.rank != index.rank):
@@ -198,9 +190,7 @@ def lower_index_put(
     if all(index is None for index in chosen):
         raise UseExtern("an assignment to everything")
     selection = Selection(value.sizes, chosen)
-    return _scattered(
-        builder, value, selection.result_sizes, source.load_broadcast, selection.source, accumulate
-    )
+    return _scattered(builder, value, selection.result_sizes, source.load_broadcast, selection.source, accumulate)
 
 
 @lowers("aten.index_add.default", "aten.index_copy.default")

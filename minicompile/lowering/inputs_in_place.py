@@ -71,7 +71,7 @@ class InputWrites:
         """Whether no old contents are read once they are overwritten, or while they are."""
         for write in writes:
             limit = self.order[self._begins[write]]
-            for node in aliases(write.args[0]):  # type: ignore[arg-type]
+            for node in aliases(write.args[0]):  # type: ignore[arg-type]  # a node
                 for user in node.users:
                     if user in writes:
                         if node in inputs_after_the_first(user) and not is_region(node, user):

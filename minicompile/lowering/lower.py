@@ -27,7 +27,6 @@ from minicompile.lowering import (  # noqa: F401  (they register their rules)
     pointwise,
     random,
     reduction,
-    scan,
     view,
 )
 from minicompile.lowering.builder import GraphBuilder
@@ -127,7 +126,7 @@ class GraphLowering:
         target = node.target
         if target is operator.getitem:
             container, position = node.args
-            return self.values[container][position]  # type: ignore[index]
+            return self.values[container][position]  # type: ignore[index]  # a node
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             return size_index(value)
@@ -138,7 +137,7 @@ class GraphLowering:
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported("graph function", f"{node.name} calls {target}, which is not an ATen operator")
         if target is COPY:
-            if node.args[0].op != "placeholder":  # type: ignore[union-attr]
+            if node.args[0].op != "placeholder":  # type: ignore[union-attr]  # a node
                 raise Unsupported("in-place operator", f"{node.name} writes something other than an input of the graph")
             self._save_old_contents(node)
         args = self._arguments(node.args)
@@ -204,7 +203,7 @@ class GraphLowering:
 
     def _save_old_contents(self, copy: Node) -> None:
         """Copy what later nodes still read of an input that is about to change, and what the new contents read askew."""
-        target, source = self.values[copy.args[0]], self.values[copy.args[1]]  # type: ignore[index]
+        target, source = self.values[copy.args[0]], self.values[copy.args[1]]  # type: ignore[index]  # a node
         for node, value in self.values.items():
             stale = [v for v in tensors_in(value) if v.buffer == target.buffer]
             if not stale or not self.writes.order:

@@ -104,6 +104,7 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     "hardshrink": formulas.hardshrink, "hardshrink_backward": formulas.hardshrink_backward,
     "softshrink": formulas.softshrink, "softshrink_backward": formulas.hardshrink_backward,
     "logit_backward": formulas.logit_backward,
+    "log_sigmoid_backward": lambda grad, a, _: formulas.log_sigmoid_backward(grad, a),  # eager's buffer is not needed
     "sigmoid_backward": formulas.sigmoid_backward, "tanh_backward": formulas.tanh_backward,
 }  # fmt: skip
 
@@ -172,11 +173,13 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion) -> Callab
 
 
 def _register_tables() -> None:
-    for table, promotion in ((IN_RESULT_DTYPE, "result"), (COMPARISONS, "promoted")):
+    tables: tuple[tuple[dict[str, Callable[..., Scalar]], Promotion], ...]
+    tables = (IN_RESULT_DTYPE, "result"), (COMPARISONS, "promoted")
+    for table, promotion in tables:
         for name, formula in table.items():
             found = overload(f"aten.{name}" if "." in name else f"aten.{name}.default")
             if found is not None:
-                RULES[found] = _elementwise(formula, promotion)  # type: ignore[arg-type]
+                RULES[found] = _elementwise(formula, promotion)
 
 
 _register_tables()
@@ -212,16 +215,3 @@ def lower_log_sigmoid(builder: GraphBuilder, value: TensorValue) -> Any:
     result = builder.like_node(lambda i: formulas.log_sigmoid(Scalar(value.load(i))).expr, 0)
     return result, builder.like_node(lambda i: (-Scalar(value.load(i)).call("abs")).call("exp").expr, 1)
 
-
-@lowers("aten.log_sigmoid_backward.default")
-def lower_log_sigmoid_backward(
-    builder: GraphBuilder, grad: TensorValue, value: TensorValue, _buffer: TensorValue
-) -> TensorValue:
-    """Recomputed from the argument; eager's buffer is not needed."""
-
-    def body(indices: Indices) -> Expr:
-        return formulas.log_sigmoid_backward(
-            Scalar(grad.load_broadcast(indices)), Scalar(value.load_broadcast(indices))
-        ).expr
-
-    return builder.like_node(body)

@@ -42,12 +42,12 @@ def _node_strides(builder: GraphBuilder) -> Indices:
 
 def _fold(
     builder: GraphBuilder, kind: Any, value: TensorValue, dims: list[int], body: Callable[[Scalar], Scalar],
-    *, dtype: torch.dtype, keepdim: bool, identity: Any = None,
+    *, dtype: torch.dtype, keepdim: bool,
 ) -> TensorValue:  # fmt: skip
     """One fold whose result is the node's."""
     return builder.reduce(
         kind, value.sizes, dims, dtype, lambda i: body(Scalar(value.load(i))).expr,
-        keepdim=keepdim, strides=_node_strides(builder), identity=identity,
+        keepdim=keepdim, strides=_node_strides(builder),
     )  # fmt: skip
 
 
@@ -57,10 +57,7 @@ def lower_total(
 ) -> TensorValue:
     """Integers and booleans add up, or multiply, in int64."""
     result, kind = builder.val.dtype, builder.node.target._opname
-    return _fold(
-        builder, kind, value, dims_of(value, dims), lambda x: x.to(result), dtype=result, keepdim=keepdim,
-        identity={"sum": 0, "prod": 1}[kind],
-    )  # fmt: skip
+    return _fold(builder, kind, value, dims_of(value, dims), lambda x: x.to(result), dtype=result, keepdim=keepdim)
 
 
 @lowers("aten.amax.default", "aten.max.default", "aten.amin.default", "aten.min.default")
@@ -74,13 +71,11 @@ def lower_extreme(builder: GraphBuilder, value: TensorValue, dims: Any = None, k
 def lower_any(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
     """Some element is non-zero."""
     chosen = [] if isinstance(dims, (list, tuple)) and not dims else dims_of(value, dims)
-    found = _fold(
-        builder, "any", value, chosen, lambda x: x.to(torch.bool), dtype=torch.bool, keepdim=keepdim, identity=False
-    )
+    found = _fold(builder, "any", value, chosen, lambda x: x.to(torch.bool), dtype=torch.bool, keepdim=keepdim)
     return found if builder.val.dtype == torch.bool else builder.like_node(found.load)
 
 
-def _position(builder: GraphBuilder, kind: str, value: TensorValue, dims: list[int], keepdim: bool) -> TensorValue:
+def _position(builder: GraphBuilder, kind: Any, value: TensorValue, dims: list[int], keepdim: bool) -> TensorValue:
     """Where the extreme is, in row-major order of the folded dimensions."""
     if is_empty(value.sizes[d] for d in dims):
         raise UseExtern("a position in nothing")
@@ -89,7 +84,7 @@ def _position(builder: GraphBuilder, kind: str, value: TensorValue, dims: list[i
         kept = tuple(ONE if d in dims else s for d, s in enumerate(value.sizes) if keepdim or d not in dims)
         return builder.pointwise(kept, torch.int64, lambda _: index_value(ZERO).expr, strides=strides, suffix=kind)
     return builder.reduce(
-        kind, value.sizes, dims, torch.int64, value.load, keepdim=keepdim, strides=strides, suffix=kind  # type: ignore[arg-type]
+        kind, value.sizes, dims, torch.int64, value.load, keepdim=keepdim, strides=strides, suffix=kind
     )
 
 
@@ -115,12 +110,10 @@ def folded_count(value: TensorValue, dims: Sequence[int]) -> Index:
 
 
 def sum_into(
-    builder: GraphBuilder, sizes: Indices, dims: list[int], dtype: torch.dtype,
-    body: Callable[[Indices], Expr], suffix: str, kind: Any = "sum",
-) -> TensorValue:  # fmt: skip
-    """A fold of intermediate values that keeps its dimensions."""
-    identity = {"sum": 0, "max": -math.inf}[kind]
-    return builder.reduce(kind, sizes, dims, dtype, body, keepdim=True, suffix=suffix, identity=identity)
+    builder: GraphBuilder, sizes: Indices, dims: list[int], dtype: torch.dtype, body: Callable[[Indices], Expr], suffix: str
+) -> TensorValue:
+    """A sum of intermediate values that keeps its dimensions."""
+    return builder.reduce("sum", sizes, dims, dtype, body, keepdim=True, suffix=suffix)
 
 
 def _kept_indices(indices: Indices, dims: list[int], rank: int, keepdim: bool) -> Indices:
@@ -141,7 +134,7 @@ def lower_mean(
     summed = sum_into(builder, value.sizes, chosen, wide, lambda i: cast(value.load(i), wide), "sum")
     count = folded_count(value, chosen)
     return builder.like_node(
-        lambda i: (Scalar(summed.load(_kept_indices(i, chosen, value.rank, keepdim))) / count)  # type: ignore[operator]
+        lambda i: (Scalar(summed.load(_kept_indices(i, chosen, value.rank, keepdim))) / count)
         .to(builder.val.dtype).expr
     )  # fmt: skip
 
@@ -152,9 +145,7 @@ def moments(
     """The mean, and the sum of squared distances from it, both with kept dimensions: two passes, no cancellation."""
     count = folded_count(value, dims)
     summed = sum_into(builder, value.sizes, dims, wide, lambda i: cast(value.load(i), wide), "sum")
-    mean = builder.pointwise(
-        summed.sizes, wide, lambda i: (Scalar(summed.load(i)) / count).expr, suffix="mean"  # type: ignore[operator]
-    )
+    mean = builder.pointwise(summed.sizes, wide, lambda i: (Scalar(summed.load(i)) / count).expr, suffix="mean")
 
     def centred_square(indices: Indices) -> Expr:
         centred = Scalar(cast(value.load(indices), wide)) - Scalar(mean.load_broadcast(indices))
@@ -205,12 +196,12 @@ def lower_vector_norm(
     if order in (math.inf, -math.inf):
         if is_empty(value.sizes):
             raise UseExtern("an extreme of nothing")
-        kind = "max" if order > 0 else "min"
+        kind: Any = "max" if order > 0 else "min"
         fold: Callable[[Indices], Expr] = lambda i: magnitude(i).expr  # noqa: E731
         finish: Callable[[Scalar], Scalar] = lambda x: x  # noqa: E731
     else:
         kind, (fold, finish) = "sum", _norm_parts(order, magnitude)
-    folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=True, suffix="fold", identity=0)  # type: ignore[arg-type]
+    folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=True, suffix="fold")
     return builder.like_node(
         lambda i: cast(
             finish(Scalar(folded.load(_kept_indices(i, chosen, value.rank, keepdim)))).expr, builder.val.dtype
@@ -227,3 +218,13 @@ def _norm_parts(order: Any, magnitude: Callable[[Indices], Scalar]) -> Any:
     if order == 0:
         return lambda i: (lambda m: m.differs(0).to(m.dtype).expr)(magnitude(i)), lambda x: x
     return lambda i: magnitude(i).call("pow", order).expr, lambda x: x.call("pow", 1 / order)
+
+
+@lowers("aten.cumsum.default", "aten.cumprod.default")
+def lower_scan(builder: GraphBuilder, value: TensorValue, dim: int, *, dtype: Any = None) -> TensorValue:
+    """A running sum or product; the other scans are called as they are."""
+    result = builder.val.dtype
+    if value.rank == 0:
+        return builder.like_node(lambda _: cast(value.load(()), result))
+    kind = builder.node.target._opname
+    return builder.scan(kind, wrap(dim, value.rank), result, lambda i: cast(value.load(i), result))

@@ -5,6 +5,7 @@ Operands of one operation have one dtype; Python numbers take the other side's. 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -80,7 +81,7 @@ class Scalar:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Scalar | Number) -> Scalar:
+    def __truediv__(self, other: Scalar | Number | Index) -> Scalar:
         return self.call("truediv", other)
 
     def __rtruediv__(self, other: Number) -> Scalar:
@@ -136,9 +137,9 @@ def where(condition: Scalar, then: Scalar | Number, other: Scalar | Number) -> S
     return Scalar(Apply("where", arguments, anchor.dtype))
 
 
-def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Scalar:
+def index_value(index: Index) -> Scalar:
     """An index as a value."""
-    return Scalar(number(index, dtype) if index.constant is not None else cast(IndexValue(index, torch.int64), dtype))
+    return Scalar(number(index, torch.int64))
 
 
 def index_below(index: Index, bound: Index) -> bool | Scalar:
@@ -160,13 +161,10 @@ def index_at_least(index: Index, bound: Index) -> bool | Scalar:
 
 def both(*conditions: bool | Scalar) -> bool | Scalar:
     """The conjunction."""
-    result: bool | Scalar = True
-    for condition in conditions:
-        if condition is False:
-            return False
-        if condition is not True:
-            result = condition if result is True else result & condition  # type: ignore[operator]
-    return result
+    if any(condition is False for condition in conditions):
+        return False
+    unknown = [condition for condition in conditions if isinstance(condition, Scalar)]
+    return functools.reduce(Scalar.__and__, unknown) if unknown else True
 
 
 def masked(condition: bool | Scalar, value: Expr, other: Expr) -> Expr:

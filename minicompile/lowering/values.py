@@ -31,7 +31,7 @@ def loop_axes(sizes: tuple[Index, ...], prefix: str = "i") -> tuple[Index, ...]:
 
 def axes_of(indices: Sequence[Index]) -> tuple[Axis, ...]:
     """The axes among indices made by `loop_axes`."""
-    return tuple(index.terms[0][0][0] for index in indices if index.terms)  # type: ignore[misc]
+    return tuple(index.terms[0][0][0] for index in indices if index.terms)  # type: ignore[misc]  # each is one axis
 
 
 @functools.lru_cache(maxsize=1 << 15)

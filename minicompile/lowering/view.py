@@ -253,9 +253,7 @@ def lower_unfold(builder: GraphBuilder, value: TensorValue, dim: int, size: int,
     dim = wrap(dim, value.rank)
     if value.rank == 0:
         return value.reindexed(result_sizes(builder), lambda i: [])
-    return value.reindexed(
-        result_sizes(builder), lambda i: [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : value.rank]]
-    )
+    return value.reindexed(result_sizes(builder), lambda i: [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : value.rank]])
 
 
 @lowers_view("aten.split.Tensor", "aten.split_with_sizes.default")

@@ -49,9 +49,7 @@ def errors(value: torch.Tensor, exact: torch.Tensor) -> Errors:
     return Errors(tuple(counts.tolist()), float(found.mean()), float(found.max()), index)
 
 
-def accuracy(
-    name: str, kernel: str, compiled: torch.Tensor, eager: Any, exact: Any
-) -> Accuracy | None:
+def accuracy(name: str, kernel: str, compiled: torch.Tensor, eager: Any, exact: Any) -> Accuracy | None:
     """The entry of one floating-point tensor; `None` for integers and tensors that do not correspond."""
     if not all(isinstance(v, torch.Tensor) and v.is_floating_point() for v in (compiled, eager, exact)):
         return None

@@ -263,9 +263,6 @@ def set_random_state(state: Any) -> None:
 @contextlib.contextmanager
 def restored(state: Any) -> Iterator[None]:
     """Run from a state, and leave the present one untouched."""
-    now = [torch.get_rng_state(), torch.cuda.get_rng_state() if state[1] is not None else None]
-    set_random_state(state)
-    try:
+    with torch.random.fork_rng([] if state[1] is None else [torch.cuda.current_device()]):
+        set_random_state(state)
         yield
-    finally:
-        set_random_state(now)

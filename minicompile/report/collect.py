@@ -14,7 +14,7 @@ from typing import Any
 
 from minicompile.errors import Location
 from minicompile.ir.index import hint
-from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Origin
+from minicompile.ir.loops import BufferView, ExternKernel, Origin, num_bytes, views_in
 from minicompile.ir.printer import captured_text, dtype_text
 from minicompile.ir.schedule import KernelGroup, Schedule
 from minicompile.report.matmul_shapes import matmul_shape
@@ -74,7 +74,7 @@ def steps_of(graphs: Iterable[Any]) -> Iterator[tuple[Any, str, Step]]:
     for graph in graphs:
         for half, part in graph.parts.items():
             if part.schedule is not None and part.program is not None:
-                held = held_bytes(part.schedule)
+                held = part.schedule.held_bytes()
                 for number in range(len(held)):
                     yield graph, half, step_record(graph.captured.name, half, number, part, held[number])
 
@@ -92,7 +92,7 @@ def step_record(graph: str, half: str, number: int, part: Any, held: int = 0) ->
         reason, source = step.tile.reason, kernel.text if kernel else ""
     else:
         views = list(views_in((step.args, tuple(value for _, value in step.kwargs))))
-        product, traffic = matmul_shape(step), (sum(map(buffer_bytes, views)), sum(map(buffer_bytes, written)))
+        product, traffic = matmul_shape(step), (sum(map(num_bytes, views)), sum(map(num_bytes, written)))
         flops, reason, source = extern_flops(step, product, views), step.reason, ""
         name = re.sub(r"^torch\.ops\.(aten\.|minicompile\.)?|^kernels\.|\.(out|default)$", "", step.target)
         name += f" {product}" if product else ""
@@ -105,20 +105,6 @@ def step_record(graph: str, half: str, number: int, part: Any, held: int = 0) ->
         dtype=dtype_text(written[0].dtype) if written else "", held_bytes=held, reason=reason, source=source,
         matmul=product,
     )  # fmt: skip
-
-
-def views_in(value: Any) -> Iterator[BufferView]:
-    """The buffer views among nested arguments."""
-    if isinstance(value, BufferView):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from views_in(item)
-
-
-def buffer_bytes(buffer: BufferView | Buffer) -> int:
-    """Bytes of the elements of a buffer or view, at the hinted sizes."""
-    return math.prod(hint(size) for size in buffer.sizes) * buffer.dtype.itemsize
 
 
 def extern_flops(step: ExternKernel, product: MatmulShape | None, views: list[BufferView]) -> int:
@@ -137,21 +123,23 @@ def extern_flops(step: ExternKernel, product: MatmulShape | None, views: list[Bu
 
 
 def fusions(graphs: Iterable[Any]) -> tuple[Fusion, ...]:
-    """The ledger: what shares a kernel, and every pair that stays apart."""
-    found: list[Fusion] = []
-    for half, part in (pair for graph in graphs for pair in graph.parts.items() if pair[1].schedule is not None):
-        loops = part.schedule.graph.operations
-        words = {name: f"{loop.origins[0].operator} {name}" for loop in loops if loop.origins for name in loop.writes}
-        for step in part.schedule.steps:
-            if isinstance(step, KernelGroup) and len(origins_of(step)) > 1:
-                joined = ", ".join(dict.fromkeys(origin.operator for origin in origins_of(step)))
-                found.append(Fusion(half, "fused", joined, "one kernel"))
-        for entry in part.schedule.refusals:
-            known = entry.bytes_apart is not None and entry.bytes_fused is not None
-            saved = entry.bytes_apart - entry.bytes_fused if known else None
-            pair = " and ".join(words.get(name, name) for name in (entry.producer, entry.consumer))
-            found.append(Fusion(half, entry.verdict, pair, entry.reason, saved))
-    return tuple(found)
+    """The ledger of every compiled half."""
+    halves = (pair for graph in graphs for pair in graph.parts.items())
+    return tuple(entry for half, part in halves if part.schedule is not None for entry in fusions_of(half, part.schedule))
+
+
+def fusions_of(half: str, schedule: Schedule) -> Iterator[Fusion]:
+    """What shares a kernel, and every pair that stays apart."""
+    loops = schedule.graph.operations
+    words = {name: f"{loop.origins[0].operator} {name}" for loop in loops if loop.origins for name in loop.writes}
+    for step in schedule.steps:
+        if isinstance(step, KernelGroup) and len(origins_of(step)) > 1:
+            yield Fusion(half, "fused", ", ".join(dict.fromkeys(origin.operator for origin in origins_of(step))), "one kernel")
+    for entry in schedule.refusals:
+        unknown = entry.bytes_apart is None or entry.bytes_fused is None
+        saved = None if unknown else entry.bytes_apart - entry.bytes_fused  # type: ignore[operator]  # both are known
+        pair = " and ".join(words.get(name, name) for name in (entry.producer, entry.consumer))
+        yield Fusion(half, entry.verdict, pair, entry.reason, saved)
 
 
 def pattern_lines(graphs: Iterable[Any]) -> tuple[str, ...]:
@@ -161,21 +149,6 @@ def pattern_lines(graphs: Iterable[Any]) -> tuple[str, ...]:
         for graph in graphs
         for p in graph.partitioned.patterns
     )
-
-
-def held_bytes(schedule: Schedule) -> list[int]:
-    """Bytes held during each step; storage that a later buffer takes over is held once, until the last of them."""
-    spans: dict[str, list[int]] = {}
-    roots: dict[str, str] = {}
-    for name, allocation in schedule.memory.allocations.items():
-        root = roots[name] = roots.get(allocation.reuses or name, allocation.reuses or name)
-        size = buffer_bytes(schedule.graph.buffers[name])
-        first, last, held = spans.get(root, [allocation.first_step, allocation.last_step, 0])
-        spans[root] = [min(first, allocation.first_step), max(last, allocation.last_step), max(held, size)]
-    return [
-        sum(size for first, last, size in spans.values() if first <= number <= last)
-        for number in range(len(schedule.steps))
-    ]
 
 
 def draws_random_numbers(graph: Any) -> bool:

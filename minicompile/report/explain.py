@@ -234,7 +234,7 @@ class Case:
                 found = self.quietly(functools.partial(self.sandbox.once, self.compiled))
             eager = self.quietly(functools.partial(self.sandbox.once, self.target))
             exact = self.quietly(lambda: self.sandbox.once(self.sandbox.in_double(), double=True))
-        except Exception as failure:
+        except Exception as failure:  # not every function has an fp64 form
             return Certificate((), tuple(kernels), f"no fp64 run: {type(failure).__name__}: {str(failure)[:100]}")
         names = [f"output {number}" for number in range(self.sandbox.output_count)]
         names += [f"gradient of {name}" for name in self.sandbox.differentiable_names]

@@ -10,13 +10,12 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from minicompile.errors import InvalidOption
-from minicompile.ir.graph import CapturedGraph
-from minicompile.ir.printer import captured_text, partitioned_text, schedule_text
-from minicompile.ir.schedule import KernelGroup, Schedule
+from minicompile.ir.printer import captured_text, guards_text, partitioned_text, schedule_text
+from minicompile.report.collect import fusions_of
 
 VARIABLE = "MINICOMPILE_LOGS"
 
@@ -77,11 +76,11 @@ def emit_part(topics: frozenset[str], graph: Any, half: str, part: Any) -> None:
     captured, name = graph.captured, f"{graph.captured.name} {half}"
     texts: dict[str, Callable[[], str]] = {}
     if half == "forward":
-        texts["guards"] = lambda: guards_text(captured)
+        texts["guards"] = lambda: f"{captured.name}: {len(captured.guards)} guards\n{guards_text(captured)}"
         texts["graph_code"] = lambda: captured_text(captured)
         texts["aot_graphs"] = lambda: partitioned_text(graph.partitioned)
     if part.schedule is not None:
-        texts["fusion"] = lambda: fusion_text(name, part.schedule)
+        texts["fusion"] = lambda: "\n    ".join([name, *map(str, fusions_of(half, part.schedule))])
         texts["schedule"] = lambda: schedule_text(part.schedule)
     if part.program is not None:
         texts["kernel_code"] = lambda: "\n\n\n".join([name, *(kernel.text for kernel in part.program.kernels)])
@@ -90,30 +89,3 @@ def emit_part(topics: frozenset[str], graph: Any, half: str, part: Any) -> None:
         if topic in topics:
             emit(topic, text())
 
-
-def guards_text(captured: CapturedGraph) -> str:
-    """Every guard of a captured graph, with the line that needed it."""
-    lines = [f"{captured.name}: {len(captured.guards)} guards"]
-    for guard in captured.guards:
-        needed = f"  (needed at {guard.location})" if guard.location else ""
-        lines.append(f"    {guard.expression}{needed}")
-    return "\n".join(lines)
-
-
-def fusion_text(name: str, schedule: Schedule) -> str:
-    """What shares a kernel, and what does not and why."""
-    lines = [f"{name}: {len(schedule.steps)} steps"]
-    for step in schedule.steps:
-        operators = list(dict.fromkeys(origin.operator for origin in step_origins(step)))
-        label = step.name if isinstance(step, KernelGroup) else f"extern {step.target}"
-        lines.append(f"    {label}: {', '.join(operators)}")
-    for refusal in schedule.refusals:
-        lines.append(f"    not fused ({refusal.verdict}): {refusal.producer} into {refusal.consumer}: {refusal.reason}")
-    return "\n".join(lines)
-
-
-def step_origins(step: object) -> Iterable[Any]:
-    """The FX nodes behind a step of a schedule."""
-    if isinstance(step, KernelGroup):
-        return (origin for loop in step.loops for origin in loop.origins)
-    return getattr(step, "origins", ())

@@ -153,6 +153,9 @@ class Fusion:
     reason: str
     bytes_saved: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.what}: {self.reason}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Roofs:

@@ -7,14 +7,13 @@ moment. This module must not propose what it has not seen work.
 from __future__ import annotations
 
 import ast
-import contextlib
 import copy
 import difflib
 import gc
 import linecache
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from minicompile.errors import Location
 from minicompile.report.records import Patch
 from minicompile.report.sandbox import Sandbox
+from minicompile.report.watch import replaced
 
 
 def patch(kind: str, place: Location, sandbox: Sandbox, tools: Any) -> Patch | None:
@@ -154,12 +154,12 @@ def tried(text: str, place: Location, sandbox: Sandbox, tools: Any) -> tuple[boo
         return False, "not tried: its function object was not found"
     try:
         expected = sandbox.once(sandbox.target)
-        with swapped(function, code):
+        with replaced(function, "__code__", code):
             compiled = tools.compile(sandbox.target)
             found = sandbox.once(compiled)
             breaks = tools.internals(compiled).records.graph_breaks
             left = [r for r in breaks if any((p.file, p.line) == (place.file, place.line) for p in r.stack)]
-    except Exception as failure:
+    except Exception as failure:  # the changed function is the user's, and may raise anything
         return False, f"fails when run: {type(failure).__name__}: {str(failure).splitlines()[0][:120]}"
     if left:
         return False, f"a break is left: {left[0].reason}"
@@ -191,14 +191,3 @@ def changed_code(text: str, place: Location, function: types.FunctionType) -> ty
             return code
         pending += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return None
-
-
-@contextlib.contextmanager
-def swapped(function: types.FunctionType, code: types.CodeType) -> Iterator[None]:
-    """Give a function other code for a while."""
-    before = function.__code__
-    function.__code__ = code
-    try:
-        yield
-    finally:
-        function.__code__ = before

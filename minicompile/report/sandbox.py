@@ -74,7 +74,7 @@ class Sandbox:
         if isinstance(target, types.MethodType) and isinstance(target.__self__, torch.nn.Module):
             return types.MethodType(target.__func__, copy.deepcopy(target.__self__).double())
         if not isinstance(target, types.FunctionType) or not self.modules:
-            return target  # type: ignore[no-any-return]
+            return target  # type: ignore[no-any-return]  # it is callable
         names = {name: doubled(value) for name, value in target.__globals__.items() if name in target.__code__.co_names}
         cells = tuple(types.CellType(doubled(cell.cell_contents)) for cell in target.__closure__ or ())
         twin = types.FunctionType(target.__code__, {**target.__globals__, **names}, closure=cells)

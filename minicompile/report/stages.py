@@ -1,4 +1,7 @@
-"""Every stage's program as text, in order: captured, joint, partitioned, loops, schedule, generated file."""
+"""What was compiled as texts by name: the generated files, or every stage's program in order.
+
+This module must not compile anything.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,29 @@ from typing import Any
 from minicompile.ir import printer
 
 
-class Stages(dict[str, str]):
-    """Stage to text, in the order of the pipeline; `print` shows all of them."""
+class Listing(dict[str, str]):
+    """Texts by name, in the order in which they were made; `print` shows every one under its name."""
 
     def __str__(self) -> str:
-        return "\n".join(f"==== {name} ====\n{text}" for name, text in self.items())
+        return "\n".join(f"# ---- {name} ----\n{text}" for name, text in self.items())
 
 
-def stages_of(graphs: Iterable[Any], products: Callable[[Any, str], Any]) -> Stages:
+def numbered(files: Iterable[tuple[str, str]]) -> Listing:
+    """Generated files; names that occur more than once are numbered, so that no file hides another."""
+    collected = Listing()
+    for name, text in files:
+        stem, dot, suffix = name.rpartition(".")
+        unique, number = name, 1
+        while unique in collected:
+            number += 1
+            unique = f"{stem}_{number}{dot}{suffix}"
+        collected[unique] = text
+    return collected
+
+
+def stages_of(graphs: Iterable[Any], products: Callable[[Any, str], Any]) -> Listing:
     """The programs of every compiled graph; `products(graph, half)` is the half with what each stage made of it."""
-    found = Stages()
+    found = Listing()
     for number, graph in enumerate(graphs):
         name = f"{graph.captured.name}" + (f" ({number + 1})" if number else "")
         found[f"{name}: captured"] = printer.captured_text(graph.captured)

@@ -39,22 +39,21 @@ def watching(graphs: Iterable[Any], around: Callable[[Watched, Callable[[], Any]
                 names = globals_of(part)
                 if names:
                     stack.enter_context(watching_part(place, half, part.program.steps, names, around))
-                    stack.enter_context(without_recording(part))
+                    call = inspect.unwrap(part.call)
+                    if hasattr(call, "fallback"):  # a CUDA graph, whose replay runs no step
+                        stack.enter_context(replaced(call, "fallback", "it is being watched"))
         yield
 
 
 @contextlib.contextmanager
-def without_recording(part: Any) -> Iterator[None]:
-    """Have a half that replays a CUDA graph run its program instead."""
-    call = inspect.unwrap(part.call)
-    before = getattr(call, "fallback", None)
-    if before is not None:
-        call.fallback = "it is being watched"
+def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value for a while."""
+    before = getattr(target, name)
+    setattr(target, name, value)
     try:
         yield
     finally:
-        if before is not None:
-            call.fallback = before
+        setattr(target, name, before)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
-from minicompile.ir.expr import Expr, IndexValue, Load, rewrite
 from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
-from minicompile.ir.loops import Buffer, ExternKernel, Scan
+from minicompile.ir.loops import Buffer, ExternKernel, Scan, numbered
 from minicompile.ir.schedule import DeviceProperties, KernelGroup
 from minicompile.scheduling.dependencies import bits, find_dependences, is_scatter, overwritten, topological
 from minicompile.scheduling.tiling import TileFacts, plan_tile
@@ -77,21 +74,15 @@ def _body(step: KernelGroup | ExternKernel, buffers: Mapping[str, Buffer]) -> ob
         return None
     if any(is_scatter(loop) or isinstance(loop.fold, Scan) for loop in step.loops):
         return None
-    numbers: dict[str, int] = {}
     anywhere: dict[Atom, Index] = {axis: as_index(Axis(axis.name, as_index(ANY_SIZE))) for axis in axes}
-
-    def renamed(load: Load) -> Expr:
-        return Load(str(numbers.setdefault(load.buffer, len(numbers))), load.index, load.dtype)
-
+    loops, names = numbered(step.loops, anywhere)
+    numbers = {name: number for number, name in enumerate(names)}
     bodies = []
-    for loop in step.loops:
-        value = rewrite(loop.value, anywhere, renamed)
-        place = rewrite(IndexValue(loop.store, torch.int64), anywhere)
-        number = numbers.setdefault(loop.buffer, len(numbers))
-        old = None if loop.overwrites is None else numbers.setdefault(loop.overwrites, len(numbers))
+    for loop, moved in zip(step.loops, loops, strict=True):
+        old = None if loop.overwrites is None else numbers.get(loop.overwrites, len(names))
         kind = loop.fold.kind if loop.fold else len(loop.axes)
-        bodies.append((value, place, number, old, kind, loop.buffer in step.stored))
-    dtypes = tuple(buffers[name].dtype for name in numbers)
+        bodies.append((moved.value, moved.store, moved.buffer, old, kind, loop.buffer in step.stored))
+    dtypes = tuple(buffers[name].dtype for name in names)
     row = step.tile.reduction
     blocks = None if row is None else (step.tile.axes[0].block, max(row.block, SHORT_ROW))
     return tuple(bodies), dtypes, blocks, tuple(hint(axis.size) % 16 == 0 for axis in axes)

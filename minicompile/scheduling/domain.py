@@ -11,11 +11,11 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from minicompile.ir.expr import Load, cast, rewrite
-from minicompile.ir.index import ZERO, Atom, Axis, Index, coefficient_of, hint, product
-from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan
+from minicompile.ir.expr import Expr, Load, cast, rewrite
+from minicompile.ir.index import ZERO, Axis, Index, coefficient_of, hint, product
+from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan, rewrite_loop
 from minicompile.scheduling.cluster import Cluster
-from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, move, unflatten
+from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, unflatten
 from minicompile.scheduling.traffic import access_bytes, size_of
 
 CONFLICT_SHARE = 0.15
@@ -95,11 +95,7 @@ def _rewritten(loop: Loop, changes: AxisMap, places: Mapping[str, Index]) -> Loo
         place = places.get(load.buffer)
         return load if place is None else Load(load.buffer, place, load.dtype)
 
-    replacements: dict[Atom, Index] = dict(changes)
-    on_load = at_its_place if any(name in places for name in loop.reads) else None
-    condition = None if loop.condition is None else rewrite(loop.condition, replacements, on_load)
-    value = rewrite(loop.value, replacements, on_load)
-    return dataclasses.replace(loop, value=value, store=move(loop.store, changes), condition=condition)
+    return rewrite_loop(loop, dict(changes), at_its_place if any(name in places for name in loop.reads) else None)
 
 
 def _axes_and_fold(
@@ -113,7 +109,7 @@ def _axes_and_fold(
                 return (*domain.parallel, folded), Reduction(loop.fold.kind, (domain.stepped,))
             return outer, Reduction(loop.fold.kind, (folded,))
         if isinstance(loop.fold, Scan):
-            return (*outer, folded), Scan(loop.fold.kind, folded, loop.fold.reverse)
+            return (*outer, folded), Scan(loop.fold.kind, folded)
         if _spans(own, cluster.inner):
             return (*outer, folded), loop.fold
     return outer, loop.fold
@@ -224,13 +220,13 @@ def recompute_between_passes(loops: Sequence[Loop], folded: Axis) -> tuple[Loop,
     values: dict[str, Loop] = {}
     result: list[Loop] = []
 
-    def replaced(load: Load) -> object:
+    def replaced(load: Load) -> Expr:
         source = values.get(load.buffer)
         return load if source is None else cast(source.value, load.dtype)
 
     for loop in loops:
         if values and any(load.buffer in values for load in loop.loads):
-            loop = dataclasses.replace(loop, value=rewrite(loop.value, on_load=replaced))  # type: ignore[arg-type]
+            loop = dataclasses.replace(loop, value=rewrite(loop.value, on_load=replaced))
         if loop.fold is None and folded in loop.axes:
             values[loop.buffer] = loop
         result.append(loop)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, walk
-from minicompile.ir.index import ZERO, Axis, Index, as_index, substitute
+from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, rewrite_index, walk
+from minicompile.ir.index import ZERO, Axis, Index, as_index
 from minicompile.ir.loops import BufferView, ExternKernel, Loop, LoweredGraph, Operation, Reduction
 from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter, overwritten
 from minicompile.scheduling.masks import Ranges, ranges_of_loads, solve_within
@@ -110,9 +110,7 @@ class _Inliner:
         ranges = ranges_of_loads(loop.value)
         value = rewrite(loop.value, on_load=lambda load: self.replaced(load, ranges.get(load, ())))
         condition = None if loop.condition is None else rewrite(loop.condition, on_load=self.replaced)
-        store = loop.store
-        if is_scatter(loop):
-            store = substitute(store, {}, lambda inner: rewrite(inner, on_load=self.replaced))
+        store = rewrite_index(loop.store, on_load=self.replaced) if is_scatter(loop) else loop.store
         origins = dict.fromkeys(origin for producer in producers for origin in producer.origins)
         origins.update(dict.fromkeys(loop.origins))
         return dataclasses.replace(loop, value=value, condition=condition, store=store, origins=tuple(origins))

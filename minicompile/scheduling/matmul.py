@@ -13,10 +13,9 @@ import torch
 
 from minicompile.ir.expr import Apply, Constant, IndexValue, Load, Random, indirect_values, rewrite, walk
 from minicompile.ir.index import ZERO, Atom, Axis, Index, as_index, coefficient_of, product, upper_bound
-from minicompile.ir.loops import PRODUCT, Buffer, BufferView, ExternKernel, Loop, Operation
+from minicompile.ir.loops import PRODUCT, Buffer, BufferView, ExternKernel, Loop, Operation, num_bytes
 from minicompile.scheduling.dependencies import find_dependences, is_scatter, overwritten
 from minicompile.scheduling.reindexing import flatten, match_axes, move
-from minicompile.scheduling.traffic import buffer_bytes
 
 TARGETS = {f"torch.ops.aten.{name}.out": name for name in ("mm", "bmm", "addmm", "baddbmm")}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -88,7 +87,7 @@ def route_matmuls(
 
 def _operands(step: ExternKernel) -> tuple[BufferView | None, BufferView, BufferView]:
     """What is added, and both factors."""
-    return (None, *step.args) if len(step.args) == 2 else step.args  # type: ignore[return-value]
+    return (None, *step.args) if len(step.args) == 2 else step.args  # type: ignore[return-value]  # by the operators' schemas
 
 
 def _facts(step: ExternKernel) -> MatmulFacts | str:
@@ -144,7 +143,7 @@ def _epilogue(
         return None
     keeps = len(readers) > 1 or made.name in outputs
     later = any(isinstance(op, Loop) and loop.buffer in op.reads for op in operations[readers[0] + 1 :] if op is not None)
-    return Epilogue(moved, readers[0], keeps, (1 if keeps or later else 2) * buffer_bytes(made))
+    return Epilogue(moved, readers[0], keeps, (1 if keeps or later else 2) * num_bytes(made))
 
 
 def over_product(loop: Loop, made: Buffer, buffers: Mapping[str, Buffer]) -> Loop | None:

@@ -11,9 +11,8 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.index import Index
-from minicompile.ir.loops import Buffer, ExternKernel
+from minicompile.ir.loops import Buffer, ExternKernel, num_bytes
 from minicompile.ir.schedule import Allocation, KernelGroup, MemoryPlan
-from minicompile.scheduling.traffic import buffer_bytes
 
 WASTE = 1.25
 
@@ -58,7 +57,7 @@ def plan_memory(
                     free.remove(donor)
             allocations[name] = Allocation(name, donor, number, end)
         free += [name for name in dying.get(number, ()) if name in storage and name not in taken]
-    return MemoryPlan(allocations, _freed(lives), _peak(allocations, buffers, len(steps)))
+    return MemoryPlan(allocations, _freed(lives))
 
 
 def _lifetimes(steps: Sequence[KernelGroup | ExternKernel], outputs: frozenset[str]) -> _Lives:
@@ -108,7 +107,7 @@ def _donor(
         if candidate in storage and candidate not in taken and _fits(buffers[name], storage[candidate], exact):
             return candidate
     fitting = [c for c in free if _fits(buffers[name], storage[c], exact)]
-    return min(fitting, key=lambda c: (buffer_bytes(storage[c]), -lives.last[c]), default=None)
+    return min(fitting, key=lambda c: (num_bytes(storage[c]), -lives.last[c]), default=None)
 
 
 def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
@@ -161,22 +160,3 @@ def _freed(lives: _Lives) -> dict[int, tuple[str, ...]]:
         if number < lives.end:
             freed.setdefault(number, []).append(name)
     return {number: tuple(sorted(names)) for number, names in sorted(freed.items())}
-
-
-def _peak(allocations: Mapping[str, Allocation], buffers: Mapping[str, Buffer], count: int) -> int:
-    """Bytes of computed buffers alive at once, at most."""
-    change = [0] * (count + 2)
-    end: dict[str, int] = {}
-    holder: dict[str, str] = {}
-    for name, allocation in allocations.items():
-        source = holder[name] = holder.get(allocation.reuses or name, allocation.reuses or name)
-        end[source] = max(end.get(source, 0), allocation.last_step)
-    for source, last in end.items():
-        if source in allocations:
-            change[allocations[source].first_step] += buffer_bytes(buffers[source])
-            change[last + 1] -= buffer_bytes(buffers[source])
-    peak = alive = 0
-    for delta in change:
-        alive += delta
-        peak = max(peak, alive)
-    return peak

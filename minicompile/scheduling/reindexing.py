@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 
-from minicompile.ir.expr import Expr, IndexValue, Load, Random, rewrite, walk
+from minicompile.ir.expr import Expr, IndexValue, Load, Random, rewrite_index, walk
 from minicompile.ir.index import (
     ONE,
     ZERO,
-    Atom,
     Axis,
     FloorDiv,
     Index,
@@ -27,7 +26,6 @@ from minicompile.ir.index import (
     hint,
     product,
     remainder,
-    substitute,
 )
 
 AxisMap = tuple[tuple[Axis, Index], ...]
@@ -39,8 +37,7 @@ def move(index: Index, changes: AxisMap) -> Index:
     """`index` over the new axes."""
     if not changes or not index.terms:
         return index
-    replacements: dict[Atom, Index] = dict(changes)
-    return substitute(index, replacements, lambda value: rewrite(value, replacements))
+    return rewrite_index(index, dict(changes))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -232,9 +229,7 @@ def is_one_to_one(changes: AxisMap, axes: tuple[Axis, ...]) -> bool:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def match_axes(
-    axes: tuple[Axis, ...], access: Index, target_axes: tuple[Axis, ...], target: Index
-) -> AxisMap | None:
+def match_axes(axes: tuple[Axis, ...], access: Index, target_axes: tuple[Axis, ...], target: Index) -> AxisMap | None:
     """The change from `axes` to `target_axes` under which `access` is `target`, one to one; `None` if there is none.
 
     Axes that the access does not depend on are matched, in row-major order, with those that the target does not.

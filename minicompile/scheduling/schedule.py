@@ -19,11 +19,11 @@ from minicompile.scheduling.inline import inline_producers, output_buffers
 from minicompile.scheduling.matmul import Chooser, route_matmuls
 from minicompile.scheduling.memory_plan import plan_memory
 from minicompile.scheduling.naming import kernel_name
-from minicompile.scheduling.online import find_online_softmax
 from minicompile.scheduling.reindexing import axes_in
 from minicompile.scheduling.split import split_reductions
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 from minicompile.scheduling.traffic import loop_flops
+from minicompile.scheduling.variance import find_online_softmax
 from minicompile.scheduling.verify import verify_schedule
 
 

@@ -7,14 +7,13 @@ result is a position (argmax), nor anything for the interpreter, where every pro
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from minicompile.ir.expr import Constant, Expr, IndexValue, Load, Masked, apply, cast, loads, rewrite
+from minicompile.ir.expr import Constant, IndexValue, Load, Masked, apply, cast, loads, rewrite
 from minicompile.ir.index import ONE, Axis, Index, as_index, coefficient_of, product
-from minicompile.ir.loops import Buffer, Loop, Operation, Reduction
+from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, fold_identity
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.scheduling.profit import MAXIMUM_CROSSED_ROW
 from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, unflatten
@@ -179,9 +178,7 @@ def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...]
     return part, (within,), unflatten(position, axes), None if length % number == 0 else position
 
 
-def _in_two_stages(
-    loop: Loop, splits: int, buffers: Mapping[str, Buffer]
-) -> tuple[Loop, Loop, Buffer, Chunks | None]:
+def _in_two_stages(loop: Loop, splits: int, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer, Chunks | None]:
     """The loop over chunks, the loop over its partial results, the buffer between them, and the chunks if equal."""
     assert isinstance(loop.fold, Reduction)
     kind = loop.fold.kind
@@ -192,7 +189,7 @@ def _in_two_stages(
         length = product(axis.size for axis in loop.fold.axes)
         limit = IndexValue(length, torch.int64) if length.constant is None else Constant(int(length), torch.int64)
         inside = apply("lt", IndexValue(position, torch.int64), limit, dtype=torch.bool)
-        value = Masked(inside, value, _identity(kind, dtype), dtype)
+        value = Masked(inside, value, Constant(fold_identity(kind, dtype), dtype), dtype)
     sizes = (part.size, *(axis.size for axis in loop.axes))
     strides = tuple(product(sizes[i + 1 :]) for i in range(len(sizes)))
     name = f"{loop.buffer}_partial"
@@ -215,17 +212,3 @@ def accumulator_dtype(value: torch.dtype, kind: str, result: torch.dtype) -> tor
     if value.is_floating_point:
         return torch.float32 if value.itemsize < 4 else value
     return torch.int64 if not result.is_floating_point else result
-
-
-def _identity(kind: str, dtype: torch.dtype) -> Expr:
-    """The value that changes nothing."""
-    if kind in ("sum", "any"):
-        return Constant(False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0, dtype)
-    if kind == "prod":
-        return Constant(1.0 if dtype.is_floating_point else 1, dtype)
-    if dtype.is_floating_point:
-        return Constant(-math.inf if kind == "max" else math.inf, dtype)
-    if dtype == torch.bool:
-        return Constant(kind == "min", dtype)
-    limits = torch.iinfo(dtype)
-    return Constant(limits.min if kind == "max" else limits.max, dtype)

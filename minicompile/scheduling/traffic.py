@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from minicompile.ir.expr import Load, cost
 from minicompile.ir.index import Axis, Index, hint
-from minicompile.ir.loops import Buffer, Loop
+from minicompile.ir.loops import Buffer, Loop, element_count, num_bytes
 from minicompile.scheduling.reindexing import axes_in
 
 
@@ -28,30 +28,20 @@ def space_of(loop: Loop) -> tuple[Axis, ...]:
     return loop.axes + loop.reduction_axes
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _elements(sizes: tuple[Index, ...]) -> int:
-    return math.prod(hint(size) for size in sizes)
-
-
 @functools.lru_cache(maxsize=1 << 14)
 def _distinct(index: Index) -> int:
     """The number of points of the axes that an index depends on."""
     return points(axes_in(index))
 
 
-def buffer_bytes(buffer: Buffer) -> int:
-    """The bytes of all elements."""
-    return _elements(buffer.sizes) * buffer.dtype.itemsize
-
-
 def access_bytes(buffer: Buffer, index: Index) -> int:
     """The bytes that an access touches over its whole loop nest, each element once."""
-    return min(_distinct(index), _elements(buffer.sizes)) * buffer.dtype.itemsize
+    return min(_distinct(index), element_count(buffer.sizes)) * buffer.dtype.itemsize
 
 
 def read_bytes(buffer: Buffer, indices: Iterable[Index]) -> int:
     """The bytes that several accesses to one buffer touch together (overlaps count twice, up to the whole buffer)."""
-    return min(sum(access_bytes(buffer, index) for index in indices), buffer_bytes(buffer))
+    return min(sum(access_bytes(buffer, index) for index in indices), num_bytes(buffer))
 
 
 def loads_by_buffer(loads: Iterable[Load]) -> dict[str, tuple[Index, ...]]:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from minicompile.ir.expr import Apply, Constant, Expr, Load, apply, cast, rewrite
+from minicompile.ir.expr import Apply, Constant, Expr, Load, apply, cast, exponential_below, rewrite, without_widening
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction
-from minicompile.scheduling.online import exponent, without_casts
+from minicompile.ir.schedule import OnlineSoftmax
 from minicompile.scheduling.reindexing import AxisMap, axes_in_value
 from minicompile.scheduling.traffic import points
 
@@ -65,9 +65,20 @@ def find_exponentials(operations: Sequence[Operation]) -> dict[int, int]:
             assert isinstance(maximum, Loop)
             same_rows = (maximum.axes, maximum.fold, maximum.store) == (
                 loop.axes, Reduction("max", loop.fold.axes), parts[1].index)  # fmt: skip
-            if same_rows and without_casts(parts[0]) is without_casts(maximum.value):
+            if same_rows and without_widening(parts[0]) is without_widening(maximum.value):
                 found[position] = maxima[maximum.buffer]
     return found
+
+
+def find_online_softmax(loops: Sequence[Loop]) -> tuple[OnlineSoftmax, ...]:
+    """Pairs of reductions of one kernel that one pass can do: a row's maximum, and the sum of `exp(value - maximum)`."""
+    return tuple(OnlineSoftmax(loops[highest].buffer, loops[sum_].buffer) for sum_, highest in find_exponentials(loops).items())
+
+
+def exponent(loop: Loop) -> tuple[Expr, Load] | None:
+    """`(v, m)` if the loop sums `exp(v - m)` with an `m` that is loaded."""
+    parts = exponential_below(loop.value) if isinstance(loop.fold, Reduction) and loop.fold.kind == "sum" else None
+    return (parts[0], parts[1]) if parts is not None and isinstance(parts[1], Load) else None
 
 
 def deviation(loop: Loop) -> tuple[Expr, Expr] | None:

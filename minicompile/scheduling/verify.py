@@ -103,10 +103,8 @@ def _verify_overwrites(loops: Sequence[Loop], computed: dict[str, Loop]) -> None
 def _verify_memory(schedule: Schedule) -> None:
     """No storage may have two tenants at once."""
     busy: dict[str, tuple[str, int]] = {}
-    holder: dict[str, str] = {}
     for name, allocation in schedule.memory.allocations.items():
-        source = allocation.reuses
-        root = holder[name] = name if source is None else holder.get(source, source)
+        root = schedule.memory.roots[name]
         tenant, until = busy.get(root, (name, -1))
         if allocation.first_step < until:
             raise VerificationFailed(f"{name} takes the storage of {root} while {tenant} lives in it")

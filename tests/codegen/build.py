@@ -21,6 +21,7 @@ from minicompile.ir.index import ZERO, Axis, Index, as_index, product
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph
 from minicompile.ir.program import Program
 from minicompile.ir.schedule import (
+    Allocation,
     DeviceProperties,
     KernelGroup,
     MemoryPlan,
@@ -81,7 +82,9 @@ def schedule(
     graph = LoweredGraph(
         inputs, size_inputs or {}, table, constants or {}, tuple(operations), tuple(whole(table[o]) for o in outputs), name
     )
-    return Schedule(graph, tuple(steps), memory or MemoryPlan({}, {}))
+    older = {loop.buffer: Allocation(loop.buffer, loop.overwrites, 0, 0) for group in steps if isinstance(group, KernelGroup)
+             for loop in group.loops if loop.overwrites is not None}  # fmt: skip
+    return Schedule(graph, tuple(steps), memory or MemoryPlan(older, {}))
 
 
 def programs(of: Schedule, **config: Any) -> tuple[Program, Program]:

@@ -201,10 +201,10 @@ def any_nan() -> Schedule:
     return schedule([group("any_nan", loops, reduction_plan("looped", (r, 1024)), ["found"])], buffers, ["found"])
 
 
-def running(kind: str, strategy: str, length: int, block: int, reverse: bool) -> Schedule:
+def running(kind: str, strategy: str, length: int, block: int) -> Schedule:
     x, r = Axis("x", 200), Axis("r", length)
     place = as_index(x) * length + as_index(r)
-    loops = [Loop("running", (x, r), Load("a", place, F32), place, Scan(kind, r, reverse))]  # type: ignore[arg-type]
+    loops = [Loop("running", (x, r), Load("a", place, F32), place, Scan(kind, r))]  # type: ignore[arg-type]
     buffers = [buffer("a", (200, length), role="input"), buffer("running", (200, length))]
     plan = reduction_plan(strategy, (x, 1), (r, block))
     return schedule([group(kind, loops, plan, ["running"])], buffers, ["running"])
@@ -212,12 +212,12 @@ def running(kind: str, strategy: str, length: int, block: int, reverse: bool) ->
 
 @entry
 def cumsum_persistent() -> Schedule:
-    return running("cumsum", "persistent", 1000, 1024, False)
+    return running("cumsum", "persistent", 1000, 1024)
 
 
 @entry
-def cummax_looped_from_the_end() -> Schedule:
-    return running("cummax", "looped", 100000, 2048, True)
+def cumprod_looped() -> Schedule:
+    return running("cumprod", "looped", 100000, 2048)
 
 
 @entry

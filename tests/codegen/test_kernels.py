@@ -150,19 +150,17 @@ def test_a_normalisation_with_two_dependent_statistics(strategy: str) -> None:
         torch.testing.assert_close(mean_found, a.mean(-1), rtol=1e-4, atol=1e-6)
 
 
-SCANS = {"cumsum": lambda a: a.cumsum(-1), "cumprod": lambda a: a.cumprod(-1), "cummax": lambda a: a.cummax(-1).values,
-         "cummin": lambda a: a.cummin(-1).values, "logcumsumexp": lambda a: a.logcumsumexp(-1)}  # fmt: skip
+SCANS = {"cumsum": lambda a: a.cumsum(-1), "cumprod": lambda a: a.cumprod(-1)}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", SCANS)
-def test_scans(kind: str, reverse: bool, strategy: str) -> None:
+def test_scans(kind: str, strategy: str) -> None:
     rows, length = 3, 150
     x, r, at_x, at_r = rows_and_row(rows, length)
     place = at_x * length + at_r
     loops = [
-        Loop("running", (x, r), Load("a", place, F32), place, Scan(kind, r, reverse)),
+        Loop("running", (x, r), Load("a", place, F32), place, Scan(kind, r)),
         Loop("out", (x, r), apply("mul", Load("running", place, F32), Constant(2.0, F32), dtype=F32), place),
     ]
     plan = reduction_plan(strategy, (x, 2), (r, 256 if strategy == "persistent" else 32))
@@ -170,7 +168,7 @@ def test_scans(kind: str, reverse: bool, strategy: str) -> None:
     built = schedule([group(kind, loops, plan, ["out", "running"])], buffers, ["running", "out"])
     a = torch.randn(rows, length)
     a[2, 80] = torch.nan
-    wanted = SCANS[kind](a.flip(-1)).flip(-1) if reverse else SCANS[kind](a)
+    wanted = SCANS[kind](a)
     for running, out in run_both(built, [a]):
         torch.testing.assert_close(running, wanted, equal_nan=True, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(out, wanted * 2, equal_nan=True, rtol=1e-4, atol=1e-5)
@@ -296,12 +294,12 @@ def test_16_bit_chains_jump_where_eager_jumps() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_running_maximum_of_integers(strategy: str) -> None:
+def test_a_running_sum_of_integers(strategy: str) -> None:
     x, r, at_x, at_r = rows_and_row(3, 100)
     place = at_x * 100 + at_r
-    loops = [Loop("out", (x, r), Load("a", place, torch.int64), place, Scan("cummax", r))]
+    loops = [Loop("out", (x, r), Load("a", place, torch.int64), place, Scan("cumsum", r))]
     plan = reduction_plan(strategy, (x, 1), (r, 128 if strategy == "persistent" else 32))
     buffers = [buffer("a", (3, 100), torch.int64, "input"), buffer("out", (3, 100), torch.int64)]
     a = torch.randint(-50, 50, (3, 100))
-    for (found,) in run_both(schedule([group("cummax", loops, plan, ["out"])], buffers, ["out"]), [a]):
-        assert torch.equal(found, a.cummax(-1).values)
+    for (found,) in run_both(schedule([group("cumsum", loops, plan, ["out"])], buffers, ["out"]), [a]):
+        assert torch.equal(found, a.cumsum(-1))

@@ -8,7 +8,7 @@ from tests.codegen.build import compile_kernels, programs
 from tests.codegen.catalogue import CATALOGUE, CONFIGURATION
 
 QUICK = ("gelu_mul", "softmax_persistent", "layer_norm_looped", "argmax_looped", "dropout", "dynamic_rows",
-         "embedding_gradient", "cummax_looped_from_the_end", "rms_norm_backward", "optimizer_step")  # fmt: skip
+         "embedding_gradient", "cumprod_looped", "rms_norm_backward", "optimizer_step")  # fmt: skip
 OTHER_CHIPS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32),
                "gfx942": ("hip", "gfx942", 64)}  # fmt: skip
 

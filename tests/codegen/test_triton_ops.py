@@ -37,7 +37,6 @@ FLOAT_ONLY: dict[str, Callable[..., torch.Tensor]] = {
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sigmoid", "sin", "cos", "tan",
         "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
         "floor", "ceil", "trunc")},
-    "fma": lambda a, b: (a.double() * b.double() + a.double()).to(a.dtype),
     **PREDICATES,
 }  # fmt: skip
 INTEGER_ONLY: dict[str, Callable[..., torch.Tensor]] = {

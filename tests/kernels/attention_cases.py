@@ -12,13 +12,12 @@ import random
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
-from minicompile.kernels.flash_attention import (
-    attention_backward,
-    attention_forward,
-    attention_reference,
-    dropout_mask,
-)
+from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference
+from minicompile.kernels.flash_attention_forward import dropout_keeps
+from minicompile.kernels.interpret import launch
 
 # Largest error of the output and of a gradient, over the largest value of the reference.
 TOLERANCE = {
@@ -29,6 +28,27 @@ TF32_TOLERANCE = (2e-3, 5e-3)
 # the matrix units do, does to a result that is exact otherwise.
 TF32_OVER_EAGER = 4.0
 LAYOUTS = ("BHSD", "BSHD", "sliced", "expanded keys", "transposed columns")
+
+
+@triton.jit
+def dropout_mask_kernel(seed_ptr, out_ptr, queries, keys, threshold, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The dropout mask that the attention kernels apply, in memory."""
+    head = tl.program_id(0)
+    rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    cols = (tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    keeps = dropout_keeps(seed_ptr, head, rows, cols, threshold)
+    offsets = head.to(tl.int64) * queries * keys + rows.to(tl.int64) * keys + cols
+    tl.store(out_ptr + offsets, keeps.to(tl.uint8), mask=(rows < queries) & (cols < keys))
+
+
+def dropout_mask(seed: torch.Tensor, dropout: float, batch: int, heads: int, queries: int, keys: int) -> torch.Tensor:
+    """The dropout mask that the kernels apply for this seed: True is kept."""
+    out = torch.empty((batch, heads, queries, keys), dtype=torch.uint8, device=seed.device)
+    block_m, block_n = (queries, keys) if seed.device.type == "cpu" else (64, 64)
+    grid = (batch * heads, triton.cdiv(queries, block_m), triton.cdiv(keys, block_n))
+    threshold = min(int(dropout * 2**31), 2**31 - 1)
+    launch(dropout_mask_kernel, grid, seed, out, queries, keys, threshold, BLOCK_M=block_m, BLOCK_N=block_n)
+    return out.bool()
 
 
 @dataclasses.dataclass(frozen=True)

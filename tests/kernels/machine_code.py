@@ -67,18 +67,23 @@ def recorded_launches(module: types.ModuleType, call: Callable[[], object]) -> l
 
 def machine_code(launch: Launch) -> MachineCode:
     """Compile one launch for sm_90 and read registers, spills, shared memory and serialisation."""
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
+    signature: dict[str, Any] = {}
+    constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
+
+    def described(place: tuple[int, ...], value: Any, is_constexpr: bool) -> Any:
+        if isinstance(value, tuple) and not is_constexpr:
+            return tuple(described((*place, index), item, False) for index, item in enumerate(value))
+        kind, divisible = _specialise(value, is_constexpr)
+        if kind == "constexpr":
+            constants[place] = value
+        elif divisible:
+            attributes[place] = [["tt.divisibility", 16]]
+        return kind
+
     values = dict(zip((p.name for p in launch.kernel.params), launch.args)) | launch.meta
     for index, parameter in enumerate(launch.kernel.params):
-        value = values[parameter.name]
-        kind, divisible = _specialise(value, parameter.is_constexpr)
-        signature[parameter.name] = kind
-        if kind == "constexpr":
-            constants[parameter.name] = value
-        elif divisible:
-            attributes[(index,)] = [["tt.divisibility", 16]]
+        signature[parameter.name] = described((index,), values[parameter.name], parameter.is_constexpr)
     options = {name: launch.meta[name] for name in LAUNCH_OPTIONS if name in launch.meta}
     began = time.perf_counter()
     source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
@@ -115,8 +120,6 @@ def mixed_descriptors(ptx: str) -> bool:
 
 def _specialise(value: Any, is_constexpr: bool) -> tuple[Any, bool]:
     """The type that Triton's launcher gives an argument, and whether it is known to divide by 16."""
-    if isinstance(value, tuple):
-        return tuple(_specialise(item, False)[0] for item in value), False
     if isinstance(value, torch.Tensor):
         return "*" + DTYPES[value.dtype], value.data_ptr() % 16 == 0
     if hasattr(value, "block_shape"):

@@ -17,10 +17,10 @@ from triton.runtime.errors import OutOfResources
 
 from minicompile.kernels import flash_attention
 from minicompile.kernels.configs import attention_tile
-from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference, dropout_mask
+from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference
 from minicompile.kernels.interpret import interpreting
 from minicompile.kernels.mask_bounds import mask_bounds
-from tests.kernels.attention_cases import Case, errors, failures, large_score_failures, random_cases
+from tests.kernels.attention_cases import Case, dropout_mask, errors, failures, large_score_failures, random_cases
 
 SMALL = attention_tile("64x32 w1 s1")
 IMPLEMENTATION = sys.modules["minicompile.kernels.flash_attention"]

@@ -124,11 +124,17 @@ def test_matmul(row: MatmulRow, monkeypatch: pytest.MonkeyPatch) -> None:
     a = a[: row.config.block_n] if row.config.swapped else a
     options: dict[str, Any] = {"precision": PRECISIONS[row.numerics], "config": row.config}
     if row.numerics != "int8":
-        options |= {"addend": torch.empty(4096, dtype=dtype), "activation": "silu"}
+        options |= {"addend": torch.empty(4096, dtype=dtype), "epilogue": silu}
     module = sys.modules["minicompile.kernels.matmul"]
     for launch in recorded_launches(module, lambda: matmul(a, b, **options)):
         racing = None if row.numerics in ("tf32", "split") else 0
         _check(launch, 32 if row.numerics == "fp32" else 0, racing_operands=racing)
+
+
+@triton.jit
+def silu(values, batch, rows, cols, in_range, extra):
+    """An activation in the epilogue."""
+    return values / (1.0 + tl.exp(-values))
 
 
 @triton.jit

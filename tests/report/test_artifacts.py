@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from minicompile.report.artifacts import ArtifactFolder
-from minicompile.report.sources import Sources
+from minicompile.report.stages import numbered
 
 
 def test_folders_are_numbered_and_named_after_the_function(tmp_path: pathlib.Path) -> None:
@@ -44,6 +44,6 @@ def test_a_place_that_cannot_be_written_is_warned_about(tmp_path: pathlib.Path) 
 
 
 def test_sources_keep_files_of_the_same_name_apart() -> None:
-    sources = Sources.collect([("a.py", "first"), ("b.py", "other"), ("a.py", "second")])
+    sources = numbered([("a.py", "first"), ("b.py", "other"), ("a.py", "second")])
     assert list(sources) == ["a.py", "b.py", "a_2.py"]
     assert "# ---- a_2.py ----\nsecond" in str(sources)

@@ -91,7 +91,7 @@ def run_loop(loop: Loop, memory: Mapping[str, Array]) -> None:
         result, place = FOLDS[loop.fold.kind](result.reshape(rows, -1)), place.reshape(rows, -1)[:, 0]
     elif isinstance(loop.fold, Scan):
         table = result.reshape(-1, hint(loop.fold.axis.size))
-        result = (table[:, ::-1].cumsum(1)[:, ::-1] if loop.fold.reverse else table.cumsum(1)).reshape(-1)
+        result = table.cumsum(1).reshape(-1)
     target = memory[loop.buffer]
     keep = np.ones(count, bool) if loop.condition is None else value(loop.condition)
     if loop.accumulate:

@@ -68,7 +68,7 @@ def test_a_kernel_that_reads_its_input_elsewhere_does_not_work_in_place() -> Non
 
 def test_the_peak_counts_what_lives_at_once() -> None:
     one = 64 * 64 * 4
-    assert schedule(chain(4), "c3").memory.peak_bytes <= 3 * one
+    assert max(schedule(chain(4), "c3").held_bytes()) <= 3 * one
 
 
 def softmax_schedule() -> Schedule:
