@@ -129,52 +129,24 @@ def _bitcast(op: Operation) -> Text:
     return bits if op.dtype == compute_dtype(op.dtype) else convert(bits, torch.float32)
 
 
-def _arithmetic(operator: str, boolean: str, level: int, boolean_level: int) -> Emit:
-    def emit(op: Operation) -> Text:
-        chosen = (boolean, boolean_level) if op.dtype == torch.bool else (operator, level)
-        return infix(op.arguments[0], chosen[0], op.arguments[1], chosen[1])
-
-    return emit
+def _unless_boolean(emit: Emit, operator: str, level: int) -> Emit:
+    """`emit`, but `operator` between booleans."""
+    return lambda op: (_infix(operator, level) if op.dtype == torch.bool else emit)(op)
 
 
-def _truediv(op: Operation) -> Text:
-    if op.dtype == torch.float32:
-        return call("tl.div_rn", *op.arguments)
-    return infix(op.arguments[0], "/", op.arguments[1], PRODUCT)
+def _by_kind(floating: Emit, unsigned: Emit, signed: Emit) -> Emit:
+    """One form for every kind of number."""
+    return lambda op: (floating if op.floating else unsigned if op.source in UNSIGNED else signed)(op)
+
+
+def _divided(numerator: Text | str, denominator: Text, dtype: torch.dtype) -> Text:
+    if dtype == torch.float32:
+        return call("tl.div_rn", numerator, denominator)
+    return infix(Text(numerator) if isinstance(numerator, str) else numerator, "/", denominator, PRODUCT)
 
 
 def _reciprocal(op: Operation) -> Text:
-    if op.dtype == torch.float32:
-        return call("tl.div_rn", "1.0", op.arguments[0])
-    return infix(Text("1.0"), "/", op.arguments[0], PRODUCT)
-
-
-def _floordiv(op: Operation) -> Text:
-    if op.floating:
-        return call("float_floor_divide", *op.arguments)
-    if op.source in UNSIGNED:
-        return infix(op.arguments[0], "//", op.arguments[1], PRODUCT)
-    return call("integer_floor_divide", *op.arguments)
-
-
-def _remainder(op: Operation) -> Text:
-    if op.floating:
-        return call("float_remainder", *op.arguments)
-    if op.source in UNSIGNED:
-        return infix(op.arguments[0], "%", op.arguments[1], PRODUCT)
-    return call("integer_remainder", *op.arguments)
-
-
-def _fmod(op: Operation) -> Text:
-    if op.floating:
-        return call("libdevice.fmod", *op.arguments)
-    return infix(op.arguments[0], "%", op.arguments[1], PRODUCT)
-
-
-def _pow(op: Operation) -> Text:
-    if op.dtype.is_floating_point:
-        return call("libdevice.pow", *op.arguments)
-    return call("unsigned_power" if op.dtype in UNSIGNED else "integer_power", *op.arguments)
+    return _divided("1.0", op.arguments[0], op.dtype)
 
 
 def _neg(op: Operation) -> Text:
@@ -195,14 +167,9 @@ def _sign(op: Operation) -> Text:
     return infix(convert(above, held), "-", convert(below, held), SUM)
 
 
-def _extremum(function: str, boolean: str, level: int) -> Emit:
-    def emit(op: Operation) -> Text:
-        if op.dtype == torch.bool:
-            return infix(op.arguments[0], boolean, op.arguments[1], level)
-        extra = ("propagate_nan=tl.PropagateNan.ALL",) if op.floating else ()
-        return call(function, *op.arguments, *extra)
-
-    return emit
+def _extremum(op: Operation) -> Text:
+    extra = ("propagate_nan=tl.PropagateNan.ALL",) if op.floating else ()
+    return call(f"tl.{op.name}", *op.arguments, *extra)
 
 
 def _shift(op: Operation) -> Text:
@@ -270,32 +237,29 @@ def _logical_not(op: Operation) -> Text:
 _LIBDEVICE = ("expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
               "acosh", "atanh", "erfc", "erfinv", "lgamma", "copysign", "hypot", "nextafter")  # fmt: skip
 
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
 TRITON_OPS: dict[str, Emit] = {
     "cast": _cast,
     "bitcast": _bitcast,
-    "add": _arithmetic("+", "|", SUM, OR),
+    "add": _unless_boolean(_infix("+", SUM), "|", OR),
     "sub": _infix("-", SUM),
-    "mul": _arithmetic("*", "&", PRODUCT, AND),
-    "truediv": _truediv,
-    "floordiv": _floordiv,
+    "mul": _unless_boolean(_infix("*", PRODUCT), "&", AND),
+    "truediv": lambda op: _divided(op.arguments[0], op.arguments[1], op.dtype),
+    "floordiv": _by_kind(_call("float_floor_divide"), _infix("//", PRODUCT), _call("integer_floor_divide")),
     "truncdiv": _infix("//", PRODUCT),
-    "remainder": _remainder,
-    "fmod": _fmod,
-    "pow": _pow,
+    "remainder": _by_kind(_call("float_remainder"), _infix("%", PRODUCT), _call("integer_remainder")),
+    "fmod": _by_kind(_call("libdevice.fmod"), _infix("%", PRODUCT), _infix("%", PRODUCT)),
+    "pow": _by_kind(_call("libdevice.pow"), _call("unsigned_power"), _call("integer_power")),
     "neg": _neg,
     "abs": _abs,
     "sign": _sign,
     "reciprocal": _reciprocal,
-    "minimum": _extremum("tl.minimum", "&", AND),
-    "maximum": _extremum("tl.maximum", "|", OR),
+    "minimum": _unless_boolean(_extremum, "&", AND),
+    "maximum": _unless_boolean(_extremum, "|", OR),
     "fmin": _call("smaller_number"),  # Triton's own leave NaN to the interpreter's version
     "fmax": _call("larger_number"),
-    "eq": _infix("==", COMPARE),
-    "ne": _infix("!=", COMPARE),
-    "lt": _infix("<", COMPARE),
-    "le": _infix("<=", COMPARE),
-    "gt": _infix(">", COMPARE),
-    "ge": _infix(">=", COMPARE),
+    **{name: _infix(sign, COMPARE) for name, sign in _COMPARISONS.items()},
     "logical_and": _logical("&", AND),
     "logical_or": _logical("|", OR),
     "logical_xor": _logical("!=", COMPARE),

@@ -455,14 +455,9 @@ def _substitute_atom(atom: Atom, replacements: Mapping[Atom, Index], in_value: C
     if found is not None:
         return found
     match atom:
-        case FloorDiv():
-            return floor_divide(
-                substitute(atom.numerator, replacements, in_value), substitute(atom.divisor, replacements, in_value)
-            )
-        case Mod():
-            return remainder(
-                substitute(atom.numerator, replacements, in_value), substitute(atom.divisor, replacements, in_value)
-            )
+        case FloorDiv() | Mod():
+            divide = floor_divide if isinstance(atom, FloorDiv) else remainder
+            return divide(*(substitute(part, replacements, in_value) for part in (atom.numerator, atom.divisor)))
         case Indirect() if in_value is not None:
             return as_index(Indirect(in_value(atom.value), substitute(atom.size, replacements, in_value)))
         case _:

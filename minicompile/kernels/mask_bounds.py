@@ -22,21 +22,19 @@ WALKED_AT_ONCE = 128
 
 
 @triton.jit
-def mask_bounds_kernel(
-    mask_ptr, bounds_ptr, stride_b, stride_h, stride_m, stride_n, heads, rows, cols, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def mask_bounds_kernel(mask_ptr, bounds_ptr, strides, heads, rows, cols, BLOCK_N: tl.constexpr):
     """One program: the bounds of GROUP rows of a mask of one head, BLOCK_N columns at a time."""
     groups = tl.cdiv(rows, GROUP)
     slot = tl.program_id(0) // groups
     row = (tl.program_id(0) % groups * GROUP + tl.arange(0, GROUP))[:, None]
-    base = mask_ptr + (slot // heads).to(tl.int64) * stride_b + (slot % heads).to(tl.int64) * stride_h
-    base += row.to(tl.int64) * stride_m
+    base = mask_ptr + (slot // heads).to(tl.int64) * strides[0] + (slot % heads).to(tl.int64) * strides[1]
+    base += row.to(tl.int64) * strides[2]
     begin, prefix = tl.cast(cols, tl.int32), tl.cast(cols, tl.int32)
     stop, suffix, broken = tl.cast(0, tl.int32), tl.cast(0, tl.int32), tl.cast(0, tl.int32)
     for start in tl.range(0, cols, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = (row < rows) & (col < cols)[None, :]
-        seen = tl.load(base + col.to(tl.int64)[None, :] * stride_n, mask=inside, other=0) != 0
+        seen = tl.load(base + col.to(tl.int64)[None, :] * strides[3], mask=inside, other=0) != 0
         some = tl.max(seen.to(tl.int32), 0) != 0
         whole = tl.min((seen | (inside == 0)).to(tl.int32), 0) != 0
         begin = tl.minimum(begin, tl.min(tl.where(some, col, cols), 0))
@@ -100,7 +98,7 @@ def mask_bounds(mask: torch.Tensor, queries: int, keys: int, by_keys: bool) -> t
     bounds = torch.empty((batch, heads, groups, 4), dtype=torch.int32, device=mask.device)
     at_once = columns if mask.device.type == "cpu" else WALKED_AT_ONCE
     launch(
-        mask_bounds_kernel, (batch * heads * groups,), mask, bounds, *mask.stride(), heads, rows, columns,
+        mask_bounds_kernel, (batch * heads * groups,), mask, bounds, mask.stride(), heads, rows, columns,
         BLOCK_N=at_once, num_warps=4,
     )  # fmt: skip
     return (bounds,)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -34,6 +35,10 @@ def number(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
     limits = torch.iinfo(dtype)
     width = limits.max - limits.min + 1
     return Constant((int(value) - limits.min) % width + limits.min, dtype)
+
+
+def _comparison(operation: str) -> Callable[[Scalar, Scalar | Number], Scalar]:
+    return lambda self, other: self.call(operation, other, dtype=torch.bool)
 
 
 class Scalar:
@@ -99,25 +104,12 @@ class Scalar:
     def __invert__(self) -> Scalar:
         return self.call("logical_not", dtype=torch.bool)
 
-    def __lt__(self, other: Scalar | Number) -> Scalar:
-        return self.call("lt", other, dtype=torch.bool)
-
-    def __le__(self, other: Scalar | Number) -> Scalar:
-        return self.call("le", other, dtype=torch.bool)
-
-    def __gt__(self, other: Scalar | Number) -> Scalar:
-        return self.call("gt", other, dtype=torch.bool)
-
-    def __ge__(self, other: Scalar | Number) -> Scalar:
-        return self.call("ge", other, dtype=torch.bool)
-
-    def equals(self, other: Scalar | Number) -> Scalar:
-        """Whether both are equal."""
-        return self.call("eq", other, dtype=torch.bool)
-
-    def differs(self, other: Scalar | Number) -> Scalar:
-        """Whether they are not equal."""
-        return self.call("ne", other, dtype=torch.bool)
+    __lt__ = _comparison("lt")
+    __le__ = _comparison("le")
+    __gt__ = _comparison("gt")
+    __ge__ = _comparison("ge")
+    equals = _comparison("eq")
+    differs = _comparison("ne")
 
     def is_nan(self) -> Scalar:
         """Whether this is NaN; never for integers."""

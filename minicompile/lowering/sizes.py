@@ -9,7 +9,8 @@ from __future__ import annotations
 import fractions
 import functools
 import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -94,6 +95,13 @@ def overlaps(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
     return False
 
 
+INTEGER_OPERATIONS: dict[str, Callable[..., Index]] = {
+    "Add": lambda *values: total(values), "Mul": lambda *values: product(values),
+    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
+    "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
+}  # fmt: skip
+
+
 def _symbolic(expression: Any, shape_env: Any) -> Index:
     """A SymPy integer expression as an `Index`."""
     kind = type(expression).__name__
@@ -102,19 +110,10 @@ def _symbolic(expression: Any, shape_env: Any) -> Index:
     if expression.is_Integer:
         return _integer(int(expression))
     arguments = expression.args
-    if kind == "Add":
-        return total(_symbolic(a, shape_env) for a in arguments)
-    if kind == "Mul":
-        return product(_symbolic(a, shape_env) for a in arguments)
+    if kind in INTEGER_OPERATIONS:
+        return INTEGER_OPERATIONS[kind](*(_symbolic(a, shape_env) for a in arguments))
     if kind == "Pow" and arguments[1].is_Integer and int(arguments[1]) >= 0:
         return product([_symbolic(arguments[0], shape_env)] * int(arguments[1]))
-    if kind in ("FloorDiv", "CleanDiv"):
-        return _symbolic(arguments[0], shape_env) // _symbolic(arguments[1], shape_env)
-    if kind in ("Mod", "PythonMod"):
-        return _symbolic(arguments[0], shape_env) % _symbolic(arguments[1], shape_env)
-    if kind == "ModularIndexing":
-        base, divisor, modulus = (_symbolic(a, shape_env) for a in arguments)
-        return (base // divisor) % modulus
     if kind in ("floor", "FloorToInt", "TruncToInt", "CeilToInt"):
         return _rounded(kind, arguments[0], shape_env)
     raise Unsupported("symbolic size", f"a size is {expression}, and {kind} has no integer form here")
