@@ -31,7 +31,7 @@ from minicompile.ir.loops import (
 )
 from minicompile.lowering.registry import UseExtern
 from minicompile.lowering.sizes import contiguous_strides, is_empty, overlaps, size_indices, stride_indices
-from minicompile.lowering.values import LOOP_DTYPES, TensorValue, axes_of, loop_axes
+from minicompile.lowering.values import LOOP_DTYPES, TensorValue, axes_of, loop_axes, mapped
 
 Indices = tuple[Index, ...]
 
@@ -293,15 +293,15 @@ class GraphBuilder:
 
     def argument(self, value: Any) -> Any:
         """`value` as an extern kernel's argument: tensors as views, sizes as plain integers where constant."""
-        if isinstance(value, TensorValue):
-            linear = self.realised(value)
-            assert linear.strides is not None
-            return BufferView(linear.buffer, linear.sizes, linear.strides, linear.offset, linear.dtype)
-        if isinstance(value, Index):
-            return _plain(value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.argument, value))
-        return value
+
+        def leaf(part: Any) -> Any:
+            if isinstance(part, TensorValue):
+                linear = self.realised(part)
+                assert linear.strides is not None
+                return BufferView(linear.buffer, linear.sizes, linear.strides, linear.offset, linear.dtype)
+            return _plain(part) if isinstance(part, Index) else part
+
+        return mapped(value, leaf)
 
     def extern(
         self,

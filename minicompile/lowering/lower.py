@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import float_value, is_one, size_index, size_indices, stride_indices
-from minicompile.lowering.values import LOOP_DTYPES, TensorValue
+from minicompile.lowering.values import LOOP_DTYPES, TensorValue, changed_tensors
 
 
 def lower_graph(module: GraphModule, config: Config, name: str) -> LoweredGraph:
@@ -193,11 +192,7 @@ class GraphLowering:
                 raise UseExtern(f"loops do not read {argument.dtype}")
 
     def _on_main_device(self, argument: Any) -> Any:
-        if isinstance(argument, TensorValue):
-            return self.builder.moved_to(argument, self.builder.device)
-        if isinstance(argument, (tuple, list)):
-            return type(argument)(map(self._on_main_device, argument))
-        return argument
+        return changed_tensors(argument, lambda value: self.builder.moved_to(value, self.builder.device))
 
     # Writes in place
 
@@ -210,13 +205,13 @@ class GraphLowering:
                 continue
             askew = node is copy.args[1] and (source.strides, source.offset) != (target.strides, target.offset)
             if askew or self.writes.read_after(node, copy):
-                self.values[node] = replace_tensors(value, lambda v: self.builder.copy(v) if v in stale else v)
+                self.values[node] = changed_tensors(value, lambda v: self.builder.copy(v) if v in stale else v)
 
     def _make_promised_copies(self, written: set[str]) -> None:
         """Before a call writes buffers: accesses that eager would have copied must keep the old contents."""
         if written:
             for node, value in self.values.items():
-                self.values[node] = replace_tensors(
+                self.values[node] = changed_tensors(
                     value, lambda v: self.builder.copy(v) if v.copied and v.buffer in written else v
                 )
 
@@ -224,7 +219,7 @@ class GraphLowering:
         """After a call that wrote its arguments, every value that shares their storage is of the new version."""
         if renamed:
             for node, value in self.values.items():
-                self.values[node] = replace_tensors(
+                self.values[node] = changed_tensors(
                     value, lambda v: dataclasses.replace(v, buffer=renamed[v.buffer]) if v.buffer in renamed else v
                 )
 
@@ -262,12 +257,3 @@ def tensors_in(value: Any) -> list[TensorValue]:
     if isinstance(value, (tuple, list)):
         return [found for item in value for found in tensors_in(item)]
     return []
-
-
-def replace_tensors(value: Any, change: Callable[[TensorValue], TensorValue]) -> Any:
-    """`value` with every tensor in nested lists and tuples changed."""
-    if isinstance(value, TensorValue):
-        return change(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(replace_tensors(item, change) for item in value)
-    return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -130,3 +131,13 @@ class TensorValue:
         return dataclasses.replace(
             self, sizes=sizes, strides=None, offset=ZERO, flat=flat, copied=self.copied or copied
         )
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested lists and tuples with `change` applied to what is in them."""
+    return type(value)(mapped(item, change) for item in value) if isinstance(value, (tuple, list)) else change(value)
+
+
+def changed_tensors(value: Any, change: Callable[[TensorValue], TensorValue]) -> Any:
+    """`mapped`, for tensors only."""
+    return mapped(value, lambda part: change(part) if isinstance(part, TensorValue) else part)

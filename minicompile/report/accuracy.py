@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from minicompile.ir.printer import dtype_text
 from minicompile.report.records import Accuracy, Errors, Nearer
@@ -97,13 +98,13 @@ class Values(torch.fx.Interpreter):
         """Floating tensors and dtypes as fp64."""
         if not self.double:
             return value
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.double()
-        if isinstance(value, torch.dtype):
-            return torch.float64 if value.is_floating_point else value
-        if type(value) in (tuple, list):
-            return type(value)(self.widened(item) for item in value)
-        return {key: self.widened(item) for key, item in value.items()} if type(value) is dict else value
+
+        def wide(part: Any) -> Any:
+            if isinstance(part, torch.Tensor) and part.is_floating_point():
+                return part.double()
+            return torch.float64 if isinstance(part, torch.dtype) and part.is_floating_point else part
+
+        return tree_map(wide, value)
 
 
 def node_values(module: torch.fx.GraphModule, inputs: Sequence[Any], double: bool) -> dict[str, Any] | None:

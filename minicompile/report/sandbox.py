@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class Sandbox:
@@ -94,7 +95,7 @@ class Sandbox:
             rows = torch.arange(size, device=tensor.device) % batch
             return tensor.detach().index_select(0, rows).requires_grad_(tensor.requires_grad)
 
-        args, kwargs = mapped((self.args, self.kwargs), resize)
+        args, kwargs = tree_map_only(torch.Tensor, resize, (self.args, self.kwargs))
         return Sandbox(self.target, args, kwargs)
 
     @property
@@ -126,22 +127,10 @@ def state_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers()
 
 
-def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Nested containers with `change` applied to every tensor."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, change) for item in value))
-    if type(value) in (tuple, list):
-        return type(value)(mapped(item, change) for item in value)
-    return {key: mapped(item, change) for key, item in value.items()} if type(value) is dict else value
-
-
 def leaves(value: Any) -> list[torch.Tensor]:
     """The tensors in nested containers (an output of Hugging Face's is a dictionary too)."""
-    found: list[torch.Tensor] = []
-    mapped(dict(value) if isinstance(value, dict) else value, found.append)
-    return found
+    parts = tree_leaves(dict(value) if isinstance(value, dict) else value)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def copied(value: Any, double: bool = False) -> Any:
@@ -163,7 +152,7 @@ def copied(value: Any, double: bool = False) -> Any:
         memo[id(tensor)] = copy_.detach().requires_grad_(tensor.requires_grad)
         return memo[id(tensor)]
 
-    return mapped(value, duplicate)
+    return tree_map_only(torch.Tensor, duplicate, value)
 
 
 def outputs_and_gradients(result: Any, sources: list[torch.Tensor]) -> tuple[list[Any], list[Any]]:
