@@ -239,11 +239,16 @@ def _attention_backward(
     if mask_gradient and mask is not None:
         grad_mask = grad_scores.sum_to_size(mask.shape).to(mask.dtype).contiguous()
     return (
-        grad_query.to(query.dtype).contiguous(),
-        _sum_heads(grad_key, key).to(key.dtype).contiguous(),
-        _sum_heads(grad_value, value).to(value.dtype).contiguous(),
+        _gradient_like(query).copy_(grad_query),
+        _gradient_like(key).copy_(_sum_heads(grad_key, key)),
+        _gradient_like(value).copy_(_sum_heads(grad_value, value)),
         grad_mask,
     )
+
+
+def _gradient_like(tensor: Tensor) -> Tensor:
+    """Room for a gradient: dense, with the dims in memory in the tensor's order."""
+    return torch.empty_like(tensor) if _plain(tensor) else tensor.new_empty(tensor.shape)
 
 
 def _attention_backward_fake(
@@ -252,7 +257,7 @@ def _attention_backward_fake(
     mask_gradient: bool, nan_rows: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_mask = mask.new_empty(mask.shape) if mask_gradient and mask is not None else query.new_empty(0)
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), grad_mask
+    return _gradient_like(query), _gradient_like(key), _gradient_like(value), grad_mask
 
 
 _define(
