@@ -86,7 +86,7 @@ class EpilogueWriter:
         axes = frozenset({row, col})
         writer.known_axes[leaf], writer.known[leaf] = axes, Value(given, axes, True, exact=context.round_each)
         writer.count([value], [])
-        result = writer.value(without_final_rounding(value, context.buffers[loop.buffer].dtype))
+        result = writer.value(without_final_rounding(value, context.buffers[loop.buffer].dtype, context.round_each))
         lines = writer.outer.lines
         for made in step.outputs[1:]:
             assert made is not None

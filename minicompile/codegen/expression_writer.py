@@ -446,7 +446,7 @@ class ExpressionWriter:
 
 
 _ARITHMETIC = frozenset({"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or",
-                         "bitwise_xor", "truediv", "truncdiv"})  # fmt: skip
+                         "bitwise_xor", "truediv", "approximate_truediv", "truncdiv"})  # fmt: skip
 """Operations printed as operators, in which Triton gives a bare literal the dtype of the other operand."""
 
 _BY_CONSTANT = frozenset({"floordiv", "remainder", "fmod"})

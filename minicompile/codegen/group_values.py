@@ -200,10 +200,15 @@ def folded_integers(value: Expr) -> Expr:
     return Constant(result, value.dtype)
 
 
-def without_final_rounding(value: Expr, dtype: torch.dtype) -> Expr:
-    """A store into 16 bits rounds by itself; a cast just before it need not be printed."""
-    if dtype in LOW_PRECISION and isinstance(value, Apply) and value.operation == "cast" and value.dtype == dtype:
-        inner = value.arguments[0]
-        if compute_dtype(inner.dtype) == torch.float32:
-            return inner
+def without_final_rounding(value: Expr, dtype: torch.dtype, round_each: bool) -> Expr:
+    """A store into 16 bits rounds by itself: a cast just before it need not be printed, a division there not be exact.
+
+    With `round_each` even the sixteen thousandth quotient that lies next to a tie comes out as eager's.
+    """
+    if dtype not in LOW_PRECISION or not isinstance(value, Apply):
+        return value
+    if value.operation == "cast" and value.dtype == dtype and compute_dtype(value.arguments[0].dtype) == torch.float32:
+        value = value.arguments[0]
+    if isinstance(value, Apply) and value.operation == "truediv" and value.dtype == torch.float32 and not round_each:
+        return Apply("approximate_truediv", value.arguments, value.dtype)
     return value

@@ -130,7 +130,7 @@ class KernelWriter:
     def store(self, loop: Loop) -> None:
         """Queue the store of a loop's result at the end of its scope."""
         writer, dtype = self.writer, self.context.buffers[loop.buffer].dtype
-        expression = without_final_rounding(self.values.result(loop), dtype)
+        expression = without_final_rounding(self.values.result(loop), dtype, self.context.round_each)
         value = writer.value(expression)
         written = typed_literal if dtype == torch.float64 else literal  # a bare number is an fp32
         text = written(expression.value, compute_dtype(dtype)) if isinstance(expression, Constant) else value.text

@@ -246,6 +246,7 @@ TRITON_OPS: dict[str, Emit] = {
     "sub": _infix("-", SUM),
     "mul": _unless_boolean(_infix("*", PRODUCT), "&", AND),
     "truediv": lambda op: _divided(op.arguments[0], op.arguments[1], op.dtype),
+    "approximate_truediv": _infix("/", PRODUCT),
     "floordiv": _by_kind(_call("float_floor_divide"), _infix("//", PRODUCT), _call("integer_floor_divide")),
     "truncdiv": _infix("//", PRODUCT),
     "remainder": _by_kind(_call("float_remainder"), _infix("%", PRODUCT), _call("integer_remainder")),

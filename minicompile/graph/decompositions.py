@@ -164,6 +164,22 @@ def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: to
     return (grad - torch.exp(output) * grad.sum(dim, keepdim=True)).to(input_dtype)
 
 
+def rms_norm_backward(
+    grad: Tensor, value: Tensor, normalized_shape: list[int], rstd: Tensor, weight: Tensor | None, output_mask: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """`aten._fused_rms_norm_backward`; what is subtracted is divided once a row, not at every element."""
+    first = value.dim() - len(normalized_shape)
+    inner, outer, dtype = list(range(first, value.dim())), list(range(first)), wide(value.dtype)
+    grad, wide_value = (t.to(dtype, memory_format=torch.contiguous_format) for t in (grad, value))
+    normed = wide_value * rstd.reshape(*rstd.shape[:first], *[1] * len(inner))
+    weighted = grad if weight is None else grad * weight.to(dtype)
+    grad_value = (weighted - normed * (weighted * normed).mean(inner, keepdim=True)) * rstd
+    grad_weight = None
+    if weight is not None and output_mask[1]:
+        grad_weight = (grad * normed).sum(outer) if outer else grad * normed
+    return grad_value.to(value.dtype), None if grad_weight is None or weight is None else grad_weight.to(weight.dtype)
+
+
 def nll_loss_backward(
     grad: Tensor, value: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
 ) -> Tensor:
@@ -204,4 +220,5 @@ OWN: dict[str, Decomposition] = {
     "_softmax_backward_data": softmax_backward,
     "_log_softmax_backward_data": log_softmax_backward,
     "nll_loss_backward nll_loss2d_backward": nll_loss_backward,
+    "_fused_rms_norm_backward": rms_norm_backward,
 }

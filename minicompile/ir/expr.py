@@ -118,6 +118,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "sub": ScalarOp(2, "a - b"),
     "mul": ScalarOp(2, "a * b (logical and for booleans)"),
     "truediv": ScalarOp(2, "a / b of floats", 4),
+    "approximate_truediv": ScalarOp(2, "a / b to within two units in the last place, for a result that is rounded to 16 bits", 2),
     "floordiv": ScalarOp(2, "a // b rounding to minus infinity, as torch.floor_divide", 6),
     "truncdiv": ScalarOp(2, "a / b of integers rounding to zero", 6),
     "remainder": ScalarOp(2, "a % b with the sign of b, as torch.remainder", 6),
@@ -251,9 +252,12 @@ def loads(expression: Expr) -> tuple[Load, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def cost(expression: Expr) -> int:
-    """Arithmetic per point, in additions."""
-    return sum(SCALAR_OPS[e.operation].cost if isinstance(e, Apply) else 40 if isinstance(e, Random) else 0
-               for e in walk(expression))
+    """Arithmetic per point, in additions; a cast of what is loaded comes with the load."""
+    return sum(
+        40 if isinstance(e, Random) else SCALAR_OPS[e.operation].cost
+        for e in walk(expression)
+        if isinstance(e, Random) or isinstance(e, Apply) and not (e.operation == "cast" and isinstance(e.arguments[0], Load))
+    )
 
 
 def without_widening(value: Expr) -> Expr:

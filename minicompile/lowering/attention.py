@@ -71,11 +71,11 @@ def _bounds(
 
 
 @lowers("minicompile.attention.default", "minicompile.attention_backward.default")
-def lower_attention(builder: GraphBuilder, *args: Any) -> Any:
+def lower_attention(builder: GraphBuilder, *args: Any, **named: Any) -> Any:
     """Result and log-sum-exp; or gradients of query, key, value and, if asked, of the mask."""
     target = builder.node.target
     given: dict[str, Any] = {"nan_rows": False, "tokens_first": False}
-    given.update(zip((argument.name for argument in target._schema.arguments), args, strict=False))
+    given.update(zip((argument.name for argument in target._schema.arguments), args, strict=False), **named)
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "mask"))
     if not _taken(query, value, builder.config.attention):
         return call_operator(builder, target, args, {}, "attention outside the kernels' range")

@@ -16,12 +16,16 @@ from minicompile.ir.schedule import DeviceProperties, Strategy, TileAxis, TilePl
 INTERPRETED_ELEMENTS = 1 << 20
 ROW_REGISTERS = 49152
 BYTES_PER_THREAD = 32
+ROW_BYTES_PER_THREAD = 128
+"""Of a row that a program keeps: fewer and fuller threads spend less time waiting for each other's sums."""
 LOOPED_BLOCK = 4096
 COLUMN_BYTES = 128
 COLUMN_TILE = 4096
 SYMBOLIC_ROWS = 4
 """Rows per program at most where their length varies, so that much longer ones fit too."""
 CROSSED_TILE = 2048
+THREAD_REGISTERS = 256
+"""For rows, of which some are loaded when others are done with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +135,12 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
         x *= 2
     if facts.folded.size.constant is None:
         x = min(x, SYMBOLIC_ROWS)
-    warps = max(1, min(16, x * block // (32 * max(8, BYTES_PER_THREAD // facts.itemsize))))
+    per_thread = max(8, (ROW_BYTES_PER_THREAD if x == 1 else BYTES_PER_THREAD) // facts.itemsize)
+    while per_thread > 8 and (
+        per_thread * facts.live_rows > THREAD_REGISTERS or rows * block < device.multiprocessors * 512 * per_thread
+    ):
+        per_thread //= 2
+    warps = max(1, min(16, x * block // (32 * per_thread)))
     return _plan(facts, [x, block], "persistent", warps, f"a row of {length} stays in registers",
                  longest=ROW_REGISTERS // (x * facts.live_rows))
 
@@ -143,8 +152,8 @@ def _plan_crossed(facts: TileFacts) -> TilePlan:
     w = 1
     while w * block < CROSSED_TILE and rows % (2 * w) == 0:
         w *= 2
-    warps = max(1, min(16, w * block // (32 * 16)))
-    stages = 2 if rows // w >= 4 else 1
+    warps = max(1, min(16, w * block // (32 * 32)))
+    stages = 3 if rows // w >= 4 else 1
     reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
     return _plan(facts, [1, w, block], "crossed", warps, reason, stages, longest=ROW_REGISTERS // (w * facts.live_rows))
 
