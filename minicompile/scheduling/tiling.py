@@ -21,6 +21,7 @@ ROW_BYTES_PER_THREAD = 128
 LOOPED_BLOCK = 4096
 COLUMN_BYTES = 128
 COLUMN_TILE = 4096
+LEAST_COLUMN_TILE = 2048
 SYMBOLIC_ROWS = 4
 """Rows per program at most where their length varies, so that much longer ones fit too."""
 CROSSED_TILE = 2048
@@ -163,9 +164,12 @@ def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     length, columns = hint(facts.folded.size), hint(facts.parallel[-1].size)
     x = min(next_power_of_two(columns), COLUMN_BYTES // facts.itemsize)
     block = next_power_of_two(length)
+    while x * block < LEAST_COLUMN_TILE and columns >= 2 * x * 4 * device.multiprocessors:
+        x *= 2
     persistent = x * block * facts.live_rows <= ROW_REGISTERS * 2 // 3 and facts.may_persist()
     if persistent or facts.must_persist:
-        warps = max(1, min(16, x * block // (32 * 8)))
+        per_thread = 64 if 64 * facts.live_rows <= THREAD_REGISTERS else 32
+        warps = max(2, min(16, x * block // (32 * per_thread)))
         return _plan(facts, [x, block], "persistent", warps, f"columns of {length} stay in registers",
                      longest=ROW_REGISTERS * 2 // 3 // (x * facts.live_rows))
     r = max(1, min(block, COLUMN_TILE // x))
