@@ -45,6 +45,7 @@ from minicompile.runtime.cuda_graphs import GraphedCall, GraphPool, backward_rol
 from minicompile.runtime.device import device_properties
 from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
 from minicompile.runtime.graph_store import StoredGraph
+from minicompile.runtime.kernel_binary import hash_triton
 from minicompile.runtime.program_loader import load_program
 from minicompile.runtime.worker_pool import POOL
 from minicompile.scheduling.fusion import why_not_fused
@@ -77,6 +78,8 @@ class Compiler:
         self._cache = CodeCache(config.cache_directory, config.cache_megabytes) if config.cache else None
         measure = functools.partial(measure_on_device, cache=self._cache)
         self._tuner = Tuner(config.autotune_seconds, self._cache, measure)
+        if torch.cuda.is_initialized():
+            hash_triton()
         self._graph_pools: dict[torch.device, GraphPool] = {}
         self._lock = CAPTURE_LOCK
 

@@ -192,25 +192,39 @@ def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) ->
         for user in node.users:
             if user in view.relevant and user not in near_source:
                 network.add_edge(index + 1, 2 * view.position[user])
+    known: dict[Any, frozenset[int]] = {}
     for piece in list(networkx.weakly_connected_components(network)):
-        kept |= cut_piece(view, network.subgraph(piece), near_source)
+        kept |= cut_piece(view, network.subgraph(piece), near_source, known)
     return kept
 
 
-def cut_piece(view: JointView, piece: Any, near_source: set[Node]) -> set[Node]:
-    """The minimum cut of one connected piece of the network."""
-    members = [view.nodes[index // 2] for index in piece if index % 2 == 0]
-    sources = [node for node in members if node in near_source]
-    sinks = [node for node in members if node in view.wanted]
+def cut_piece(view: JointView, piece: Any, near_source: set[Node], known: dict[Any, frozenset[int]]) -> set[Node]:
+    """The minimum cut of one connected piece of the network; `known` are those of pieces like it, in other layers."""
+    indices = sorted(piece)
+    members = [view.nodes[index // 2] for index in indices if index % 2 == 0]
+    sources = [2 * view.position[node] for node in members if node in near_source]
+    sinks = [2 * view.position[node] + 1 for node in members if node in view.wanted]
     if not sources or not sinks:
         return set()
+    place = {index: number for number, index in enumerate(indices)}
+    edges = sorted((place[start], place[end], capacity) for start, end, capacity in piece.edges(data="capacity"))
+    key = tuple(edges), tuple(map(place.__getitem__, sources)), tuple(map(place.__getitem__, sinks))
+    if key not in known:
+        known[key] = cut_edges(*key)
+    return {node for node in members if place[2 * view.position[node]] in known[key]}
+
+
+def cut_edges(edges: Any, sources: Any, sinks: Any) -> frozenset[int]:
+    """The starts of the edges of a minimum cut; an edge is its start, its end and its capacity, where it has one."""
     import networkx  # as above
 
-    network = networkx.DiGraph(piece)
-    network.add_edges_from((SOURCE, 2 * view.position[node]) for node in sources)
-    network.add_edges_from((2 * view.position[node] + 1, SINK) for node in sinks)
-    _, (near, _) = networkx.minimum_cut(network, SOURCE, SINK, flow_func=networkx.algorithms.flow.dinitz)
-    return {node for node in members if 2 * view.position[node] in near and 2 * view.position[node] + 1 not in near}
+    network = networkx.DiGraph()
+    network.add_weighted_edges_from((edge for edge in edges if edge[2] is not None), weight="capacity")
+    network.add_edges_from(edge[:2] for edge in edges if edge[2] is None)
+    network.add_edges_from((SOURCE, source) for source in sources)
+    network.add_edges_from((sink, SINK) for sink in sinks)
+    _, (near, far) = networkx.minimum_cut(network, SOURCE, SINK, flow_func=networkx.algorithms.flow.dinitz)
+    return frozenset(start for start, end, _ in edges if start in near and end in far)
 
 
 def recompute_distance(view: JointView) -> dict[Node, int]:

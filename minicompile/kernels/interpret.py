@@ -29,6 +29,7 @@ This module must not know any kernel, and must not choose tiles.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import contextvars
 import dataclasses
@@ -48,12 +49,17 @@ Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
 LOCK = threading.RLock()
 _WATCHER: contextvars.ContextVar[Callable[..., None] | None] = contextvars.ContextVar("launch_watcher", default=None)
+_PLANNED: contextvars.ContextVar[list[Callable[[], Any]] | None] = contextvars.ContextVar("planned_launches", default=None)
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     """Run `kernel` over `grid`; CPU tensors among the arguments select the interpreter."""
     if runs_interpreted(*args, *meta.values()):
         interpret(kernel, grid, *args, **meta)
+        return
+    planned = _PLANNED.get()
+    if planned is not None:
+        planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta))
         return
     compiled = kernel[grid](*args, **meta)
     watcher = _WATCHER.get()
@@ -69,6 +75,25 @@ def watching_launches(watcher: Callable[..., None]) -> Iterator[None]:
         yield
     finally:
         _WATCHER.reset(token)
+
+
+def compile_launches(call: Callable[[], Any], device: torch.device) -> None:
+    """Compile what `call` launches, all at once, in a call that launches nothing; a failure is left to its next call."""
+    planned: list[Callable[[], Any]] = []
+    token = _PLANNED.set(planned)
+    try:
+        call()
+    except Exception:
+        return
+    finally:
+        _PLANNED.reset(token)
+
+    def compile(launch: Callable[[], Any]) -> None:
+        with contextlib.suppress(Exception), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            launch()
+
+    with concurrent.futures.ThreadPoolExecutor(len(planned) or 1) as pool:
+        list(pool.map(compile, planned))
 
 
 def runs_interpreted(*args: Any) -> bool:
