@@ -108,7 +108,7 @@ def test_a_failing_compiler_does_not_hide_the_others(tmp_path, capsys) -> None:
 
 
 def test_names_select_sections_and_cases() -> None:
-    assert run.select(["lm"]) == ["lm/small_bf16", "lm/small_tf32", "lm/medium_bf16"]
+    assert run.select(["lm"]) == ["lm/small_bf16", "lm/small_tf32", "lm/medium_bf16", "lm/deep_bf16"]
     assert {job.split("/")[0] for job in run.select([])} == set(run.SECTIONS) - set(run.LONG)
     long = run.select(run.LONG)
     assert {"hf/gpt2", "timm/resnet50"} < set(long) and len(long) >= 30

@@ -394,6 +394,7 @@ CASES: dict[str, Build] = {
     "lm/small_bf16": language_model("small", "bf16"),
     "lm/small_tf32": language_model("small", "tf32"),
     "lm/medium_bf16": language_model("medium", "bf16"),
+    "lm/deep_bf16": language_model("deep", "bf16"),
     **{f"memory/{name}": training_memory(*name.split("_")) for name in
        ("small_fp32", "small_bf16", "small_autocast", "medium_bf16")},
     "overhead/entry_add_relu": entry(lambda x, y: (x + y).relu()),
@@ -412,5 +413,5 @@ CASES: dict[str, Build] = {
 }
 CASES |= {f"dynamic/{name.replace('/', '_')}": with_varying_sizes(CASES[name], *dims) for name, dims in VARYING.items()}
 
-COMPILE_CASES = ("fusion/softmax", "fusion/layer_norm", "lm/small_bf16")
+COMPILE_CASES = ("fusion/softmax", "fusion/layer_norm", "lm/small_bf16", "lm/deep_bf16", "models/resnet18")
 """The workloads whose compile time the section `compile` measures, cold and warm."""

@@ -16,7 +16,11 @@ _waiting: list[bool] = []
 
 @contextlib.contextmanager
 def collection_postponed() -> Iterator[None]:
-    """No automatic collection inside the block, in any thread; blocks may nest and overlap."""
+    """No automatic collection inside the block, in any thread; blocks may nest and overlap.
+
+    Afterwards all objects count as old: the collections of young ones that are due would walk everything just made, to find it
+    alive. A full collection finds what is garbage.
+    """
     with _lock:
         _waiting.append(_waiting[0] if _waiting else gc.isenabled())
         gc.disable()
@@ -25,4 +29,7 @@ def collection_postponed() -> Iterator[None]:
     finally:
         with _lock:
             if _waiting.pop() and not _waiting:
+                if not gc.get_freeze_count():  # what the program itself has frozen stays so
+                    gc.freeze()
+                    gc.unfreeze()
                 gc.enable()
