@@ -159,7 +159,8 @@ class ExpressionWriter:
             if self._find(key, current) is not None:
                 continue
             if ready:
-                self.scope_for(self.axes_of(current)).values[key] = self._print(current, key[1])
+                axes = self.axes_of(current).union(*map(self.axes_of, key[1]))  # a masked load varies as its mask does
+                self.scope_for(axes).values[key] = self._print(current, key[1])
                 continue
             stack.append((current, inside, True))
             if isinstance(current, Masked):

@@ -26,6 +26,11 @@ def test_random_programs_keep_their_values_when_rows_never_fit_registers(monkeyp
         check_program(seed, length=4 + seed % 20)
 
 
+def test_a_number_loaded_under_a_condition_that_varies_is_loaded_in_every_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "ROW_REGISTERS", 0)
+    check_program(5673, length=4 + 5673 % 20, kernels=True)
+
+
 @pytest.mark.parametrize("splits", [2, 3, 5])
 def test_random_programs_keep_their_values_when_reductions_are_split(
     monkeypatch: pytest.MonkeyPatch, splits: int
