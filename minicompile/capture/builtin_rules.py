@@ -10,6 +10,7 @@ import inspect
 import itertools
 import operator
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ from minicompile.capture.source import Attribute
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, force, guard_structure
+from minicompile.capture.values import CONSTANT_TYPES, force, guard_structure, is_outside
 
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -577,6 +578,8 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if issubclass(kind, (tuple, str, int, float, frozenset)):
         values = tuple(native_iterable(tracer, item) for item in args)
         return tracer.made(run_native(tracer, kind.__new__, (kind, *values), kwargs))
+    if kind is weakref.ref and len(args) == 1 and is_outside(tracer, args[0]):  # so the user keeps it alive
+        return tracer.made(weakref.ref(args[0]))
     raise Break("unknown call", f"an object of type `{kind.__qualname__}` is made")
 
 

@@ -11,6 +11,7 @@ import enum
 import functools
 import gc
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -350,6 +351,7 @@ BUILDERS: dict[type, Builder] = {
     slice: lambda emitter, value: f"slice({', '.join(map(emitter.value, (value.start, value.stop, value.step)))})",
     super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
+    weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
     **dict.fromkeys((Callback, Predicate), lambda emitter, value: emitter.value(value.function)),
 }
 

@@ -138,3 +138,32 @@ def test_scripted_functions_and_gradients_that_are_on_already_do_not_break() -> 
 
     compiled = same_as_eager(function, torch.ones(3, requires_grad=True))
     assert not compiled.records.graph_breaks and not compiled.records.fallbacks
+
+
+def test_hooks_that_the_first_forward_installs_are_captured_and_installed_once() -> None:
+    seen: list[int] = []
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+            self.installed = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.installed:
+                for place, (_, layer) in enumerate(self.layers.named_children()):
+                    self.install(layer, place)
+                self.installed = True
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+        def install(self, layer: nn.Module, place: int) -> None:
+            layer.register_forward_hook(lambda module, args, output: seen.append(place))
+
+    stack = Stack()
+    compiled, x = capture(stack), torch.ones(1, 2)
+    first = compiled(x)
+    assert torch.equal(first, stack(x)) and torch.equal(first, compiled(x))
+    assert seen == [0, 1, 2] * 3
+    assert not compiled.records.graph_breaks and not compiled.records.fallbacks
