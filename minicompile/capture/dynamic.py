@@ -10,14 +10,13 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.source import ConstantSource
 from torch.fx import Node
 from torch.utils._sympy.printers import PythonPrinter
 
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard
 from minicompile.capture.source import Argument, Source
-from minicompile.capture.torch_interface import new_symbol, symbolic_fake
+from minicompile.capture.torch_interface import new_symbol, shape_env_of, symbolic_fake
 from minicompile.capture.tracer import Tracer
 from minicompile.ir.size_nodes import append_expression
 
@@ -82,8 +81,8 @@ class DynamicPlan:
 
     def symbol(self, tracer: Tracer, value: int, source: Source, low: int, high: int | None) -> Any:
         """A symbolic integer between two bounds that stands for the value of a source."""
-        symbol, number = new_symbol(tracer.graph.fake_mode.shape_env, value, ConstantSource(f"number_{len(tracer.symbols)}"),
-                                    low, high)
+        env = shape_env_of(tracer.graph.fake_mode, tracer.location)
+        symbol, number = new_symbol(env, value, f"number_{len(tracer.symbols)}", low, high)
         tracer.symbols[symbol] = (source, number)
         return number
 
@@ -146,7 +145,9 @@ def fixed_numbers(numbers: list[Any]) -> tuple[int | None, ...]:
 
 def shape_guards(tracer: Tracer) -> list[Guard]:
     """What the graph assumes about its symbols: bounds, strides, and what `ShapeEnv` had to decide."""
-    env = tracer.graph.fake_mode.shape_env
+    env: Any = tracer.graph.fake_mode.shape_env
+    if env is None:
+        return []
     sources = {symbol: source for symbol, (source, _) in tracer.symbols.items()}
     facts: list[tuple[Any, Any]] = []
     for symbol, source in sources.items():
@@ -178,7 +179,7 @@ def shape_guard(tracer: Tracer, fact: Any, sources: dict[Any, Source], place: An
 def check_marks(tracer: Tracer) -> list[str]:
     """What `mark_dynamic` asked for and the program does not allow: sizes that it fixes, with the line that does."""
     complaints = []
-    env = tracer.graph.fake_mode.shape_env
+    env: Any = tracer.graph.fake_mode.shape_env
     for size in tracer.marked_sizes:
         symbol = size.node._expr
         fixed = env.replace(symbol)

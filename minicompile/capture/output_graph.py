@@ -182,7 +182,7 @@ class OutputGraph:
     def run_fake(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on fake tensors; errors of any sort become graph breaks."""
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        dispatcher = python_dispatcher() if self.fake_mode.shape_env.bounds_at_first else contextlib.nullcontext()
+        dispatcher = contextlib.nullcontext() if self.fake_mode.shape_env is None else python_dispatcher()
         try:
             with self.fake_mode, dispatcher:
                 if op == "call_method":

@@ -1,7 +1,7 @@
 """Every use that capture makes of torch's private interfaces, and its classification of torch's public functions.
 
 Written against torch 2.11 and 2.13. Private names used: `torch._subclasses.FakeTensorMode`, `ShapeEnv`,
-`torch._C._dynamo.guards.TensorGuards`, the `_is_compiling_flag` of `torch.compiler`, the lengths of the function and
+`torch._C._dynamo.guards.TensorGuards`, `torch._guards.Source`, the `_is_compiling_flag` of `torch.compiler`, the lengths of the function and
 dispatch mode stacks, the functorch interpreter stack. Must not know about bytecode, sources or the user's program.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._C._dynamo.guards import TensorGuards as TensorGuards
+from torch._guards import Source
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -33,9 +34,17 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 def new_fake_mode() -> FakeTensorMode:
     """A fake tensor mode whose data-dependent operations raise instead of inventing symbols."""
-    env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    env.guards, env.bounds_at_first = PlacedList(), {}  # type: ignore[attr-defined]
-    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=False)
+    return FakeTensorMode(allow_non_fake_inputs=False)
+
+
+def shape_env_of(mode: FakeTensorMode, here: Callable[[], Any]) -> Any:
+    """What is known of a mode's symbols, made with the first of them: most graphs have none, and torch takes seconds
+    to import what it needs. `here` gives the place of an assumption."""
+    if mode.shape_env is None:
+        env: Any = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        env.guards, env.bounds_at_first = PlacedList(here), {}
+        mode.shape_env, mode.static_shapes = env, False
+    return mode.shape_env
 
 
 def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
@@ -52,9 +61,9 @@ class PlacedList(list[Any]):
         here: gives the place; places: one an item.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, here: Callable[[], Any]) -> None:
         super().__init__()
-        self.here: Callable[[], Any] = lambda: None
+        self.here = here
         self.places: list[Any] = []
 
     def append(self, item: Any) -> None:
@@ -63,8 +72,27 @@ class PlacedList(list[Any]):
         self.places.append(self.here())
 
 
-def new_symbol(env: Any, value: int, tag: Any, low: int, high: int | None) -> tuple[Any, torch.SymInt]:
+class SymbolName(str):
+    """A name that is also a function giving itself: `Source.name` was a method before it became a property."""
+
+    __slots__ = ()
+
+    def __call__(self) -> str:
+        return self
+
+
+class SymbolTag(Source):
+    """What `ShapeEnv` is told that a symbol stands for: a name. (The tags of `torch._dynamo` take seconds to import.)"""
+
+    def __init__(self, name: str) -> None:
+        vars(self)["name"] = SymbolName(name)
+
+    name: Any = None
+
+
+def new_symbol(env: Any, value: int, name: str, low: int, high: int | None) -> tuple[Any, torch.SymInt]:
     """A new symbol and its symbolic number; `low` is 2 or more for sizes, which are positive."""
+    tag = SymbolTag(name)
     if low >= 2:
         symbol = env.create_symbol(value, tag, DimDynamic.DYNAMIC)
     else:

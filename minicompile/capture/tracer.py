@@ -215,7 +215,6 @@ class Tracer:
         self.symbol_nodes: dict[Any, Any] = {}
         self.stride_relations: list[tuple[Source, Any, Location | None]] = []
         self.marked_sizes: list[Any] = []
-        self.graph.fake_mode.shape_env.guards.here = self.location  # type: ignore[attr-defined, union-attr]
 
     # Values from outside.
 
@@ -287,7 +286,8 @@ class Tracer:
 
     def forget_places(self) -> None:
         """Let go of the tracer in what lives as long as the graph."""
-        self.graph.fake_mode.shape_env.guards.here = lambda: None  # type: ignore[attr-defined, union-attr]
+        if self.graph.fake_mode.shape_env is not None:
+            self.graph.fake_mode.shape_env.guards.here = lambda: None  # type: ignore[attr-defined]
 
     def location_of(self, frame: Frame) -> Location:
         """The user's line that a frame is at."""
