@@ -23,7 +23,7 @@ from minicompile.capture.attributes import TensorMethod, class_lookup, class_val
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
-from minicompile.capture.source import Baked, CachedCall
+from minicompile.capture.source import Baked, CachedCall, Item
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
@@ -465,7 +465,8 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
         if not any(shadow.real[table] for table in HOOK_TABLES):
             if id(store) not in tracer.hookless:
                 tracer.hookless.add(id(store))
-                tracer.guards.test(shadow.source, NO_HOOKS, (), "`{0}` has no hooks", "structure")
+                tables = tuple(Item(shadow.source, table) for table in HOOK_TABLES)
+                tracer.guards.test(shadow.source, NO_HOOKS, (), "`{0}` has no hooks", "structure", tables=tables)
             return global_hooks(tracer)
     for table in HOOK_TABLES:
         if table not in store:

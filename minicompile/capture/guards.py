@@ -9,13 +9,14 @@ import builtins
 import dataclasses
 import keyword
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.source import Source, identifier, literal
+from minicompile.capture.source import Item, Source, identifier, literal
 from minicompile.errors import Location
 
 
@@ -30,6 +31,7 @@ class Guard:
         sentence: the condition in words, with `{0}` for the value's name.
         kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor`, `same`, `shape` or `overlap`.
         expected: the value at capture, for records of recompiles.
+        tables: the dictionaries in the value whose contents are tested as well.
     """
 
     source: Source
@@ -40,6 +42,7 @@ class Guard:
     expected: Any = None
     others: tuple[Source, ...] = ()
     location: Location | None = None
+    tables: tuple[Item, ...] = ()
 
     def words(self) -> str:
         """The condition in words."""
@@ -126,9 +129,9 @@ class GuardSet:
         self.test(source, "{0} is {1}", (value,), f"`{{0}}` is the same {name}", "identity", value)
 
     def test(self, source: Source, condition: str, constants: tuple[Any, ...], sentence: str, kind: str,
-             expected: Any = None, others: tuple[Source, ...] = ()) -> None:
+             expected: Any = None, others: tuple[Source, ...] = (), tables: tuple[Item, ...] = ()) -> None:
         """Require a condition given as text."""
-        self.items.append(Guard(source, condition, constants, sentence, kind, expected, others, self.here()))
+        self.items.append(Guard(source, condition, constants, sentence, kind, expected, others, self.here(), tables))
 
     def relation(self, source: Source, other: Source, same: bool) -> None:
         """Require that two sources hold the same object, or different ones."""
@@ -220,24 +223,79 @@ def same_float(value: Any, expected: float) -> bool:
         value != 0 or str(value) == str(expected))
 
 
-def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple[Any, ...],
-                 line: Callable[[str], str]) -> list[str]:
-    """Statements that test all guards: tensors at once near the end, then what is assumed of their sizes."""
-    writer.lines.append(line(f"torch_state() == {writer.constant(state, 'state')}"))
+@dataclasses.dataclass
+class Lasting:
+    """Guards that need not be tested as long as some modules stay as they are.
+
+    Attributes:
+        roots, tables, owners: the modules; the dictionaries, and the objects with a type and a `__dict__`, read below them.
+        within: identities of these guards, and of the guards on tensors that are found below the modules.
+        behind: identities of other guards that can only be tested after them.
+        trees: remembers for which modules they held (`module_trees.ModuleTrees`).
+    """
+
+    roots: list[Source]
+    tables: list[Source]
+    owners: list[Source]
+    within: set[int]
+    behind: set[int]
+    trees: Any
+
+
+def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple[Any, ...], line: Callable[[str], str],
+                 lasting: Lasting | None = None, later: Sequence[str] = ()) -> list[str]:
+    """Statements that test all guards: tensors at once near the end, then what is assumed of their sizes.
+
+    `later` are the lines that follow, with variables that they need and may set again.
+    """
+    lines = writer.lines
+    lines.append(line(f"torch_state() == {writer.constant(state, 'state')}"))
     tensors = [guard for guard in guards if isinstance(guard, TensorGuard)]
-    late = [guard for guard in guards if isinstance(guard, Guard) and guard.kind in LATE]
-    for guard in guards:
-        if isinstance(guard, TensorGuard):
-            writer.fetch(guard.source)
-        elif guard.kind not in LATE:
-            writer.lines.append(line(writer.condition(guard)))
+    now = [guard for guard in guards if guard.kind not in LATE]
+    if lasting is not None:
+        within, behind = lasting.within, lasting.behind
+        write_conditions(writer, [guard for guard in now if id(guard) not in within | behind], line)
+        for source in lasting.roots:
+            writer.fetch(source)
+        start = len(lines)
+        write_conditions(writer, [guard for guard in now if id(guard) in within], line)
+        for source in (*lasting.tables, *lasting.owners):
+            writer.fetch(source)
+        end = len(lines)
+        now = [guard for guard in now if id(guard) in behind]
+    write_conditions(writer, now, line)
     if tensors:
         unique = list({id(guard.tensor): guard for guard in tensors}.values())
         check = tensor_check(unique)
         names = ", ".join(writer.fetch(guard.source) for guard in unique)
-        writer.lines.append(line(f"{writer.constant(check, 'check_tensors')}({names})"))
-    writer.lines.extend([line(writer.condition(guard)) for guard in late])
-    return writer.lines
+        lines.append(line(f"{writer.constant(check, 'check_tensors')}({names})"))
+    write_conditions(writer, [guard for guard in guards if guard.kind in LATE], line)
+    if lasting is not None:
+        lines[start:end] = unless_unchanged(writer, lasting, lines[start:end], [*lines[end:], *later])
+    return lines
+
+
+def unless_unchanged(writer: Writer, lasting: Lasting, lines: list[str], later: list[str]) -> list[str]:
+    """Statements that run `lines` on modules not known to be unchanged, and otherwise set the variables used later."""
+    roots, tables, owners = ("".join(f"{writer.fetch(source)}, " for source in group).rstrip() for group in (lasting.roots, lasting.tables, lasting.owners))
+    words = set(re.findall(r"\w+", "\n".join(line for line in later if line not in lines)))
+    names = [name for name, equals, _ in (line.partition(" = ") for line in lines) if equals and name in words]
+    values = "".join(f"{name}, " for name in names)
+    read, begun = writer.unique("read_before"), writer.unique("begun")
+    trees = writer.constant(lasting.trees, "modules")
+    return [f"{read} = {trees}.unchanged({roots})", f"if {read} is None:",
+            *(f"    {line}" for line in (f"{begun} = {trees}.begin({roots})", *lines,
+                                         f"{trees}.keep({begun}, ({roots}), ({tables}), ({owners}), ({values}))")),
+            *((f"else: {values.rstrip()} = {read}",) if names else ())]
+
+
+def write_conditions(writer: Writer, guards: Sequence[Guard | TensorGuard], line: Callable[[str], str]) -> None:
+    """Statements that test guards one by one; of tensors they only fetch them."""
+    for guard in guards:
+        if isinstance(guard, TensorGuard):
+            writer.fetch(guard.source)
+        else:
+            writer.lines.append(line(writer.condition(guard)))
 
 
 def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:

@@ -26,6 +26,7 @@ from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
+from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
@@ -359,8 +360,14 @@ class Assembly:
         guard_writer = Writer()
         guard_writer.namespace, guard_writer.used = writer.namespace, writer.used
         guard_writer.named, guard_writer.keep, guard_writer.by_text = writer.named, writer.keep, writer.by_text
-        fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS")
-        name, written = self.name, set(fetch_lines)
+        lasting = None
+        if eager is None:
+            changing = {id(shadow.real) for shadow in tracer.effects.changed_shadows()}
+            attempt = self.attempt
+            lasting = find_trees(guards, {"F": attempt.function, "A": attempt.args, "K": attempt.kwargs}, changing)
+        fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS",
+                                   lasting, [*writer.lines, *body])
+        name, written = self.name, {line.strip() for line in fetch_lines}
         text = "\n".join([
             f"def {name}(F, A, K):", "    try:", *(f"        {line}" for line in fetch_lines),
             *(f"        {line}" for line in writer.lines if line not in written),

@@ -1,0 +1,100 @@
+"""Two questions to CPython, answered in a fraction of a microsecond: was a dictionary changed, are these the same objects.
+
+CPython tells of every change to a dictionary that somebody watches (`PyDict_Watch`, 3.12 and later), and torch keeps the
+number of the latest such change in the process for each dictionary. We change a dictionary of our own and look at its
+number: if it grew by more than one since the last time, another watched dictionary was changed in between.
+
+Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. That a tuple holds the addresses
+of its items one after the other is how CPython 3.11 to 3.14 lays it out. Both are tried when this is imported, and not used
+where they fail. Must not know what is in the dictionaries, nor decide which are worth watching.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch._C._dynamo.guards import dict_version
+
+watch = dict_version
+"""Have all later changes of a dictionary noticed."""
+
+
+class Latest:
+    """The number of our own latest change, and the epoch that began with the latest change of anybody else's."""
+
+    __slots__ = ("number", "epoch")
+
+    def __init__(self) -> None:
+        self.number, self.epoch = -1, object()
+
+
+PROBE: dict[int, Any] = {}
+LATEST = Latest()
+
+
+def epoch() -> object:
+    """An object that stays the same as long as no watched dictionary is changed.
+
+    Threads may come between any two steps: then the number has grown too much, which begins a new epoch for nothing. A
+    new epoch is set before the number from which later changes are counted, so that no thread can miss it.
+    """
+    before = LATEST.number
+    PROBE[0] = []
+    number = dict_version(PROBE)
+    if number != before + 1:
+        LATEST.epoch = object()
+    LATEST.number = number
+    return LATEST.epoch
+
+
+class Sample:
+    """An object whose attributes are changed to see whether that is noticed; 3.13.0 misses changes made in this way."""
+
+    value: object
+
+
+def is_reliable() -> bool:
+    """Whether changes are noticed and counted here as described above."""
+    if sys.version_info < (3, 12) or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    first: dict[int, Any] = {}
+    second: dict[int, Any] = {}
+    sample = Sample()
+    for table in (PROBE, first, second, vars(sample)):
+        watch(table)
+    numbers = []
+    for table in (first, second, first):
+        table[0] = []
+        numbers.append(dict_version(table))
+    changes = [epoch()]
+    for _ in range(20):  # often enough for CPython to specialise the store
+        sample.value = object()
+        changes.append(epoch())
+    del sample.value
+    changes.append(epoch())
+    return numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2] and len(set(map(id, changes))) == len(changes)
+
+
+RELIABLE = is_reliable()
+
+
+def packed_addresses(objects: Iterable[Any]) -> bytes:
+    """The identities of some objects, as long as these are kept alive; read from the memory of a tuple of them."""
+    items = tuple(objects)
+    return ctypes.string_at(id(items) + tuple.__basicsize__, POINTER_SIZE * len(items))
+
+
+def listed_addresses(objects: Iterable[Any]) -> list[int]:
+    """The identities of some objects, as long as these are kept alive."""
+    return [*map(id, objects)]
+
+
+POINTER_SIZE = struct.calcsize("P")
+SAMPLES = ({}, sys, dict, None)
+addresses: Any = listed_addresses
+if sys.implementation.name == "cpython" and packed_addresses(SAMPLES) == struct.pack("4P", *map(id, SAMPLES)):
+    addresses = packed_addresses

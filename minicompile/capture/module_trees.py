@@ -1,0 +1,234 @@
+"""Trees of modules on which guards held, and which nobody has touched since: their guards need not be tested again.
+
+What a guard reads below a module (its submodules, parameters, flags, hooks) it reads from dictionaries. `find_trees` picks
+the guards for which that is all, `ModuleTrees` remembers at run time for which modules they held, with what was read. They
+hold as long as no such dictionary was changed and every object on the way is of the type, and has the `__dict__`, that it
+had. Metadata of tensors is in no dictionary: tensor guards are always tested. Must not test guards or write code.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import itertools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from minicompile.capture.cpython_interface import RELIABLE, addresses, epoch, watch
+from minicompile.capture.guards import Guard, Lasting, TensorGuard
+from minicompile.capture.source import Argument, Attribute, Baked, Item, Source, is_trusted_module
+
+MOST_TREES = 256
+MOST_FAILURES = 8
+"""So often in a row a tree may have been changed between two calls before it is given up."""
+
+FIXED_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
+               type(Ellipsis))
+TABLES = (dict, collections.OrderedDict)
+UNKNOWN: Any = type("Unknown", (), {})()
+instance_table = operator.attrgetter("__dict__")
+
+
+def has_plain_table(kind: type) -> bool:
+    """Whether instances of a class have an ordinary `__dict__`, which is read in the ordinary way."""
+    if kind.__getattribute__ is not object.__getattribute__:
+        return False
+    tables = (vars(base)["__dict__"] for base in kind.__mro__ if "__dict__" in vars(base))
+    return type(next(tables, None)) is types.GetSetDescriptorType
+
+
+class Tree:
+    """What was read below some modules.
+
+    Attributes:
+        roots: weak references to the modules; values: what the generated function needs of what was read.
+        tables: the dictionaries; owners: the objects below whose types and `__dict__` matter, which `read` gives.
+        empty: the dictionaries that hold nothing; to fill such a one with `update` is the one change that goes unnoticed.
+        epoch: that of the dictionaries when the guards held last, or `None` while that is not known.
+    """
+
+    def __init__(self, roots: tuple[Any, ...], tables: tuple[Any, ...], owners: tuple[Any, ...],
+                 forget: Callable[[Any], None]) -> None:
+        self.roots = [weakref.ref(root, forget) for root in roots]
+        self.tables, self.owners = tables, owners
+        self.values: tuple[Any, ...] = ()
+        self.epoch: object = None
+        self.failures = 0
+        self.empty = [table for table in tables if type(table) is dict and not table]
+        for table in tables:
+            watch(table)
+        self.read: Callable[..., Iterable[Any]] = functools.partial(gc.get_referents, *owners)
+        self.kept = [each for owner in (*owners, *roots) for each in (owner.__dict__, type(owner))]
+        self.expected = addresses(self.kept)
+        if addresses(self.read(*roots)) != self.expected:
+            self.read = functools.partial(types_and_tables, *owners)
+            self.expected = addresses(self.read(*roots))
+
+
+def types_and_tables(*owners: Any) -> Iterable[Any]:
+    """What `gc.get_referents` gives of ordinary objects in Python 3.12, in another order."""
+    return itertools.chain(map(instance_table, owners), map(type, owners))
+
+
+class ModuleTrees:
+    """The trees on which the guards of one variant held, by the identity of their first root."""
+
+    def __init__(self) -> None:
+        self.trees: dict[int, Tree] = {}
+
+    def unchanged(self, *roots: Any) -> tuple[Any, ...] | None:
+        """What was read below these modules, if it is still what would be read and all guards on it hold."""
+        tree = self.trees.get(id(roots[0]))
+        if tree is None or tree.epoch is not epoch():
+            return None
+        for root, known in zip(roots, tree.roots):  # noqa: B905 - one variant has one number of them
+            if known() is not root:
+                return None
+        if addresses(tree.read(*roots)) != tree.expected or any(tree.empty):
+            return None
+        tree.failures = 0
+        return tree.values
+
+    def begin(self, *roots: Any) -> tuple[Tree | None, object]:
+        """What `keep` is told of the time before the guards are tested."""
+        return self.trees.get(id(roots[0])), epoch()
+
+    def keep(self, begun: tuple[Tree | None, object], roots: tuple[Any, ...], tables: tuple[Any, ...], owners: tuple[Any, ...],
+             values: tuple[Any, ...]) -> None:
+        """Remember that the guards held; for good only if all was watched before they were tested."""
+        (tree, began), key, trees = begun, id(roots[0]), self.trees
+        if tree is not None and tree.failures >= MOST_FAILURES:
+            return
+        if tree is not None and addresses((*tables, *owners, *roots)) == addresses(
+                (*tree.tables, *tree.owners, *(known() for known in tree.roots))):
+            tree.epoch, tree.values = began, values
+        elif len(trees) < MOST_TREES and all(type(table) in TABLES for table in tables):
+            failures = tree.failures if tree is not None else 0
+            tree = trees[key] = Tree(roots, tables, owners, lambda _: trees.pop(key, None))
+            tree.failures = failures
+        if tree is not None:
+            tree.failures += 1
+
+
+class Plan:
+    """Which sources of one variant are below modules, or in torch and the standard library, with what was read there.
+
+    Attributes:
+        roots, tables, owners: the sources of the modules, of the dictionaries, and of what has a `__dict__` or a type.
+    """
+
+    def __init__(self, call: dict[str, Any], changing: set[int]) -> None:
+        self.call, self.changing = call, changing
+        self.found: dict[int, tuple[Any, bool]] = {}
+        self.roots: dict[int, Source] = {}
+        self.tables: dict[int, Source] = {}
+        self.owners: dict[int, Source] = {}
+
+    def look(self, source: Source) -> tuple[Any, bool]:
+        """The value of a source at capture, and whether it is read below a module, from nothing but dictionaries."""
+        known = self.found.get(id(source))
+        if known is None:
+            known = self.found[id(source)] = self.value(source)
+            if not known[1] and isinstance(known[0], torch.nn.Module) and has_plain_table(type(known[0])):
+                self.roots[id(source)] = source
+                known = self.found[id(source)] = known[0], True
+        return known
+
+    def touches(self, source: Source | None) -> bool:
+        """Whether a source is read below a module, or by way of what is."""
+        return source is not None and (self.look(source)[1] or self.touches(source.parent))
+
+    def value(self, source: Source) -> tuple[Any, bool]:
+        """As `look`, of a source seen for the first time."""
+        if isinstance(source, Baked):
+            value = source.value
+            return value, type(value) is dict and is_trusted_module(value.get("__name__")) and self.is_fixed(source, value)
+        if source.parent is None:
+            return self.call.get(source.text, UNKNOWN), False
+        base, below = self.look(source.parent)
+        if base is UNKNOWN:
+            return UNKNOWN, False
+        kind = type(source)
+        try:
+            if isinstance(source, Attribute):
+                if source.name == "__dict__" and below and has_plain_table(type(base)):
+                    self.own(source.parent)
+                    return base.__dict__, True
+                position = source.name.removeprefix("__closure__[").removesuffix("]")
+                if position.isdigit():
+                    return base.__closure__[int(position)], False
+                return getattr(base, source.name), False
+            if kind in (Item, Argument):
+                return base[source.key], below and kind is Item and self.is_fixed(source.parent, base)  # type: ignore[attr-defined]
+        except Exception:
+            return UNKNOWN, False
+        return UNKNOWN, False
+
+    def own(self, source: Source) -> None:
+        """Have the type and the `__dict__` of an object compared; those of the roots always are."""
+        if id(source) not in self.roots:
+            self.owners[id(source)] = source
+
+    def is_fixed(self, source: Source, value: Any) -> bool:
+        """Whether a container below a module, with its contents, is known not to change, watching it if need be."""
+        if type(value) in TABLES and id(value) not in self.changing:
+            self.tables[id(source)] = source
+            return True
+        return type(value) in (tuple, torch.Size)
+
+    def is_implied(self, guard: Guard) -> bool:
+        """Whether a guard keeps holding as long as what was read below modules stays the same."""
+        if guard.kind not in ("type", "identity", "constant", "absent", "structure", "same"):
+            return False
+        value, below = self.look(guard.source)
+        if not below or not all(self.look(other)[1] for other in guard.others):
+            return False
+        if guard.kind == "type":
+            if type(value).__flags__ & HEAP_TYPE:
+                if not has_plain_table(type(value)):
+                    return False
+                self.own(guard.source)
+            return True
+        if guard.kind == "identity":
+            return guard.condition == "{0} is {1}" or type(value) is dict and self.is_fixed(guard.source, value)
+        if guard.kind == "same":
+            return True
+        if guard.kind == "constant":
+            return type(value) in FIXED_TYPES or isinstance(value, type)
+        fixed_order = type(value) is not collections.OrderedDict or not value or guard.kind == "absent" or bool(guard.tables)
+        return fixed_order and self.is_fixed(guard.source, value) and all(
+            self.is_fixed(inner, value[inner.key]) for inner in guard.tables)
+
+
+HEAP_TYPE = 1 << 9
+
+
+def find_trees(guards: list[Guard | TensorGuard], call: dict[str, Any], changing: set[int]) -> Lasting | None:
+    """The guards that need not be tested on unchanged modules; `None` where there are too few for it to be worth it.
+
+    `call` holds the callable and its arguments by the names of their sources, `changing` the identities of the
+    dictionaries that the variant itself changes.
+    """
+    if not RELIABLE:
+        return None
+    plan = Plan(call, changing)
+    within = {id(guard) for guard in guards if isinstance(guard, Guard) and plan.is_implied(guard)}
+    if len(within) < FEWEST_GUARDS or not plan.roots:
+        return None
+    within.update(id(guard) for guard in guards if isinstance(guard, TensorGuard) and plan.look(guard.source)[1])
+    behind = {id(guard) for guard in guards if id(guard) not in within and any(map(plan.touches, sources_of(guard)))}
+    return Lasting([*plan.roots.values()], [*plan.tables.values()], [*plan.owners.values()], within, behind, ModuleTrees())
+
+
+def sources_of(guard: Guard | TensorGuard) -> tuple[Source, ...]:
+    """What a guard reads."""
+    return (guard.source, *guard.others) if isinstance(guard, Guard) else (guard.source,)
+
+
+FEWEST_GUARDS = 12
