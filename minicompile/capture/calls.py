@@ -240,8 +240,6 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
         if name == "__len__":
             return run_native(tracer, len, (tensor,), {})
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
-    if name == "requires_grad_" and [*args, *kwargs.values()] in ([], [True]) and tensor.requires_grad:
-        return tensor
     if name in torch_interface.METHODS_NEVER_IN_GRAPH:
         if name == "backward" and kwargs.get("create_graph"):
             raise RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")

@@ -196,7 +196,7 @@ class ProgramMaker:
             axis = self.random.choice(axes)
             value = self.value(axes)
             target = self.add_buffer(name, shape)
-            fold = Scan("cumsum", axis, self.random.random() < 0.5)
+            fold = Scan("cumsum", axis)
             place = offset(target, [as_index(a) for a in axes])
             self.operations.append(Loop(name, axes, value, place, fold, origins=origins))
             return
