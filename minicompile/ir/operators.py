@@ -190,8 +190,8 @@ def _attention(
 def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = False) -> Tensor:
     """An empty dense result whose dims lie in memory in the order of the query's, or with the heads of a token together."""
     size = (*query.shape[:-1], value.shape[-1])
-    plain = all(isinstance(stride, int) and stride > 0 for stride in query.stride())
-    order: Sequence[int] = sorted(range(query.dim() - 1), key=query.stride, reverse=True) if plain else range(query.dim() - 1)
+    dims = range(query.dim() - 1)
+    order: Sequence[int] = sorted(dims, key=query.stride, reverse=True) if _has_an_order(query) else dims
     if tokens_first:
         order = [0, 2, 1]
     strides, step = [0] * query.dim(), 1
@@ -199,6 +199,11 @@ def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = Fal
         strides[dim] = step
         step = step * size[dim]
     return query.new_empty_strided(size, strides)
+
+
+def _has_an_order(tensor: Tensor) -> bool:
+    """Whether the strides are known and say how the dims lie in memory."""
+    return all(isinstance(stride, int) and stride > 0 for stride in tensor.stride())
 
 
 def _attention_fake(
@@ -248,7 +253,7 @@ def _attention_backward(
 
 def _gradient_like(tensor: Tensor) -> Tensor:
     """Room for a gradient: dense, with the dims in memory in the tensor's order."""
-    return torch.empty_like(tensor) if _plain(tensor) else tensor.new_empty(tensor.shape)
+    return torch.empty_like(tensor) if _has_an_order(tensor) else tensor.new_empty(tensor.shape)
 
 
 def _attention_backward_fake(
