@@ -17,6 +17,7 @@ from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.source import Attribute, Baked, Item, is_trusted_module
+from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside, slot
 
@@ -42,6 +43,8 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return class_attribute(tracer, owner, name)
     if kind is types.ModuleType or isinstance(owner, types.ModuleType):
         return module_attribute(tracer, owner, name)
+    if kind is SymbolicFloat:
+        return native_attribute(owner.fix(), name)
     if kind in CONSTANT_TYPES or kind in NATIVE_TYPES:
         return native_attribute(owner, name)
     if kind is super:

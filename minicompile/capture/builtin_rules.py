@@ -54,7 +54,8 @@ from minicompile.capture.operators import (
 )
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.source import Attribute
-from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
+from minicompile.capture.symbolic_float import SymbolicFloat
+from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force, guard_structure, is_outside
@@ -67,10 +68,9 @@ Keywords = dict[str, Any]
 def rule_isinstance(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`isinstance(value, classes)`."""
     value, classes = args
-    tracer.class_orders.add(type(value))
     if is_symbolic(value):
-        stand_in: Any = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}[type(value)]
-        return isinstance(stand_in, classes)
+        return isinstance(EXAMPLES[type(value)], classes)
+    tracer.class_orders.add(type(value))
     if hasattr(type(value), "resume"):
         return isinstance((_ for _ in ()), classes)
     if isinstance(value, TensorMethod):
@@ -107,7 +107,7 @@ def rule_type(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if isinstance(value, FakeTensor):
         return tensor_class(tracer, value)
     if is_symbolic(value):
-        return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+        return type(EXAMPLES[type(value)])
     if hasattr(type(value), "resume"):
         return types.GeneratorType
     return type(value)
@@ -309,6 +309,8 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
 
     def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         value = args[0] if args else MISSING
+        if type(value) is SymbolicFloat and function is not hash:
+            return value if function is float else call_pure(tracer, function, args, kwargs)
         if isinstance(value, FakeTensor):
             if function in (abs, pow, divmod):
                 return run_native(tracer, function, args, kwargs)
@@ -354,10 +356,12 @@ for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__",
 def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`format(value, spec)`."""
     value = args[0]
+    if is_symbolic(value):
+        return run_native(tracer, format, args, {})
     method, base = class_lookup(tracer, type(value), "__format__")
     if isinstance(method, types.FunctionType) and not isinstance(value, enum.Enum):
         return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
-    if type(value) in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, enum.Enum):
+    if type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum):
         return run_native(tracer, format, args, {})
     return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
 

@@ -24,6 +24,7 @@ from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, Ru
 from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall, Item
+from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
@@ -353,6 +354,8 @@ def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
 
 def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native function that has no side effects, on values it may look into."""
+    if not kwargs and any(type(item) is SymbolicFloat for item in args) and all(type(item) in OPERANDS for item in args):
+        return run_native(tracer, computed, (function, args), {}, False)
     if function in SYMBOLIC_MATH and len(args) == 1 and is_symbolic(args[0]):
         return SYMBOLIC_MATH[function](args[0])
     values = tuple(native_argument(tracer, item) for item in args)
@@ -444,7 +447,7 @@ SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.flo
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
     getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "lt", "le",
                                          "eq", "ne", "gt", "ge", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")
-) + (operator.getitem, len, bool, isinstance, max, min, sum, tuple, list, enumerate, zip, tuple.__new__, super)
+) + (operator.getitem, computed, len, bool, isinstance, max, min, sum, tuple, list, enumerate, zip, tuple.__new__, super)
 
 
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")

@@ -6,17 +6,21 @@ recompile: a capture is where it learns that a number differs from what an earli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy.printers import PythonPrinter
 
+from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard
 from minicompile.capture.source import Argument, Source
-from minicompile.capture.torch_interface import new_symbol, shape_env_of, symbolic_fake
+from minicompile.capture.symbolic_float import SymbolicFloat, fixed
+from minicompile.capture.torch_interface import new_float, new_symbol, shape_env_of, symbolic_fake
 from minicompile.capture.tracer import Tracer
 from minicompile.ir.size_nodes import append_expression
 
@@ -53,23 +57,30 @@ class DynamicPlan:
         policy: `True` at once, `None` from the second value on, `False` never. Marks on tensors come before it.
         seen: the first value of each number: the words of its source and which of its numbers it is, to the value.
         varying: those that had another value later.
+        floats: whether floats that vary become inputs of graphs.
     """
 
     def __init__(self, policy: bool | None) -> None:
         self.policy = policy
-        self.seen: dict[tuple[Any, ...], int] = {}
+        self.seen: dict[tuple[Any, ...], Any] = {}
         self.varying: set[tuple[Any, ...]] = set()
+        self.floats = True
 
-    def varies(self, key: tuple[Any, ...], value: int) -> bool:
+    def varies(self, key: tuple[Any, ...], value: Any) -> bool:
         """Whether a number, of which this is the present value, has had two values."""
         if self.seen.setdefault(key, value) != value:
             self.varying.add(key)
         return key in self.varying
 
     def number(self, tracer: Tracer, real: Any, source: Source) -> Any:
-        """The symbol for an integer from outside, or `None` if it is to be a constant."""
-        if type(real) is not int or self.policy is False:
+        """The stand-in for an integer or float from outside that varies, or `None` if it is to be a constant."""
+        if self.policy is False:
             return None
+        if type(real) is float:
+            if not self.floats or not self.varies((source.words(), "float"), real.hex()):
+                return None
+            tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
+            return SymbolicFloat(tracer.guards, source, real)
         at_once = self.policy is True and type(source) is Argument and abs(real) > 1
         if not self.varies((source.words(), "number"), real) and not at_once:
             return None
@@ -78,6 +89,17 @@ class DynamicPlan:
                            f"`{{0}}` is an int and {sign}", "type")
         value = self.symbol(tracer, abs(real), Source(source, "-{0}") if real < 0 else source, int(real < 0), None)
         return -value if real < 0 else value
+
+    def call(self, tracer: Tracer, record: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an operation; floats that vary are inputs of it, unless PyTorch needs to know their values."""
+        floats = [item for item in tree_leaves((args, kwargs)) if type(item) is SymbolicFloat] if self.varying else []
+        if not floats:
+            return record(args, kwargs)
+        try:
+            with torch_interface.quiet():
+                return record(*tree_map(lambda item: operand(tracer, item), (args, kwargs)))
+        except Break:
+            return record(*tree_map(fixed, (args, kwargs)))
 
     def symbol(self, tracer: Tracer, value: int, source: Source, low: int, high: int | None) -> Any:
         """A symbolic integer between two bounds that stands for the value of a source."""
@@ -190,6 +212,17 @@ def check_marks(tracer: Tracer) -> list[str]:
             complaints.append(f"`{source.words()}` is marked as dynamic, but the program fixes it to {fixed}"
                               + (f" (at {places[-1]})" if places and places[-1] else ""))
     return complaints
+
+
+def operand(tracer: Tracer, value: Any) -> Any:
+    """What operators take: for a float that varies a number of PyTorch's."""
+    if type(value) is not SymbolicFloat or value.fixed:
+        return fixed(value)
+    if value.number is None:
+        symbol, value.number = new_float(tracer.graph.fake_mode.shape_env, f"float_{len(tracer.symbols)}",
+                                         value.real)
+        tracer.symbols[symbol] = (value.source, value.number)
+    return value.number
 
 
 def symbol_node(tracer: Tracer, value: Any) -> Any:

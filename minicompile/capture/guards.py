@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.source import Item, Source, identifier, literal
+from minicompile.capture.source import Computed, Item, Source, identifier, literal
 from minicompile.errors import Location
 
 
@@ -186,10 +186,13 @@ class Writer:
         if name is not None:
             return name
         base = self.fetch(source.parent) if source.parent is not None else ""
-        text = source.expression(base, self.constant)
+        if isinstance(source, Computed):
+            text = source.text.format(*map(self.fetch, source.parts))
+        else:
+            text = source.expression(base, self.constant)
         name = self.by_text.get(text)
         if name is None:
-            named_already = source.parent is None
+            named_already = source.parent is None and not isinstance(source, Computed)
             name = self.by_text[text] = text if named_already else self.unique(source.words())
         if name != text and name not in self.emitted:
             self.lines.append(f"{name} = {text}")

@@ -13,6 +13,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_safe, has_python_comparison, run_native
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
+from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
@@ -45,10 +46,12 @@ NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, colle
 def invoke_special(tracer: Tracer, owner: Any, name: str, *args: Any) -> Any:
     """Call a special method that a class defines in Python; MISSING if it defines none."""
     kind = type(owner)
+    if is_symbolic(owner):
+        return MISSING
     raw, base = class_lookup(tracer, kind, name)
     if not isinstance(raw, types.FunctionType) or isinstance(owner, FakeTensor) or kind in CONSTANT_TYPES:
         return MISSING
-    if is_symbolic(owner) or kind.__module__.startswith("minicompile.capture"):
+    if kind.__module__.startswith("minicompile.capture"):
         return MISSING
     return call(tracer, class_value(tracer, base or kind, name, raw), (owner, *args), {})
 
@@ -158,6 +161,8 @@ def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
 
 def is_same(tracer: Tracer, left: Any, right: Any) -> bool:
     """`left is right`."""
+    if type(left) is SymbolicFloat is type(right):
+        return left.fix() is right.fix()
     if left is not right:
         note_identity(tracer, left, right)
     return left is right

@@ -293,6 +293,10 @@ class OutputGraph:
             if node.op == "call_function" and node.target is operator.getitem and not node.users and node not in nodes:
                 if isinstance(node.args[0], torch.fx.Node) and isinstance(node.args[0].meta["example_value"], (tuple, list)):
                     self.graph.erase_node(node)
+        for entry in [entry for entry in self.inputs if entry.kind == "size"]:
+            if entry.node is not None and not entry.node.users and entry.node not in nodes:
+                self.graph.erase_node(entry.node)
+                self.inputs.remove(entry)
         closing = self.graph.output(nodes)
         closing.meta["example_value"], closing.meta["location"] = tuple(outputs), None
         return GraphModule(torch.nn.Module(), self.graph)

@@ -26,6 +26,7 @@ from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
 from minicompile.capture.source import literal
+from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
@@ -74,6 +75,8 @@ class Emitter:
         if kind in CONSTANT_TYPES and kind is not slice:
             text = literal(value)
             return text if text is not None else self.constant(value, kind.__name__)
+        if kind is SymbolicFloat:
+            return self.writer.fetch(value.source)
         known = self.memo.get(id(value))
         if known is not None:
             return known

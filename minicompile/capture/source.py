@@ -125,6 +125,16 @@ def item_of(parent: Source, container: Any, key: Any) -> Item:
     return PlainItem(parent, key, dict) if hasattr(type(container), "__missing__") else Item(parent, key)
 
 
+class Computed(Source):
+    """What an expression over other sources gives: `text` has `{0}`, `{1}`, ... for `parts`."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, text: str, parts: tuple[Source, ...]) -> None:
+        super().__init__(None, text, text.format(*(part.words() for part in parts)))
+        self.parts = parts
+
+
 class CachedCall(Source):
     """`parent(*args, **kwargs)` of a function with a cache (`lru_cache`), which gives the same object each time."""
 

@@ -1,4 +1,4 @@
-"""Numbers that stay symbolic: sizes and integers that varied between calls. Must not decide which ones those are."""
+"""Numbers that stay symbolic: sizes, integers and floats that varied between calls. Must not decide which ones those are."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+from minicompile.capture.symbolic_float import SymbolicFloat
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, SymbolicFloat)
+EXAMPLES = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True, SymbolicFloat: 1.0}
+"""A plain number of the type that each kind of symbolic number stands for."""
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a value is one of torch's symbolic numbers."""
+    """Whether a value is a symbolic number."""
     return type(value) in SYMBOLIC
 
 
@@ -29,7 +33,7 @@ def concrete(value: Any) -> Any:
     kind = type(value)
     if kind is torch.SymInt:
         return int(value)
-    if kind is torch.SymFloat:
+    if kind is torch.SymFloat or kind is SymbolicFloat:
         return float(value)
     if kind is torch.SymBool:
         return bool(value)

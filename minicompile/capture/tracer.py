@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import linecache
 import types
 from collections.abc import Callable
@@ -327,7 +328,8 @@ class Tracer:
         place, module = self.location(), self.module_path()
         if place is not None and module:
             place = dataclasses.replace(place, module=module)
-        return self.graph.call(op, target, args, kwargs or {}, place)
+        call = functools.partial(self.graph.call, op, target, location=place)
+        return call(args, kwargs or {}) if self.dynamic is None else self.dynamic.call(self, call, args, kwargs or {})
 
     def run(self, frame: Frame, raised: BaseException | None = None) -> Outcome:
         """Execute a frame until it returns, yields or raises."""

@@ -29,7 +29,7 @@ class SizeExpressions:
 
     def learn(self, placeholder: Node, value: Any) -> None:
         """Remember which symbols a graph input carries."""
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
             self._offer(value, placeholder, None, 0)
         elif isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
@@ -38,7 +38,7 @@ class SizeExpressions:
                 self._offer(stride, placeholder, aten.sym_stride.int, dim)
 
     def _offer(self, value: Any, placeholder: Node, reader: Any, dim: int) -> None:
-        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+        if isinstance(value, (torch.SymInt, torch.SymFloat)) and isinstance(value.node.expr, sympy.Symbol):
             self._symbols.setdefault(value.node.expr, (placeholder, reader, dim, value))
 
     def node_or_number(self, value: Any) -> Any:

@@ -31,7 +31,7 @@ from minicompile.ir.loops import (
 )
 from minicompile.lowering.registry import UseExtern
 from minicompile.lowering.sizes import contiguous_strides, is_empty, overlaps, size_indices, stride_indices
-from minicompile.lowering.values import LOOP_DTYPES, TensorValue, axes_of, loop_axes, mapped
+from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, axes_of, loop_axes, mapped
 
 Indices = tuple[Index, ...]
 
@@ -68,7 +68,7 @@ class GraphBuilder:
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.operations: list[Operation] = []
-        self.moved: dict[tuple[TensorValue, torch.device], TensorValue] = {}
+        self.moved: dict[tuple[TensorValue | FloatInput, torch.device], TensorValue] = {}
         self.shared: dict[tuple[Any, ...], TensorValue] = {}
         self.written: dict[str, str] = {}
         self.renamed: dict[str, str] = {}
@@ -289,6 +289,16 @@ class GraphBuilder:
             self.moved[key] = self.whole(buffer)
         return self.moved[key]
 
+    def in_memory(self, value: FloatInput) -> Expr:
+        """A float that the graph takes, as loops read it; written to memory once."""
+        key = (value, self.device)
+        if key not in self.moved:
+            buffer = self.new_buffer((), torch.float64, suffix=str(value.symbol))
+            options = (("dtype", torch.float64), ("device", self.device))
+            self.extern("torch.ops.aten.full.default", ((), value.symbol), options, (buffer,), reason="a Python float")
+            self.moved[key] = self.whole(buffer)
+        return self.moved[key].load(())
+
     # Extern calls
 
     def argument(self, value: Any) -> Any:
@@ -299,6 +309,8 @@ class GraphBuilder:
                 linear = self.realised(part)
                 assert linear.strides is not None
                 return BufferView(linear.buffer, linear.sizes, linear.strides, linear.offset, linear.dtype)
+            if isinstance(part, FloatInput):
+                return part.symbol
             return _plain(part) if isinstance(part, Index) else part
 
         return mapped(value, leaf)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
 from minicompile.errors import Unsupported
-from minicompile.ir.index import Index
+from minicompile.ir.index import Index, Symbol, as_index
 from minicompile.ir.loops import Buffer, BufferView, LoweredGraph, Origin
 from minicompile.lowering import (  # noqa: F401  (they register their rules)
     attention,
@@ -33,7 +33,7 @@ from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import float_value, is_one, size_index, size_indices, stride_indices
-from minicompile.lowering.values import LOOP_DTYPES, TensorValue, changed_tensors
+from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, mapped
 
 
 def lower_graph(module: GraphModule, config: Config, name: str) -> LoweredGraph:
@@ -98,6 +98,9 @@ class GraphLowering:
         if isinstance(example, (torch.SymInt, int)) and not isinstance(example, bool):
             self.size_inputs[name] = size_index(example)
             return self.size_inputs[name]
+        if isinstance(example, torch.SymFloat):
+            self.size_inputs[name] = as_index(Symbol(name, 1, 0))
+            return FloatInput(self.size_inputs[name])
         if example is None:
             return None
         raise Unsupported("graph input", f"{node.name} is a {type(example).__name__}")
@@ -192,7 +195,13 @@ class GraphLowering:
                 raise UseExtern(f"loops do not read {argument.dtype}")
 
     def _on_main_device(self, argument: Any) -> Any:
-        return changed_tensors(argument, lambda value: self.builder.moved_to(value, self.builder.device))
+
+        def leaf(part: Any) -> Any:
+            if isinstance(part, TensorValue):
+                return self.builder.moved_to(part, self.builder.device)
+            return self.builder.in_memory(part) if isinstance(part, FloatInput) else part
+
+        return mapped(argument, leaf)
 
     # Writes in place
 
@@ -230,7 +239,7 @@ class GraphLowering:
             return size_index(result) if isinstance(result, torch.SymInt) else result
         value = self.values[result]
         if not isinstance(value, TensorValue):
-            return value
+            return value.symbol if isinstance(value, FloatInput) else value
         example = result.meta["val"]
         sizes, strides = size_indices(example.shape), stride_indices(example.stride())
         self.builder.node = result

@@ -24,6 +24,13 @@ LOOP_DTYPES = frozenset({
 })  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class FloatInput:
+    """A Python float that the graph takes: host code names it by `symbol`, loops read it from memory."""
+
+    symbol: Index
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def loop_axes(sizes: tuple[Index, ...], prefix: str = "i") -> tuple[Index, ...]:
     """One axis per size as an index; sizes of one need none and are 0."""

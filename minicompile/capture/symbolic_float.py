@@ -1,0 +1,151 @@
+"""Floats that vary between calls: Python computes with them anew at every call, and operators take them as inputs.
+
+What a program computes from such floats is fetched like any other value, by the same expression in plain Python, so that
+it is exact to the bit; comparisons become guards. Whatever else asks for the number gets it, and the number is guarded.
+Must not decide which floats vary.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minicompile.capture.guards import GuardSet
+from minicompile.capture.source import Baked, Computed, Source, literal
+
+
+class SymbolicFloat:
+    """The stand-in for a float that is another one at each call.
+
+    Attributes:
+        real: the value in the call that is captured; source: where it comes from; guards: what it depends on.
+        fixed: whether the variant is for this value only.
+    """
+
+    __slots__ = ("guards", "source", "real", "fixed", "number")
+
+    def __init__(self, guards: GuardSet, source: Source, real: float) -> None:
+        self.guards, self.source, self.real = guards, source, real
+        self.fixed = False
+        self.number: Any = None
+
+    def fix(self) -> float:
+        """The value, which the variant is for from now on."""
+        if not self.fixed:
+            self.fixed = True
+            self.guards.constant(self.source, self.real)
+        return self.real
+
+    def compared(self, symbol: str, other: Any) -> Any:
+        """A comparison: a guard, and how it comes out now."""
+        if type(other) not in OPERANDS:
+            return NotImplemented
+        result = COMPARISONS[symbol](self.real, real_of(other))
+        text = "{others[0]}" if type(other) is SymbolicFloat else literal(other)
+        words = f"`{{0}} {symbol} {other.source.words() if type(other) is SymbolicFloat else literal(other)}` is {result}"
+        self.guards.test(self.source, f"{'' if result else 'not '}{{0}} {symbol} {text}", (), words, "constant", self.real,
+                         (other.source,) if type(other) is SymbolicFloat else ())
+        return result
+
+    def __bool__(self) -> bool:
+        return bool(self.compared("!=", 0))
+
+    def __float__(self) -> float:
+        return self.fix()
+
+    def __hash__(self) -> int:
+        return hash(self.fix())
+
+    def __repr__(self) -> str:
+        return repr(self.fix())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.fix(), spec)
+
+
+OPERANDS = (int, float, bool, SymbolicFloat)
+
+
+def real_of(value: Any) -> Any:
+    """The value in the call that is captured."""
+    return value.real if type(value) is SymbolicFloat else value
+
+
+def fixed(value: Any) -> Any:
+    """The value itself, guarded if it may vary."""
+    return value.fix() if type(value) is SymbolicFloat else value
+
+
+def computed(function: Callable[..., Any], operands: tuple[Any, ...], text: str = "") -> Any:
+    """`function(*operands)` of floats that vary and plain numbers; `text` says it with `{0}`, `{1}`, ... for the operands.
+
+    A result that is no float is a constant: it is guarded, or the floats are.
+    """
+    first = next(operand for operand in operands if type(operand) is SymbolicFloat)
+    try:
+        real = function(*map(real_of, operands))
+    except Exception:
+        for operand in operands:
+            fixed(operand)
+        raise
+    texts: list[str] = []
+    parts: list[Source] = []
+    for operand in operands:
+        if type(operand) is SymbolicFloat:
+            parts.append(operand.source)
+        texts.append(f"{{{len(parts) - 1}}}" if type(operand) is SymbolicFloat else f"({literal(operand)})")
+    if not text:
+        text = f"{{{len(parts)}}}({', '.join(texts)})"
+        parts.append(Baked(function, function.__name__))
+    else:
+        text = text.format(*texts)
+    source = Computed(text, tuple(parts))
+    if type(real) is not float:
+        if type(real) not in (int, bool, str):
+            return function(*map(fixed, operands))
+        first.guards.constant(source, real)
+        return real
+    if function not in CLOSED:
+        first.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
+    return SymbolicFloat(first.guards, source, real)
+
+
+def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> Callable[[Any, Any], Any]:
+    """The special method of an operator that `text` writes."""
+
+    def method(self: SymbolicFloat, other: Any) -> Any:
+        operands = (other, self) if reflected else (self, other)
+        if type(other) in (torch.SymInt, torch.SymFloat):
+            return function(*map(fixed, operands))
+        return computed(function, operands, text) if type(other) in OPERANDS else NotImplemented
+
+    return method
+
+
+def unary_method(function: Callable[..., Any], text: str = "") -> Callable[[Any], Any]:
+    """The special method of an operator or a builtin with one operand."""
+    return lambda self: computed(function, (self,), text)
+
+
+def comparison_method(symbol: str) -> Callable[[Any, Any], Any]:
+    """The special method of a comparison."""
+    return lambda self, other: self.compared(symbol, other)
+
+
+COMPARISONS = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
+CLOSED = (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.neg,
+          operator.pos, abs)
+for _symbol, _function in (("+", operator.add), ("-", operator.sub), ("*", operator.mul), ("/", operator.truediv),
+                           ("//", operator.floordiv), ("%", operator.mod), ("**", operator.pow)):
+    for _prefix in ("", "r"):
+        setattr(SymbolicFloat, f"__{_prefix}{_function.__name__}__",
+                binary_method(_function, f"({{0}} {_symbol} {{1}})", _prefix == "r"))
+for _name, _function in (("neg", operator.neg), ("pos", operator.pos), ("abs", abs), ("round", round), ("trunc", math.trunc),
+                         ("floor", math.floor), ("ceil", math.ceil), ("int", int)):
+    setattr(SymbolicFloat, f"__{_name}__", unary_method(_function))
+for _symbol, _function in COMPARISONS.items():
+    setattr(SymbolicFloat, f"__{_function.__name__}__", comparison_method(_symbol))
