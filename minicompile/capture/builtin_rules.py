@@ -230,6 +230,8 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
     """A rule that makes the first `count` arguments iterable by native code and runs the builtin."""
 
     def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+        if function in (min, max) and len(args) > 1 and not kwargs and any(type(item) is SymbolicFloat for item in args):
+            return call_pure(tracer, function, args, kwargs)
         limit = len(args) if count is None else count
         values = tuple(native_iterable(tracer, item) if place < limit else item for place, item in enumerate(args))
         keywords = {key: Callback(tracer, item) if callable(item) and key == "key" else item for key, item in kwargs.items()}

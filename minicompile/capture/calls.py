@@ -208,6 +208,8 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if role == "state":
         return tracer.graph.state_call(function, args, tracer.location())
     force(tracer, (args, kwargs))
+    if function is torch.tensor and args and type(args[0]) is SymbolicFloat:
+        function, args = torch.full, ((), *args)
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":

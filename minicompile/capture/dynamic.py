@@ -18,10 +18,11 @@ from torch.utils._sympy.printers import PythonPrinter
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard
-from minicompile.capture.source import Argument, Source
+from minicompile.capture.source import Argument, Computed, Source
 from minicompile.capture.symbolic_float import SymbolicFloat, fixed
-from minicompile.capture.torch_interface import new_float, new_symbol, shape_env_of, symbolic_fake
+from minicompile.capture.torch_interface import new_symbol, shape_env_of, symbolic_fake
 from minicompile.capture.tracer import Tracer
+from minicompile.ir.float_input import new_float
 from minicompile.ir.size_nodes import append_expression
 
 SMALLEST_SIZE = 2
@@ -66,6 +67,11 @@ class DynamicPlan:
         self.varying: set[tuple[Any, ...]] = set()
         self.floats = True
 
+    def give_up(self, floats_only: bool) -> None:
+        """Let floats, or all numbers, be constants from now on."""
+        self.floats = False
+        self.policy = self.policy if floats_only else False
+
     def varies(self, key: tuple[Any, ...], value: Any) -> bool:
         """Whether a number, of which this is the present value, has had two values."""
         if self.seen.setdefault(key, value) != value:
@@ -79,8 +85,9 @@ class DynamicPlan:
         if type(real) is float:
             if not self.floats or not self.varies((source.words(), "float"), real.hex()):
                 return None
+            tracer.floats = True
             tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
-            return SymbolicFloat(tracer.guards, source, real)
+            return SymbolicFloat(tracer, source, real)
         at_once = self.policy is True and type(source) is Argument and abs(real) > 1
         if not self.varies((source.words(), "number"), real) and not at_once:
             return None
@@ -90,9 +97,9 @@ class DynamicPlan:
         value = self.symbol(tracer, abs(real), Source(source, "-{0}") if real < 0 else source, int(real < 0), None)
         return -value if real < 0 else value
 
-    def call(self, tracer: Tracer, record: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, tracer: Tracer, record: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation; floats that vary are inputs of it, unless PyTorch needs to know their values."""
-        floats = [item for item in tree_leaves((args, kwargs)) if type(item) is SymbolicFloat] if self.varying else []
+        floats = [item for item in tree_leaves((args, kwargs)) if type(item) is SymbolicFloat]
         if not floats:
             return record(args, kwargs)
         try:
@@ -154,10 +161,18 @@ class DynamicPlan:
                 products[stride * real.shape[dim]] = product
         return strides
 
+    def source_of(self, tracer: Tracer, value: Any) -> Computed:
+        """Where a symbolic number comes from."""
+        symbols = sorted(value.node.expr.free_symbols, key=str)
+        text = SymbolPrinter({symbol: f"{{{place}}}" for place, symbol in enumerate(symbols)}).doprint(value.node.expr)
+        if any(symbol not in tracer.symbols for symbol in symbols):
+            raise RunEager(f"a size without a source ({value})")
+        return Computed(f"({text})", tuple(tracer.symbols[symbol][0] for symbol in symbols))
+
     def expression(self, tracer: Tracer, writer: Any, value: Any) -> str:
         """Python text for a symbolic number."""
-        names = {symbol: writer.fetch(source) for symbol, (source, _) in tracer.symbols.items()}
-        return f"({SymbolPrinter(names).doprint(value.node.expr)})"
+        source = self.source_of(tracer, value)
+        return str(source.text.format(*map(writer.fetch, source.parts)))
 
 
 def fixed_numbers(numbers: list[Any]) -> tuple[int | None, ...]:
@@ -219,9 +234,10 @@ def operand(tracer: Tracer, value: Any) -> Any:
     if type(value) is not SymbolicFloat or value.fixed:
         return fixed(value)
     if value.number is None:
-        symbol, value.number = new_float(tracer.graph.fake_mode.shape_env, f"float_{len(tracer.symbols)}",
-                                         value.real)
+        env = shape_env_of(tracer.graph.fake_mode, tracer.location)
+        symbol, value.number = new_float(env, f"float_{len(tracer.symbols)}", value.real)
         tracer.symbols[symbol] = (value.source, value.number)
+        tracer.graph.takes_floats = True
     return value.number
 
 

@@ -25,6 +25,7 @@ from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape,
 from minicompile.capture.variant import MISS, Context, Variant, capture_call, compile_source
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported
+from minicompile.ir.float_input import is_float_input
 from minicompile.ir.graph import CapturedGraph
 
 CAPTURE_LOCK = threading.RLock()
@@ -32,7 +33,15 @@ Backend = Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
 
 
 class DynamicGraphFailed(Exception):
-    """The backend cannot compile a graph with symbolic sizes; the call is captured again with fixed ones."""
+    """The backend cannot compile a graph with symbolic numbers; the call is captured again with fixed ones.
+
+    Attributes:
+        takes_floats: whether floats are among them; they are fixed first.
+    """
+
+    def __init__(self, takes_floats: bool) -> None:
+        super().__init__()
+        self.takes_floats = takes_floats
 
 
 class Session:
@@ -96,11 +105,12 @@ class Session:
         try:
             return self.backend(captured)
         except Exception as error:
-            if not self.config.suppress_errors:
+            takes_floats = any(is_float_input(entry.example) for entry in captured.inputs)
+            if not self.config.suppress_errors and not takes_floats:
                 raise
             if any(entry.kind == "size" for entry in captured.inputs):
                 self.records.graphs.pop()
-                raise DynamicGraphFailed from error
+                raise DynamicGraphFailed(takes_floats) from error
             reason = f"the compiler failed on a graph: {type(error).__name__}: {str(error)[:200]}"
             self.fall_back(captured.name, reason, captured.location)
             return captured.module.forward  # type: ignore[no-any-return]
@@ -187,10 +197,11 @@ class CallCache:
             try:
                 entry = capture_call(context, function, args, kwargs)
             except DynamicGraphFailed as failure:
-                self.plan.policy = False
-                reason = f"it is compiled for each size: {type(failure.__cause__).__name__}: {str(failure.__cause__)[:200]}"
-                self.session.fall_back(self.name, reason, None)
-                entry = capture_call(context, function, args, kwargs)
+                self.plan.give_up(failure.takes_floats)
+                if not failure.takes_floats:
+                    reason = f"{type(failure.__cause__).__name__}: {str(failure.__cause__)[:200]}"
+                    self.session.fall_back(self.name, f"it is compiled for each size: {reason}", None)
+                return self.add(function, args, kwargs)
         except Unsupported:
             raise
         except Exception as error:

@@ -18,6 +18,7 @@ from minicompile.capture.source import Source, identifier
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode, python_dispatcher
 from minicompile.errors import Location
+from minicompile.ir.float_input import Hints
 from minicompile.ir.graph import GraphInput, GraphModule
 
 PLAIN = (int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
@@ -78,6 +79,7 @@ def placeholder_after(graph: torch.fx.Graph, last: torch.fx.Node | None, name: s
     first = next(iter(graph.nodes), None)
     with graph.inserting_after(last) if last is not None else graph.inserting_before(first):
         node = graph.placeholder(name)
+    node.target = node.name  # which is unique
     node.meta["example_value"], node.meta["location"] = value, None
     return node
 
@@ -93,6 +95,7 @@ class OutputGraph:
         self.last_placeholder: torch.fx.Node | None = None
         self.symbol_node: Callable[[Any], torch.fx.Node] | None = None
         self.operations = 0
+        self.takes_floats = False
         self.region: int | None = None
         self.inside: InnerGraph | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
@@ -182,9 +185,11 @@ class OutputGraph:
     def run_fake(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on fake tensors; errors of any sort become graph breaks."""
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        dispatcher = contextlib.nullcontext() if self.fake_mode.shape_env is None else python_dispatcher()
+        hints = Hints() if self.takes_floats else contextlib.nullcontext()
+        symbols = getattr(self.fake_mode.shape_env, "bounds_at_first", None)
+        dispatcher = python_dispatcher() if symbols else contextlib.nullcontext()
         try:
-            with self.fake_mode, dispatcher:
+            with self.fake_mode, dispatcher, hints:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)

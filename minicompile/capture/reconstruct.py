@@ -7,6 +7,7 @@ so that aliases and cycles survive. Must not decide what is captured.
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
 import gc
@@ -248,6 +249,9 @@ def build_generator(emitter: Emitter, value: Generator) -> str:
     value.handed_over = True
     if frame in emitter.tracer.frames:
         raise RunEager("a generator is running where the graph breaks")
+    if value.waits_in_a_block() and not any(getattr(one, "gen", None) is value for one in emitter.tracer.keep
+                                            if isinstance(one, contextlib._GeneratorContextManager)):
+        raise RunEager("a generator waits inside a `try` or `with` where the graph breaks")
     if value.finished:
         return emitter.assign("(item for item in ())", "generator")
     if frame.started:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.guards import GuardSet
 from minicompile.capture.source import Baked, Computed, Source, literal
 
 
@@ -22,14 +21,15 @@ class SymbolicFloat:
     """The stand-in for a float that is another one at each call.
 
     Attributes:
-        real: the value in the call that is captured; source: where it comes from; guards: what it depends on.
+        real: the value in the call that is captured; source: where it comes from; tracer: who captures.
         fixed: whether the variant is for this value only.
+        number: what operators take for it, once one did.
     """
 
-    __slots__ = ("guards", "source", "real", "fixed", "number")
+    __slots__ = ("tracer", "source", "real", "fixed", "number")
 
-    def __init__(self, guards: GuardSet, source: Source, real: float) -> None:
-        self.guards, self.source, self.real = guards, source, real
+    def __init__(self, tracer: Any, source: Source, real: float) -> None:
+        self.tracer, self.source, self.real = tracer, source, real
         self.fixed = False
         self.number: Any = None
 
@@ -37,7 +37,7 @@ class SymbolicFloat:
         """The value, which the variant is for from now on."""
         if not self.fixed:
             self.fixed = True
-            self.guards.constant(self.source, self.real)
+            self.tracer.guards.constant(self.source, self.real)
         return self.real
 
     def compared(self, symbol: str, other: Any) -> Any:
@@ -45,11 +45,17 @@ class SymbolicFloat:
         if type(other) not in OPERANDS:
             return NotImplemented
         result = COMPARISONS[symbol](self.real, real_of(other))
-        text = "{others[0]}" if type(other) is SymbolicFloat else literal(other)
-        words = f"`{{0}} {symbol} {other.source.words() if type(other) is SymbolicFloat else literal(other)}` is {result}"
-        self.guards.test(self.source, f"{'' if result else 'not '}{{0}} {symbol} {text}", (), words, "constant", self.real,
-                         (other.source,) if type(other) is SymbolicFloat else ())
+        source = self.source_of(other)
+        words = f"`{{0}} {symbol} {literal(other) if source is None else source.words()}` is {result}"
+        text = f"{'' if result else 'not '}{{0}} {symbol} {literal(other) if source is None else '{others[0]}'}"
+        self.tracer.guards.test(self.source, text, (), words, "constant", self.real, () if source is None else (source,))
         return result
+
+    def source_of(self, operand: Any) -> Source | None:
+        """Where an operand comes from, unless it is a constant."""
+        if type(operand) is SymbolicFloat:
+            return operand.source
+        return self.tracer.dynamic.source_of(self.tracer, operand) if type(operand) is torch.SymInt else None
 
     def __bool__(self) -> bool:
         return bool(self.compared("!=", 0))
@@ -67,12 +73,12 @@ class SymbolicFloat:
         return format(self.fix(), spec)
 
 
-OPERANDS = (int, float, bool, SymbolicFloat)
+OPERANDS = (int, float, bool, SymbolicFloat, torch.SymInt)
 
 
 def real_of(value: Any) -> Any:
     """The value in the call that is captured."""
-    return value.real if type(value) is SymbolicFloat else value
+    return value.real if type(value) is SymbolicFloat else value.node.hint if type(value) is torch.SymInt else value
 
 
 def fixed(value: Any) -> Any:
@@ -95,23 +101,21 @@ def computed(function: Callable[..., Any], operands: tuple[Any, ...], text: str 
     texts: list[str] = []
     parts: list[Source] = []
     for operand in operands:
-        if type(operand) is SymbolicFloat:
-            parts.append(operand.source)
-        texts.append(f"{{{len(parts) - 1}}}" if type(operand) is SymbolicFloat else f"({literal(operand)})")
-    if not text:
-        text = f"{{{len(parts)}}}({', '.join(texts)})"
-        parts.append(Baked(function, function.__name__))
+        source = first.source_of(operand)
+        texts.append(f"({literal(operand)})" if source is None else f"{{{len(parts)}}}")
+        parts.extend([] if source is None else [source])
+    if text:
+        source = Computed(text.format(*texts), tuple(parts))
     else:
-        text = text.format(*texts)
-    source = Computed(text, tuple(parts))
+        source = Computed(f"{{{len(parts)}}}({', '.join(texts)})", (*parts, Baked(function, function.__name__)))
     if type(real) is not float:
         if type(real) not in (int, bool, str):
             return function(*map(fixed, operands))
-        first.guards.constant(source, real)
+        first.tracer.guards.constant(source, real)
         return real
     if function not in CLOSED:
-        first.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
-    return SymbolicFloat(first.guards, source, real)
+        first.tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
+    return SymbolicFloat(first.tracer, source, real)
 
 
 def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> Callable[[Any, Any], Any]:
@@ -119,16 +123,16 @@ def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> C
 
     def method(self: SymbolicFloat, other: Any) -> Any:
         operands = (other, self) if reflected else (self, other)
-        if type(other) in (torch.SymInt, torch.SymFloat):
+        if type(other) is torch.SymFloat:
             return function(*map(fixed, operands))
         return computed(function, operands, text) if type(other) in OPERANDS else NotImplemented
 
     return method
 
 
-def unary_method(function: Callable[..., Any], text: str = "") -> Callable[[Any], Any]:
+def unary_method(function: Callable[..., Any]) -> Callable[[Any], Any]:
     """The special method of an operator or a builtin with one operand."""
-    return lambda self: computed(function, (self,), text)
+    return lambda self: computed(function, (self,))
 
 
 def comparison_method(symbol: str) -> Callable[[Any, Any], Any]:

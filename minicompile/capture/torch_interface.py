@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import sympy
 import torch
 import torch.nn.functional as F
 from torch._C._dynamo.guards import TensorGuards as TensorGuards
@@ -26,7 +25,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.autograd import forward_ad
-from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR, SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -103,34 +101,6 @@ def new_symbol(env: Any, value: int, name: str, low: int, high: int | None) -> t
     env.var_to_range[symbol] = ValueRanges(low, int_oo if high is None else high)
     env.bounds_at_first[symbol] = low, high
     return symbol, env.create_symintnode(symbol, hint=value, source=tag)
-
-
-class FloatNeeded(Exception):
-    """PyTorch asks for the value of a float that is to stay an input."""
-
-
-class FloatNode(SymNode):
-    """A float that operators may be called with, but nothing may be computed from."""
-
-    def sym_float(self) -> FloatNode:
-        """Itself."""
-        return self
-
-
-def needed(self: FloatNode, *args: Any) -> Any:
-    """Refuse."""
-    raise FloatNeeded(str(self.expr))
-
-
-for _name in {*METHOD_TO_OPERATOR, "evaluate", *(name for name in vars(SymNode) if name.startswith("guard_"))} - {"sym_float"}:
-    for _form in (_name, f"_{_name}", f"{_name}_"):
-        setattr(FloatNode, _form, needed)
-
-
-def new_float(env: Any, name: str, value: float) -> tuple[Any, torch.SymFloat]:
-    """A new symbol for a float, and its symbolic number."""
-    symbol = sympy.Symbol(name, real=True)
-    return symbol, torch.SymFloat(FloatNode(symbol, env, float, value))
 
 
 @contextlib.contextmanager

@@ -188,6 +188,7 @@ class Tracer:
         fresh: ids of the objects made while tracing.
         known: id of a user's object to (stand-in, source).
         native: native code runs, and what it does to tensors is to be recorded.
+        floats: there are floats that stay symbolic.
     """
 
     def __init__(self, config: Config, rules: Rules, dynamic: Any = None) -> None:
@@ -210,7 +211,7 @@ class Tracer:
         self.locations: dict[tuple[Any, int], Location] = {}
         self.hookless: set[int] = set()
         self.keep: list[Any] = []
-        self.native = False
+        self.native = self.floats = False
         self.state = torch_interface.torch_state()
         self.symbols: dict[Any, tuple[Source, Any]] = {}
         self.symbol_nodes: dict[Any, Any] = {}
@@ -328,8 +329,10 @@ class Tracer:
         place, module = self.location(), self.module_path()
         if place is not None and module:
             place = dataclasses.replace(place, module=module)
-        call = functools.partial(self.graph.call, op, target, location=place)
-        return call(args, kwargs or {}) if self.dynamic is None else self.dynamic.call(self, call, args, kwargs or {})
+        if self.floats:
+            record = functools.partial(self.graph.call, op, target, location=place)
+            return self.dynamic.operation(self, record, args, kwargs or {})
+        return self.graph.call(op, target, args, kwargs or {}, place)
 
     def run(self, frame: Frame, raised: BaseException | None = None) -> Outcome:
         """Execute a frame until it returns, yields or raises."""

@@ -282,7 +282,7 @@ class Assembly:
             outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
             call = f"{self.emitter.constant(compiled, 'graph')}({arguments})"
             call_lines.append(f"{outputs}= {call}" if outputs else call)
-            if not graph.mutated_inputs():
+            if not graph.mutated_inputs() or getattr(compiled, "writes_last", False):
                 again = self.emitter.constant(self.context.run_original, "run_original")
                 call_lines = ["try:", f"    {call_lines[0]}", "except Exception as error:",
                               f"    return {again}(error, F, A, K)"]

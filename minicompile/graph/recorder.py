@@ -20,6 +20,7 @@ from minicompile.errors import Unsupported
 from minicompile.graph import eager_strides, torch_interface
 from minicompile.graph.sizes import SizeExpressions
 from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode, TorchDispatchMode
+from minicompile.ir.float_input import FloatNeeded, hinted, is_float_input
 
 Decomposition = Callable[..., Any]
 SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -73,6 +74,7 @@ class Recorder(TorchDispatchMode):
         self._made: list[Node] = []
         self._unrepeatable = 0
         self._inside = 0
+        self._takes_floats = False
 
     def placeholder(self, name: str, value: Any) -> Node:
         """A new graph input that `value` stands for."""
@@ -81,6 +83,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, torch.Tensor):
             self._nodes[id(value)] = (value, node)
         self.sizes.learn(node, value)
+        self._takes_floats = self._takes_floats or is_float_input(value)
         return node
 
     def node_of(self, value: torch.Tensor) -> Node:
@@ -108,7 +111,8 @@ class Recorder(TorchDispatchMode):
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Record an operator as it is, without decomposing it, and return its fake result."""
-        result = target(*args, **kwargs)
+        known = hinted(target, args, kwargs) if self._takes_floats else (args, kwargs)
+        result = target(*known[0], **known[1])
         refuse_unusual(target, args, result)
         node = self.graph.call_function(target, self._argument(args), self._argument(kwargs))
         self._made.append(node)
@@ -175,7 +179,7 @@ class Recorder(TorchDispatchMode):
                         result = run(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
-            except MutationInside:
+            except (MutationInside, FloatNeeded):
                 pass
             self._drop_after(start)
         if func._schema.is_mutable:

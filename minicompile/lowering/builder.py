@@ -55,6 +55,7 @@ class GraphBuilder:
         renamed: what the last call wrote, until it is taken.
         origin: the same, as recorded on operations.
         shared: values that several nodes need and one of them made, by what they are.
+        floats: what `in_memory` gave, and for what.
         in_place: the graph input whose storage the node's result takes over, if it is a write of that input.
     """
 
@@ -70,6 +71,7 @@ class GraphBuilder:
         self.operations: list[Operation] = []
         self.moved: dict[tuple[TensorValue | FloatInput, torch.device], TensorValue] = {}
         self.shared: dict[tuple[Any, ...], TensorValue] = {}
+        self.floats: dict[Expr, FloatInput] = {}
         self.written: dict[str, str] = {}
         self.renamed: dict[str, str] = {}
         self._names: set[str] = set()
@@ -297,6 +299,7 @@ class GraphBuilder:
             options = (("dtype", torch.float64), ("device", self.device))
             self.extern("torch.ops.aten.full.default", ((), value.symbol), options, (buffer,), reason="a Python float")
             self.moved[key] = self.whole(buffer)
+            self.floats[self.moved[key].load(())] = value
         return self.moved[key].load(())
 
     # Extern calls
@@ -309,6 +312,8 @@ class GraphBuilder:
                 linear = self.realised(part)
                 assert linear.strides is not None
                 return BufferView(linear.buffer, linear.sizes, linear.strides, linear.offset, linear.dtype)
+            if isinstance(part, Expr):
+                part = self.floats.get(part, part)
             if isinstance(part, FloatInput):
                 return part.symbol
             return _plain(part) if isinstance(part, Index) else part

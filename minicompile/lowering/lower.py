@@ -33,7 +33,7 @@ from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import float_value, is_one, size_index, size_indices, stride_indices
-from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, mapped
+from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, changed_tensors, mapped
 
 
 def lower_graph(module: GraphModule, config: Config, name: str) -> LoweredGraph:

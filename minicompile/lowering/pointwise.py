@@ -17,7 +17,7 @@ from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import Index
 from minicompile.lowering import formulas
 from minicompile.lowering.builder import GraphBuilder, Indices
-from minicompile.lowering.registry import RULES, lowers, overload
+from minicompile.lowering.registry import RULES, UseExtern, lowers, overload
 from minicompile.lowering.scalar import Scalar, number, where
 from minicompile.lowering.values import TensorValue
 
@@ -146,14 +146,16 @@ def _promoted(tensors: tuple[tuple[torch.dtype, bool], ...], numbers: tuple[type
 def promoted_dtype(*arguments: Any) -> torch.dtype:
     """What `arguments` (tensors and numbers) promote to in eager."""
     tensors = tuple((a.dtype, a.rank > 0) for a in arguments if isinstance(a, TensorValue))
-    numbers = tuple(int if isinstance(a, Index) else type(a) for a in arguments
-                    if isinstance(a, (bool, int, float, Index)))  # fmt: skip
+    numbers = tuple({Index: int}.get(type(a), float if isinstance(a, Expr) else type(a)) for a in arguments
+                    if isinstance(a, (bool, int, float, Index, Expr)))  # fmt: skip
     return _promoted(tensors, numbers, torch.get_default_dtype())
 
 
-def _elementwise(formula: Callable[..., Scalar], promotion: Promotion) -> Callable[..., TensorValue]:
+def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: bool) -> Callable[..., TensorValue]:
     def rule(builder: GraphBuilder, *args: Any, **kwargs: Any) -> TensorValue:
         dtype = builder.val.dtype if promotion == "result" else promoted_dtype(*args)
+        if of_bits and dtype.is_floating_point:
+            raise UseExtern("eager refuses floats, when it runs")
         # Eager rounds the result of an operator, not what it is made of.
         one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula is not formulas.next_after
         inside = torch.float32 if one_rounding else dtype
@@ -162,7 +164,7 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion) -> Callab
             def operand(argument: Any) -> Any:
                 if isinstance(argument, TensorValue):
                     return Scalar(cast(cast(argument.load_broadcast(indices), dtype), inside))
-                return argument
+                return Scalar(number(argument, inside)) if isinstance(argument, Expr) else argument
 
             result = formula(*map(operand, args), **{k: operand(v) for k, v in kwargs.items()}).expr
             return cast(result, dtype) if result.dtype == inside else result
@@ -179,7 +181,7 @@ def _register_tables() -> None:
         for name, formula in table.items():
             found = overload(f"aten.{name}" if "." in name else f"aten.{name}.default")
             if found is not None:
-                RULES[found] = _elementwise(formula, promotion)
+                RULES[found] = _elementwise(formula, promotion, name.startswith("bitwise"))
 
 
 _register_tables()

@@ -20,7 +20,9 @@ Number = int | float | bool
 def number(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
     """A constant (or what sizes give) of `dtype`; kept exact for half precisions, as eager keeps scalar arguments."""
     if isinstance(value, Expr):
-        return cast(value, dtype)
+        if dtype not in (torch.float16, torch.bfloat16):
+            return cast(value, dtype)
+        return Apply("mul", (cast(value, torch.float32), Constant(1.0, torch.float32)), dtype)  # which does not round
     if isinstance(value, Index):
         constant = value.constant
         if constant is None:

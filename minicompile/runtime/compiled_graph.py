@@ -84,6 +84,11 @@ class CompiledGraph:
         assert self._run is not None
         return self._run
 
+    @property
+    def writes_last(self) -> bool:
+        """Whether no input has changed when a call raises."""
+        return not self.plan.overwritten
+
     @functools.cached_property
     def partitioned(self) -> PartitionedGraph:
         """The graph stage's product; made anew, for the report, if the programs came from the disk."""

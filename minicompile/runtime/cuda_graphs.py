@@ -191,7 +191,7 @@ class GraphedCall:
         addresses = tuple([inputs[position].data_ptr() for position in self._static])
         if not self._roles.sizes_vary:
             return addresses
-        return addresses, tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in inputs)
+        return addresses, tuple((v.shape, v.stride()) if isinstance(v, torch.Tensor) else repr(v) for v in inputs)
 
     def _watched(self, inputs: list[Any]) -> tuple[Any, ...]:
         """A call that looks for what a graph could not repeat."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
@@ -488,3 +489,51 @@ def generator_dropped_inside_its_finally():
         return x
 
     return outer, [call(count(2), way) for way in ("break", "next", "closed", "dropped")], log
+
+
+@program
+def generator_dropped_inside_its_finally_after_a_break():
+    log = []
+
+    def parts(items):
+        try:
+            for index, item in enumerate(items):
+                yield item * index
+        finally:
+            log.append("end")
+
+    def outer(x, way):
+        running = parts([x, x, x])
+        for part in running if way == "named" else parts([x, x, x]):
+            print("a graph break")
+            x = x + part
+            if way != "all":
+                break
+        running = None
+        log.append("after")
+        return x + 1
+
+    return outer, [call(count(2), way) for way in ("break", "named", "all")], log
+
+
+@program
+def context_manager_around_a_break():
+    log = []
+
+    @contextlib.contextmanager
+    def noted(name):
+        log.append(name)
+        try:
+            yield name
+        finally:
+            log.append(f"end of {name}")
+
+    def outer(x):
+        with noted("block") as name:
+            x = x + len(name)
+            print("a graph break")
+            x = x * 2
+        log.append("after")
+        return x
+
+    return outer, [call(count(2)), call(count(3))], log
