@@ -8,7 +8,9 @@ import enum
 import functools
 import inspect
 import itertools
+import logging
 import operator
+import sys
 import types
 import weakref
 from typing import Any
@@ -393,6 +395,31 @@ for _function in (range, slice, property, staticmethod, classmethod, functools.p
                   operator.attrgetter, operator.itemgetter, operator.methodcaller, types.SimpleNamespace, types.MethodType,
                   object):
     special(_function)(simple(_function))
+
+
+@special(sys.exc_info)
+def rule_exc_info(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`sys.exc_info()`."""
+    error = next((frame.handled[-1] for frame in reversed(tracer.frames) if frame.handled), None)
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@special(logging.Logger.isEnabledFor)
+def rule_is_enabled(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`logger.isEnabledFor(level)`, which keeps what it finds in a cache of the logger."""
+    logger, level = args
+    if id(logger) not in tracer.sources:
+        raise Break("input or output", "a logger is made")
+    enabled = logger.isEnabledFor(level)
+    tracer.guards.test(tracer.sources[id(logger)], f"{{0}}.isEnabledFor({{1}}) is {enabled}", (level,),
+                       f"`{{0}}` is {'' if enabled else 'not '}enabled for the level {level}", "constant", enabled)
+    return enabled
+
+
+@special(torch.profiler.record_function)
+def rule_record_function(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`record_function(name)`: operations of a graph have no ranges in a profile."""
+    return tracer.call(contextlib.nullcontext, ())
 
 
 @special(functools.reduce)

@@ -11,6 +11,7 @@ import enum
 import functools
 import math
 import operator
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from minicompile.capture import torch_interface
 from minicompile.capture.attributes import TensorMethod, class_lookup, class_value, get_attribute, instance_dict
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
-from minicompile.capture.native import BREAKING_MODULES, is_known_to_break, is_pure_native, native_name
+from minicompile.capture.native import BREAKING_MODULES, INLINED, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall, Item
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed
@@ -177,7 +178,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
         if DISABLED_MARK in attributes or "_torchdynamo_disable" in attributes:
             raise Break("disabled function", f"`{function.__qualname__}` is disabled")
     module = function.__globals__.get("__name__") or ""
-    if module.partition(".")[0] in BREAKING_MODULES:
+    if module.partition(".")[0] in BREAKING_MODULES and not f"{module}.{function.__qualname__}".startswith(INLINED):
         kind = BREAKING_MODULES[module.partition(".")[0]]
         if kind == "pure":
             args, kwargs = resolved(tracer, args, kwargs)
@@ -306,6 +307,8 @@ def unknown_call(function: Any) -> Break:
 METHOD_RULES: dict[str, tuple[Any, Callable[..., Any]]] = {}
 NATIVE_OWNERS = (*CONTAINERS, str, bytes, int, float, complex, types.GeneratorType, slice, range, type(None), BaseException,
                  collections.deque)
+NATIVE_PACKAGES = frozenset({"builtins", "itertools", "re", "datetime", "decimal", "fractions", "collections", "operator",
+                             "types", "functools"})
 SHALLOW_METHODS = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "clear", "copy", "values", "items",
                              "keys", "update", "popitem", "reverse", "__len__", "__iter__", "__setitem__", "__init__",
                              "__reversed__", "__next__", "add", "rotate", "move_to_end", "__add__", "__mul__", "__iadd__",
@@ -319,9 +322,7 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     if isinstance(owner, types.GeneratorType) and is_outside(tracer, owner):
         raise Break("iterator", f"`{function.__name__}` of a generator that was made outside")
     if not isinstance(owner, NATIVE_OWNERS) and kind not in CONSTANT_TYPES:
-        if is_outside(tracer, owner) or kind.__module__.partition(".")[0] not in ("builtins", "itertools", "re", "datetime",
-                                                                                   "decimal", "fractions", "collections",
-                                                                                   "operator", "types", "functools"):
+        if is_outside(tracer, owner) and kind is not re.Pattern or kind.__module__.partition(".")[0] not in NATIVE_PACKAGES:
             raise unknown_call(function)
     shallow = function.__name__ in SHALLOW_METHODS
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):

@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_safe, has_python_comparison, run_native
@@ -40,6 +42,7 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "<": (operator.lt, "__lt__", "__gt__"), "<=": (operator.le, "__le__", "__ge__"), "==": (operator.eq, "__eq__", "__eq__"),
     "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
 }
+COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion}
 NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
 
 
@@ -129,7 +132,7 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
             return run_native(tracer, function, (None, 0 if symbol == "==" else 0), {}) if symbol in ("==", "!=") else \
                 run_native(tracer, function, (left, right), {})
         return tracer.operation("call_function", function, (left, right))
-    if type(left) in CONSTANT_TYPES and type(right) in CONSTANT_TYPES:
+    if type(left) in COMPARABLE and type(right) in COMPARABLE:
         return run_native(tracer, function, (left, right), {})
     attempts = [(left, method, right), (right, reflected, left)]
     if type(right) is not type(left) and isinstance(right, type(left)):
@@ -214,6 +217,8 @@ def contains(tracer: Tracer, item: Any, container: Any) -> Any:
 
 def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
     """`item in container` for a builtin container."""
+    if isinstance(container, (dict, set, frozenset)):
+        item = concrete(item)  # symbolic numbers have no hash
     if isinstance(container, dict):
         force(tracer, item)
         check_safe(tracer, item)

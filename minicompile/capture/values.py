@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,8 @@ CONSTANT_TYPES = frozenset({
 })
 IDENTITY_TYPES = (type, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType,
                   types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-                  types.MemberDescriptorType, types.GenericAlias, types.UnionType, types.CodeType)
+                  types.MemberDescriptorType, types.GenericAlias, types.UnionType, types.CodeType, re.Pattern,
+                  torch.torch_version.TorchVersion)
 TYPING_MODULES = frozenset({"typing", "types"})
 
 

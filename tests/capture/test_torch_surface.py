@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from minicompile import compile as minicompile_compile
-from tests.capture.support import capture, same_as_eager
+from tests.capture.support import capture, equal, same_as_eager
 
 
 def kinds(compiled: Any) -> list[str]:
@@ -167,3 +171,45 @@ def test_hooks_that_the_first_forward_installs_are_captured_and_installed_once()
     assert torch.equal(first, stack(x)) and torch.equal(first, compiled(x))
     assert seen == [0, 1, 2] * 3
     assert not compiled.records.graph_breaks and not compiled.records.fallbacks
+
+
+def test_what_a_program_asks_of_its_surroundings_is_no_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("minicompile.tests.surroundings")
+    pattern = re.compile("[0-9]+")
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+
+    def function(x: torch.Tensor) -> Any:
+        logger.debug("size %s", 3)
+        with contextlib.ExitStack() as stack, torch.profiler.record_function("a range"):
+            stack.enter_context(torch.no_grad())
+            x = x * int(os.environ.get("SURROUNDINGS", "2")) if x.shape[0] in {3, 4} else x
+        if torch.__version__ >= "2.0" and pattern.search("a1") and os.getenv("SURROUNDINGS") != "5":
+            x = x + 1
+        return x, "SURROUNDINGS" in os.environ
+
+    compiled = capture(function)
+    for value in (None, "3", "5", None):
+        if value is None:
+            monkeypatch.delenv("SURROUNDINGS", raising=False)
+        else:
+            monkeypatch.setenv("SURROUNDINGS", value)
+        assert equal(compiled(torch.ones(3)), function(torch.ones(3)))
+    assert kinds(compiled) == [] and heard == []
+    logger.setLevel(logging.DEBUG)
+    compiled(torch.ones(3))
+    logger.removeHandler(handler)
+    assert heard == ["size 3"] and kinds(compiled) == ["input or output"]
+
+
+def test_sizes_that_vary_are_found_in_sets_and_dictionaries() -> None:
+    def function(x: torch.Tensor) -> Any:
+        size = x.shape[0]
+        return x * 2 if size in {3, 4} else x, size in {5: "five"}, size in frozenset({6})
+
+    compiled = capture(function)
+    for size in (2, 3, 4, 5, 6, 7):
+        assert equal(compiled(torch.ones(size)), function(torch.ones(size)))
+    assert kinds(compiled) == []
