@@ -111,8 +111,7 @@ class Recorder(TorchDispatchMode):
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Record an operator as it is, without decomposing it, and return its fake result."""
-        known = hinted(target, args, kwargs) if self._takes_floats else (args, kwargs)
-        result = target(*known[0], **known[1])
+        result = self._outcome(target, args, kwargs)
         refuse_unusual(target, args, result)
         node = self.graph.call_function(target, self._argument(args), self._argument(kwargs))
         self._made.append(node)
@@ -127,6 +126,11 @@ class Recorder(TorchDispatchMode):
                     self._annotate(part, item)
                     self._nodes[id(item)] = (item, part)
         return result
+
+    def _outcome(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The fake result of an operator; what floats that vary are does not matter to it."""
+        args, kwargs = hinted(target, args, kwargs) if self._takes_floats else (args, kwargs)
+        return target(*args, **kwargs)
 
     def fake_empty(self, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
         """A fake tensor that no recording sees being made."""
@@ -190,7 +194,7 @@ class Recorder(TorchDispatchMode):
         """The result in the layout that eager gives it, where all sizes are fixed."""
         if getattr(func, "is_view", False) or any(map(torch_interface.is_symbolic, tensors_of((args, kwargs, result)))):
             return result
-        wanted = tensors_of(eager_strides.of_result(func, args, func(*args, **kwargs)))
+        wanted = tensors_of(eager_strides.of_result(func, args, self._outcome(func, args, kwargs)))
         found = tensors_of(result)
         if len(wanted) != len(found):
             return result
