@@ -11,6 +11,7 @@ from typing import Any
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 ENVIRONMENT_VARIABLE = "MINICOMPILE_CONFORMANCE"
+STRICT = ("capture", "full-strict")
 COMPILERS = ("eager", "capture", "full", "torch", "torch-aot", "torch-inductor")
 
 
@@ -36,6 +37,8 @@ def compiler(name: str) -> Iterator[Compile]:
         yield captured_only
     elif name == "full":
         yield fully_compiled
+    elif name == "full-strict":
+        yield strictly_compiled
     else:
         with torch_compiler(
             {"torch": "eager", "torch-aot": "aot_eager", "torch-inductor": "inductor"}[name]
@@ -57,6 +60,14 @@ def fully_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     import minicompile  # here, so that the suite's own tests run without the package
 
     return minicompile.compile(function, options={"fallback_random": True})
+
+
+def strictly_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Everything, rounding where eager does and hiding no failure of the compiler."""
+    import minicompile  # here, so that the suite's own tests run without the package
+
+    options = {"fallback_random": True, "emulate_precision_casts": True, "suppress_errors": False}
+    return minicompile.compile(function, options=options)
 
 
 @contextlib.contextmanager
