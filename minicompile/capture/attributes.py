@@ -18,6 +18,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.source import Attribute, Baked, Item, is_trusted_module
 from minicompile.capture.symbolic_float import SymbolicFloat
+from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside, slot
 
@@ -45,8 +46,8 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return module_attribute(tracer, owner, name)
     if kind is SymbolicFloat:
         return native_attribute(owner.fix(), name)
-    if kind in CONSTANT_TYPES or kind in NATIVE_TYPES:
-        return native_attribute(owner, name)
+    if kind in CONSTANT_TYPES or kind in NATIVE_TYPES or is_symbolic(owner):
+        return native_attribute(concrete(owner), name)
     if kind is super:
         return super_attribute(tracer, owner, name)
     if kind is types.FunctionType:
@@ -58,7 +59,7 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 
 NATIVE_TYPES = frozenset({
     types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType, property,
-    TensorMethod, types.GeneratorType, torch.SymInt, torch.SymFloat, torch.SymBool, types.GenericAlias, types.TracebackType,
+    TensorMethod, types.GeneratorType, types.GenericAlias, types.TracebackType,
 })
 
 

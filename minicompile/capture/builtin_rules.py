@@ -322,6 +322,8 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
                 raise Break("real memory", "the hash of a tensor is its address")
             kind = "input or output" if function in (str, repr, format, ascii) else "tensor value"
             raise Break(kind, f"`{function.__name__}` of a tensor")
+        if is_symbolic(value) and function is not abs:
+            return call_pure(tracer, function, spelled_out(args), kwargs)
         for name in names:
             method, _ = class_lookup(tracer, type(value), name)
             if isinstance(method, types.FunctionType) and not isinstance(value, type):

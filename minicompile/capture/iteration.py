@@ -13,7 +13,7 @@ from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
 from minicompile.capture.calls import RecordTorch, call
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.upcoming import is_plain, outside_iterator
 from minicompile.capture.values import force, guard_order, is_outside
 
@@ -28,7 +28,7 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
         return tracer.made(iter(tracer.operation("call_method", "unbind", (value, 0))))
     kind = type(value)
     method, _ = class_lookup(tracer, kind, "__iter__")
-    if isinstance(method, types.FunctionType) and not hasattr(kind, "resume"):
+    if isinstance(method, types.FunctionType) and not isinstance(value, OURS):
         return call(tracer, get_attribute(tracer, value, "__iter__"), (), {})
     if isinstance(value, DIRECT):
         force(tracer, value, False)
@@ -40,25 +40,47 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
             return value
         raise Break("unsupported value", f"iteration over an object of type {kind.__name__}")
     if method is MISSING and isinstance(class_lookup(tracer, kind, "__getitem__")[0], types.FunctionType):
-        return tracer.made(iterate_by_index(tracer, value))
+        return tracer.made(ByIndex(tracer, value))
     try:
         return tracer.made(iter(value))
     except TypeError as error:
         raise RaisedInUserCode(error) from None
 
 
-def iterate_by_index(tracer: Tracer, value: Any) -> Any:
+class ByIndex:
     """The old iteration protocol: `value[0]`, `value[1]`, ... until `IndexError`."""
-    position = 0
-    while True:
+
+    def __init__(self, tracer: Tracer, value: Any) -> None:
+        self.tracer, self.value, self.position = tracer, value, 0
+
+    def __iter__(self) -> ByIndex:
+        return self
+
+    def __next__(self) -> Any:
         try:
-            item = call(tracer, get_attribute(tracer, value, "__getitem__"), (position,), {})
+            item = call(self.tracer, get_attribute(self.tracer, self.value, "__getitem__"), (self.position,), {})
         except RaisedInUserCode as error:
             if isinstance(error.value, IndexError):
-                return
+                raise StopIteration from None
             raise
-        yield item
-        position += 1
+        self.position += 1
+        return item
+
+
+class Remaining:
+    """What an iterator of the traced program still gives, for native code."""
+
+    def __init__(self, tracer: Tracer, iterator: Any) -> None:
+        self.tracer, self.iterator = tracer, iterator
+
+    def __iter__(self) -> Remaining:
+        return self
+
+    def __next__(self) -> Any:
+        return self.tracer.resolve(advance(self.tracer, self.iterator))
+
+
+OURS = (Generator, ByIndex, Remaining)
 
 
 def advance(tracer: Tracer, iterator: Any) -> Any:
@@ -72,7 +94,7 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
         if not isinstance(method, types.FunctionType):
             raise Break("iterator", "an iterator that was made outside of the captured code is advanced")
     method, _ = class_lookup(tracer, type(iterator), "__next__")
-    if isinstance(method, types.FunctionType) and not hasattr(type(iterator), "resume"):
+    if isinstance(method, types.FunctionType) and not isinstance(iterator, OURS):
         try:
             return tracer.resolve(call(tracer, get_attribute(tracer, iterator, "__next__"), (), {}))
         except RaisedInUserCode as error:
@@ -101,25 +123,16 @@ def native_iterable(tracer: Tracer, value: Any) -> Any:
         return value
     if type(value).__module__ == "builtins" and not is_outside(tracer, value):
         return value
-    if isinstance(value, torch.Tensor) or is_outside(tracer, value) or hasattr(type(value), "__iter__"):
-        if hasattr(type(value), "resume"):
+    by_index = isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType)
+    if isinstance(value, torch.Tensor) or is_outside(tracer, value) or hasattr(type(value), "__iter__") or by_index:
+        if isinstance(value, OURS):
             return value
         iterator = get_iterator(tracer, value)
         native = is_plain(iterator) and not is_outside(tracer, iterator)
-        return iterator if native or hasattr(type(iterator), "resume") else rest(tracer, iterator)
+        return iterator if native or isinstance(iterator, OURS) else Remaining(tracer, iterator)
     return value
 
 
-def drain(tracer: Tracer, value: Any) -> Any:
-    """A native generator over the elements of a traced value."""
-    yield from rest(tracer, get_iterator(tracer, value))
-
-
-def rest(tracer: Tracer, iterator: Any) -> Any:
-    """A native generator over what an iterator still gives."""
-    while True:
-        try:
-            item = tracer.resolve(advance(tracer, iterator))
-        except StopIteration:
-            return
-        yield item
+def drain(tracer: Tracer, value: Any) -> Remaining:
+    """The elements of a traced value, for native code."""
+    return Remaining(tracer, get_iterator(tracer, value))

@@ -91,6 +91,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
             if is_outside(tracer, value) or type(value).__module__.partition(".")[0] == "numpy":
                 kind = "NumPy" if type(value).__module__.partition(".")[0] == "numpy" else "unsupported value"
                 raise Break(kind, f"`{symbol}` on an object of type {type(value).__name__}")
+    if is_symbolic(right) and name in ("truediv", "floordiv", "mod") and right == 0:
+        left, right = concrete(left), concrete(right)  # Python raises the error
     result = run_native(tracer, function, (left, right), {})
     return result if result is left else tracer.made(result)
 

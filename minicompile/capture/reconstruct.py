@@ -23,6 +23,7 @@ from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
+from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
@@ -261,6 +262,21 @@ def build_generator(emitter: Emitter, value: Generator) -> str:
     return emitter.assign(text, "generator")
 
 
+def build_by_index(emitter: Emitter, value: ByIndex) -> str:
+    """An iterator over an object without `__iter__`."""
+    name = emitter.assign(f"iter({emitter.value(value.value)})", "iterator")
+    emitter.body.append(f"{name}.__setstate__({value.position})")
+    return name
+
+
+def build_remaining(emitter: Emitter, value: Remaining) -> str:
+    """An iterator that native code reads; if its class is the user's, its `__iter__` must not run once more."""
+    text = emitter.value(value.iterator)
+    if isinstance(getattr(type(value.iterator), "__next__", None), types.FunctionType) and type(value.iterator) not in BUILDERS:
+        return emitter.assign(f"iter({text}.__next__, {emitter.constant(NULL, 'end')})", "iterator")
+    return text
+
+
 def build_iterator(emitter: Emitter, value: Any) -> str:
     """A builtin iterator at its present position."""
     try:
@@ -355,6 +371,7 @@ BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
     functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
+    ByIndex: build_by_index, Remaining: build_remaining,
     slice: lambda emitter, value: f"slice({', '.join(map(emitter.value, (value.start, value.stop, value.step)))})",
     super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils._device import DeviceContext
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -135,6 +136,16 @@ transform, tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C.
 saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+def modes_above(count: int) -> list[Any]:
+    """The active torch function modes, the innermost first; asked so that none of them sees the question."""
+    return [torch._C._get_function_stack_at(place) for place in reversed(range(count))]
+
+
+def default_device(modes: int) -> torch.device | None:
+    """The device that a mode makes the default."""
+    return next((mode.device for mode in modes_above(modes) if isinstance(mode, DeviceContext)), None)
+
+
 def torch_state() -> tuple[Any, ...]:
     """The part of torch's global state that changes what a captured graph means."""
     autocast: Any = False
@@ -144,7 +155,7 @@ def torch_state() -> tuple[Any, ...]:
     modes = function_modes()
     return (
         grad_enabled(), default_dtype(), autocast, inference_enabled(), deterministic(),
-        torch.get_default_device() if modes else None, modes, dispatch_modes(), transform() is None,
+        default_device(modes), modes, dispatch_modes(), transform() is None,
         forward_ad._current_level, saved_tensor_hooks(False) is not None, fp32_precision("cuda", "matmul"),
         tracing_state() is not None,
     )
@@ -157,8 +168,7 @@ STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "
 
 def unusable_state(state: tuple[Any, ...]) -> str | None:
     """Why nothing can be captured under `state`, or `None`."""
-    modes = state[6] - (1 if state[5] is not None and str(state[5]) != "cpu" and state[6] else 0)
-    foreign = modes > 0 and not isinstance(torch._C._get_function_stack_at(0), torch.utils._device.DeviceContext)
+    foreign = not all(isinstance(mode, DeviceContext) for mode in modes_above(state[6]))
     reasons = ((foreign, "a torch function mode is active"), (state[7], "a torch dispatch mode is active"),
                (state[9] >= 0, "forward-mode differentiation is active"), (state[10], "hooks on saved tensors are active"),
                (not state[8], "a torch.func transform is active"), (state[12], "torch.jit is tracing"))
@@ -167,7 +177,8 @@ def unusable_state(state: tuple[Any, ...]) -> str | None:
 
 def restore_state(state: tuple[Any, ...]) -> None:
     """Put back what tracing may have changed of torch's global state."""
-    torch._C._set_grad_enabled(state[0])
+    if grad_enabled() != state[0]:
+        torch._C._set_grad_enabled(state[0])
     for position, kind in enumerate(("cpu", "cuda")):
         enabled, dtype = state[2][position] if state[2] else (False, torch.get_autocast_dtype(kind))
         if torch.is_autocast_enabled(kind) != enabled:
