@@ -34,6 +34,7 @@ from minicompile.capture.calls import (
     Callback,
     call,
     call_pure,
+    check_printable,
     native_argument,
     run_native,
     special,
@@ -47,6 +48,7 @@ from minicompile.capture.operators import (
     contains,
     delete_item,
     get_item,
+    judged,
     look_up,
     native_contains,
     native_item,
@@ -185,7 +187,7 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return value.shape[0]
     method, _ = class_lookup(tracer, type(value), "__len__")
     if isinstance(method, types.FunctionType):
-        return call(tracer, get_attribute(tracer, value, "__len__"), (), {})
+        return judged(tracer, len, "__len__", call(tracer, get_attribute(tracer, value, "__len__"), (), {}))
     if isinstance(value, (list, dict)):
         guard_structure(tracer, value)
     else:
@@ -200,7 +202,7 @@ def generator_method(function: Any) -> Any:
         try:
             return tracer.resolve(function(*args))
         except StopIteration as stop:
-            raise RaisedInUserCode(StopIteration(stop.value)) from None
+            raise RaisedInUserCode(StopIteration(*stop.args)) from None
 
     return rule
 
@@ -225,7 +227,7 @@ def rule_next(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     except StopIteration as error:
         if len(args) == 2:
             return args[1]
-        raise RaisedInUserCode(StopIteration(error.value)) from None
+        raise RaisedInUserCode(StopIteration(*error.args)) from None
 
 
 def over_iterables(function: Any, count: int | None = None) -> Any:
@@ -333,23 +335,6 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
         return call_pure(tracer, function, spelled_out(args), kwargs)
 
     return rule
-
-
-def check_printable(tracer: Tracer, value: Any) -> None:
-    """Refuse to print what would show an address or a fake tensor."""
-    if isinstance(value, FakeTensor):
-        raise Break("input or output", "a tensor is turned into text")
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        force(tracer, value)
-        for item in value:
-            check_printable(tracer, item)
-    elif isinstance(value, dict):
-        force(tracer, value)
-        for key, item in value.items():
-            check_printable(tracer, key)
-            check_printable(tracer, item)
-    elif type(value).__repr__ is object.__repr__ or isinstance(value, (types.FunctionType, torch.nn.Module)):
-        raise Break("unsupported value", f"an object of type {type(value).__name__} is turned into text")
 
 
 for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")), (complex, ("__complex__",)),
@@ -530,6 +515,13 @@ def rule_extend(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any
 def rule_extendleft(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.extendleft(iterable)`."""
     owner.extendleft(list(native_iterable(tracer, args[0])))
+
+
+@method(str, "format", "format_map")
+def rule_str_format(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`text.format(...)`."""
+    check_printable(tracer, [*args, *kwargs.values()])
+    return call_pure(tracer, owner.format, spelled_out(args), {key: spelled_out(item) for key, item in kwargs.items()})
 
 
 @method(str, "join")

@@ -385,6 +385,24 @@ def check_safe(tracer: Tracer, value: Any, seen: set[int] | None = None) -> None
         raise Break("user object", f"an object of type {kind.__name__} is passed to a function written in C")
 
 
+def check_printable(tracer: Tracer, value: Any) -> None:
+    """Refuse to print what would show an address or a fake tensor."""
+    if isinstance(value, FakeTensor):
+        raise Break("input or output", "a tensor is turned into text")
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        force(tracer, value)
+        for item in value:
+            check_printable(tracer, item)
+    elif isinstance(value, dict):
+        force(tracer, value)
+        for key, item in value.items():
+            check_printable(tracer, key)
+            check_printable(tracer, item)
+    elif (type(value).__repr__ is object.__repr__ or isinstance(value, (types.FunctionType, torch.nn.Module))
+          or is_outside(tracer, value) and not isinstance(value, (*IDENTITY_TYPES, enum.Enum))):
+        raise Break("unsupported value", f"an object of type {type(value).__name__} is turned into text")
+
+
 @functools.cache
 def has_python_methods(kind: type) -> bool:
     """Whether a class defines special methods in Python that C code might call."""
@@ -441,8 +459,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise Break("tensor value", "the value of a tensor is needed") from None
     except Exception as error:
         error.__traceback__ = None
-        if isinstance(error, TypeError) and "Sym" in str(error):
-            raise Break("unsupported argument", "a symbolic number where only a plain one will do") from None
+        if isinstance(error, TypeError) and any(name in str(error) for name in ("Sym", "FakeTensor", "Generator")):
+            raise Break("unsupported argument", "a stand-in where only a plain value will do") from None
         raise RaisedInUserCode(error) from None
 
 

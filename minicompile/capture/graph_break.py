@@ -247,10 +247,8 @@ def with_step(cutter: Cutter) -> Step:
 
 def import_from_step(cutter: Cutter) -> Step:
     """`from module import name` of something not loaded."""
-    name, (module,) = cutter.result(), cutter.operands(1)
-    kept = cutter.emitter.value(cutter.frame.stack[-1])
-    text = f"__import__({module}.__name__, fromlist=[{cutter.instruction.value!r}]).{cutter.instruction.value}"
-    return Step(1, [f"{name} = {text}"], [kept, name])
+    name, (kept,), module = cutter.result(), cutter.operands(1), cutter.tracer.resolve(cutter.frame.stack[-1])
+    return Step(1, [f"from {module.__name__} import {cutter.instruction.value} as {name}"], [kept, name])
 
 
 def extend_step(cutter: Cutter) -> Step:

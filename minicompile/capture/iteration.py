@@ -29,7 +29,10 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
     kind = type(value)
     method, _ = class_lookup(tracer, kind, "__iter__")
     if isinstance(method, types.FunctionType) and not isinstance(value, OURS):
-        return call(tracer, get_attribute(tracer, value, "__iter__"), (), {})
+        iterator = tracer.resolve(call(tracer, get_attribute(tracer, value, "__iter__"), (), {}))
+        if not hasattr(type(iterator), "__next__"):
+            raise RaisedInUserCode(TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'"))
+        return iterator
     if isinstance(value, DIRECT):
         force(tracer, value, False)
         if isinstance(value, (set, frozenset)):
@@ -99,7 +102,7 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
             return tracer.resolve(call(tracer, get_attribute(tracer, iterator, "__next__"), (), {}))
         except RaisedInUserCode as error:
             if isinstance(error.value, StopIteration):
-                raise StopIteration(error.value.value) from None
+                raise StopIteration(*error.value.args) from None
             raise
     try:
         if type(iterator) in (map, filter):

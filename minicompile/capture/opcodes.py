@@ -6,6 +6,7 @@ It must leave all rules about values to the modules that own them.
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ from minicompile.capture.operators import (
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer
+from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer, stop_as_error
 from minicompile.capture.values import force
 
 HANDLERS: dict[str, Handler] = {}
@@ -335,11 +336,6 @@ def fill(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     function(tracer, target, *values)
 
 
-def stop_as_error(value: Any) -> Any:
-    """A `StopIteration` that leaves a generator becomes a `RuntimeError`."""
-    return RuntimeError("generator raised StopIteration") if isinstance(value, StopIteration) else value
-
-
 def call_intrinsic(tracer: Tracer, at: Instruction, value: Any) -> Any:
     """The small operations that 3.12 folded into one instruction."""
     if at.arg not in INTRINSICS:
@@ -353,11 +349,19 @@ INTRINSICS: dict[int, Callable[..., Any]] = {
 }
 
 
+def unpacked(tracer: Tracer, frame: Frame, most: int | None) -> list[Any]:
+    """At most so many elements of the value on top of the stack."""
+    value = concrete(tracer.resolve(frame.stack.pop()))
+    if not hasattr(type(value), "__iter__") and not hasattr(type(value), "__getitem__"):
+        raise RaisedInUserCode(TypeError(f"cannot unpack non-iterable {type(value).__name__} object"))
+    return list(itertools.islice(drain(tracer, value), most))
+
+
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, b = value`."""
-    values = list(drain(tracer, tracer.resolve(frame.stack.pop())))
     count = instruction.arg
+    values = unpacked(tracer, frame, count + 1)
     if len(values) < count:
         raise RaisedInUserCode(ValueError(f"not enough values to unpack (expected {count}, got {len(values)})"))
     if len(values) > count:
@@ -369,7 +373,7 @@ def unpack_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
 def unpack_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, *b, c = value`."""
     before, after = instruction.arg & 0xFF, instruction.arg >> 8
-    values = list(drain(tracer, tracer.resolve(frame.stack.pop())))
+    values = unpacked(tracer, frame, None)
     if len(values) < before + after:
         raise RaisedInUserCode(ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(values)})"))

@@ -12,7 +12,7 @@ import torch
 
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import call, check_safe, has_python_comparison, run_native
+from minicompile.capture.calls import call, check_printable, check_safe, has_python_comparison, run_native
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.symbolic_float import SymbolicFloat
@@ -81,6 +81,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
             raise Break("unsupported value", "a very large power")
         return run_native(tracer, function, (left, right), {})
     if isinstance(left, (str, bytes)):
+        if name == "mod":
+            check_printable(tracer, right)
         right = spelled_out(right)
     result = user_binary(tracer, name, left, right, in_place)
     if result is not NotImplemented:
@@ -187,10 +189,11 @@ def truth(tracer: Tracer, value: Any) -> bool:
             guard_structure(tracer, value)
             return len(value) > 0
     result = invoke_special(tracer, value, "__bool__")
-    if result is MISSING:
-        result = invoke_special(tracer, value, "__len__")
     if result is not MISSING:
-        return bool(result)
+        return result if type(result) is bool else judged(tracer, bool, "__bool__", result)
+    result = invoke_special(tracer, value, "__len__")
+    if result is not MISSING:
+        return bool(judged(tracer, len, "__len__", result))
     if kind.__module__.partition(".")[0] == "numpy":
         raise Break("NumPy", "the truth of a NumPy value")
     if hasattr(kind, "__bool__") or hasattr(kind, "__len__"):
@@ -198,6 +201,13 @@ def truth(tracer: Tracer, value: Any) -> bool:
             raise Break("unsupported value", f"the truth of an object of type {kind.__name__}")
         return bool(run_native(tracer, bool, (value,), {}))
     return True
+
+
+def judged(tracer: Tracer, function: Any, name: str, answer: Any) -> Any:
+    """What a builtin makes of the answer of a special method that it asked."""
+    if is_symbolic(answer) or (type(answer) is int and answer >= 0 and function is len):
+        return answer
+    return run_native(tracer, function, (type("Answer", (), {name: lambda self: answer})(),), {})
 
 
 def contains(tracer: Tracer, item: Any, container: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 from typing import Any
 
 import torch
 
 from minicompile.capture.symbolic_float import SymbolicFloat
 
+TABLES = (dict, collections.Counter, collections.defaultdict, collections.OrderedDict)
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, SymbolicFloat)
 EXAMPLES = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True, SymbolicFloat: 1.0}
 """A plain number of the type that each kind of symbolic number stands for."""
@@ -23,8 +26,16 @@ def spelled_out(value: Any) -> Any:
     kind = type(value)
     if kind in (tuple, list, torch.Size, set, frozenset):
         return kind([spelled_out(item) for item in value])
-    if kind is dict:
-        return {spelled_out(key): spelled_out(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, map(spelled_out, value))
+    if kind is collections.deque:
+        return collections.deque(map(spelled_out, value), value.maxlen)
+    if kind in TABLES:
+        table = copy.copy(value)
+        table.clear()
+        for key, item in value.items():
+            table[spelled_out(key)] = spelled_out(item)
+        return table
     return concrete(value)
 
 

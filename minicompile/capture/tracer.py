@@ -78,6 +78,33 @@ class Handling:
         self.error = error
 
 
+def nothing() -> None:
+    """What the body of a function is replaced by, to see whether a call's arguments fit its parameters."""
+
+
+def refusal_of_arguments(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RaisedInUserCode:
+    """What Python raises for arguments that do not fit."""
+    code, empty = function.__code__, nothing.__code__
+    signature = code.replace(co_code=empty.co_code, co_consts=empty.co_consts, co_linetable=empty.co_linetable, co_freevars=(),
+                             co_exceptiontable=b"", co_cellvars=(), co_flags=code.co_flags & 0x0F)
+    stub = types.FunctionType(signature, {}, code.co_name, function.__defaults__)
+    stub.__kwdefaults__, stub.__qualname__ = function.__kwdefaults__, function.__qualname__
+    try:
+        stub(*args, **kwargs)
+    except TypeError as error:
+        return RaisedInUserCode(error.with_traceback(None))
+    raise AssertionError(f"the arguments of {function.__qualname__} fit after all")
+
+
+def stop_as_error(value: Any) -> Any:
+    """What a generator raises for the `value` that it did not catch: a `StopIteration` is an error there."""
+    if not isinstance(value, StopIteration):
+        return value
+    error = RuntimeError("generator raised StopIteration")
+    error.__cause__ = error.__context__ = value
+    return error
+
+
 class Outcome(NamedTuple):
     """How a frame stopped: with a value that it returned or yielded."""
 
@@ -141,6 +168,9 @@ class Generator:
         frame.started = True
         try:
             outcome = self.tracer.run(frame, raised)
+        except RaisedInUserCode as error:
+            self.finished = True
+            raise RaisedInUserCode(stop_as_error(error.value), error.again) from None
         except BaseException:
             self.finished = True
             raise
@@ -148,7 +178,7 @@ class Generator:
             return outcome.value
         self.finished = True
         self.returned = outcome.value
-        raise StopIteration(outcome.value)
+        raise StopIteration(*(() if outcome.value is None else (outcome.value,)))
 
     def send(self, value: Any) -> Any:
         """As `generator.send(value)`."""
@@ -419,43 +449,38 @@ class Tracer:
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
         names = code.co_varnames
         bound = dict(zip(names[:count], args, strict=False))
-        extra = {}
+        extra, fits = {}, len(args) <= count or bool(code.co_flags & 0x04)
         accepts = names[code.co_posonlyargcount : count + keyword_only]
         for key, value in kwargs.items():
             if key in accepts:
-                if key in bound:
-                    raise RaisedInUserCode(TypeError(f"{function.__qualname__}() got multiple values for argument '{key}'"))
+                fits = fits and key not in bound
                 bound[key] = value
-            elif code.co_flags & 0x08:
-                extra[key] = value
             else:
-                raise RaisedInUserCode(TypeError(f"{function.__qualname__}() got an unexpected keyword argument '{key}'"))
+                fits = fits and bool(code.co_flags & 0x08)
+                extra[key] = value
         position = count + keyword_only
         if code.co_flags & 0x04:
             bound[names[position]] = tuple(self.resolve(item) for item in args[count:])
             position += 1
-        elif len(args) > count:
-            raise RaisedInUserCode(TypeError(f"{function.__qualname__}() takes {count} positional arguments but {len(args)} "
-                                    f"were given"))
         if code.co_flags & 0x08:
             bound[names[position]] = self.made(extra)
-        for name in names[: count + keyword_only]:
+        for place, name in enumerate(names[: count + keyword_only]):
             if name not in bound:
-                bound[name] = self.default(function, name, names.index(name), count)
+                bound[name] = self.default(function, name, place, count)
+        if not fits or any(value is MISSING for value in bound.values()):
+            raise refusal_of_arguments(function, args, kwargs)
         return bound
 
     def default(self, function: types.FunctionType, name: str, position: int, count: int) -> Any:
-        """The default of a parameter."""
+        """The default of a parameter; `MISSING` if it has none."""
         defaults, keyword_defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
         if position < count:
-            place = position - (count - len(defaults))
-            if place < 0:
-                raise RaisedInUserCode(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
-            value, attribute, key = defaults[place], "__defaults__", place
+            attribute, key, held = "__defaults__", position - (count - len(defaults)), dict(enumerate(defaults))
         else:
-            if name not in keyword_defaults:
-                raise RaisedInUserCode(TypeError(f"{function.__qualname__}() missing a required argument: '{name}'"))
-            value, attribute, key = keyword_defaults[name], "__kwdefaults__", name  # type: ignore[assignment]
+            attribute, key, held = "__kwdefaults__", name, keyword_defaults  # type: ignore[assignment]
+        value = held.get(key, MISSING)
+        if value is MISSING:
+            return MISSING
         if id(function) in self.fresh:
             return value
         source = self.sources.get(id(function)) or Baked(function, function.__qualname__)

@@ -1,0 +1,84 @@
+"""Objects from outside turned into text: what the text says is no property of their class, and differs from call to call."""
+
+from __future__ import annotations
+
+import array
+import collections
+import datetime
+import re
+
+from tests.conformance.catalogue import after, call, count, normal, program
+
+Pair = collections.namedtuple("Pair", "left right")
+VALUES = (
+    (ValueError("a"), ValueError("b")),
+    (KeyError("a"), OSError(2, "no", "f")),
+    (datetime.date(2020, 1, 2), datetime.date(2021, 1, 2)),
+    (datetime.timedelta(1), datetime.timedelta(2)),
+    (bytearray(b"a"), bytearray(b"b")),
+    (array.array("i", [1]), array.array("i", [2])),
+    (re.compile("a"), re.compile("b")),
+)
+
+
+def called_with_values(outer):
+    """Calls with two values of each kind, the first once more."""
+    return outer, [call(normal(2), value) for first, second in VALUES[:4] for value in (first, second, first)]
+
+
+@program
+def text_of_an_object():
+    def outer(x, value):
+        return x * 2, str(value), repr(value)
+
+    return called_with_values(outer)
+
+
+@program
+def object_in_an_f_string():
+    def outer(x, value):
+        return x * 2, f"{value} {value!r:>30}"
+
+    return called_with_values(outer)
+
+
+@program
+def object_in_a_format():
+    def outer(x, value):
+        return x * 2, "{} {k!r}".format(value, k=[value]), "%s" % (value,)
+
+    return called_with_values(outer)
+
+
+@program
+def object_inside_a_container_as_text():
+    def outer(x, value):
+        return x * 2, str([value]), str({"a": (value,)}), ", ".join(map(str, [value]))
+
+    return called_with_values(outer)
+
+
+@program
+def texts_of_errors_caught_after_a_break():
+    def shown(function):
+        try:
+            return function()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", error.args
+
+    def outer(x, names):
+        log = [shown(lambda: float(names[int(x.sum().item()) % 2])), shown(lambda: {}[names[0] + str(x.max().item())])]
+        return x * 2, log
+
+    names = ["a", "b"]
+    return outer, [call(count(2), names), call(count(3), names), after(lambda: names.reverse(), count(2), names)]
+
+
+@program
+def containers_of_varying_integers_as_text():
+    def outer(x, n):
+        pair = Pair(n, 1)
+        tables = (collections.Counter({n: n}), collections.defaultdict(list, a=n), collections.OrderedDict(b=n), {n: (n,)})
+        return x * 2, str(collections.deque([n], 3)), "%s" % tables[0], f"{tables}", repr(pair), "{}".format([pair, {n}])
+
+    return outer, [call(normal(2), number) for number in (3, 4, 5, 9, -2)]
