@@ -280,7 +280,8 @@ def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple
 
 def unless_unchanged(writer: Writer, lasting: Lasting, lines: list[str], later: list[str]) -> list[str]:
     """Statements that run `lines` on modules not known to be unchanged, and otherwise set the variables used later."""
-    roots, tables, owners = ("".join(f"{writer.fetch(source)}, " for source in group).rstrip() for group in (lasting.roots, lasting.tables, lasting.owners))
+    groups = lasting.roots, lasting.tables, lasting.owners
+    roots, tables, owners = ("".join(f"{writer.fetch(source)}, " for source in group).rstrip() for group in groups)
     words = set(re.findall(r"\w+", "\n".join(line for line in later if line not in lines)))
     names = [name for name, equals, _ in (line.partition(" = ") for line in lines) if equals and name in words]
     values = "".join(f"{name}, " for name in names)

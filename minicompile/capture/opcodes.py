@@ -29,7 +29,7 @@ from minicompile.capture.operators import (
     unary,
 )
 from minicompile.capture.side_effects import MISSING, Lazy
-from minicompile.capture.symbolic_size import concrete
+from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer, stop_as_error
 from minicompile.capture.values import force
@@ -351,7 +351,9 @@ INTRINSICS: dict[int, Callable[..., Any]] = {
 
 def unpacked(tracer: Tracer, frame: Frame, most: int | None) -> list[Any]:
     """At most so many elements of the value on top of the stack."""
-    value = concrete(tracer.resolve(frame.stack.pop()))
+    value = tracer.resolve(frame.stack.pop())
+    if is_symbolic(value):
+        value = concrete(value)
     if not hasattr(type(value), "__iter__") and not hasattr(type(value), "__getitem__"):
         raise RaisedInUserCode(TypeError(f"cannot unpack non-iterable {type(value).__name__} object"))
     return list(itertools.islice(drain(tracer, value), most))

@@ -171,14 +171,14 @@ def tried(text: str, place: Location, sandbox: Sandbox, tools: Any) -> tuple[boo
 
 
 def function_at(place: Location) -> types.FunctionType | None:
-    """The living function whose code a line belongs to."""
+    """The living function whose code a line belongs to, not one that resumes it and has some of its lines."""
+    found: list[tuple[int, types.FunctionType]] = []
     for candidate in gc.get_objects():
         if type(candidate) is types.FunctionType and candidate.__code__.co_filename == place.file:
-            code = candidate.__code__
-            lines = [line for _, _, line in code.co_lines() if line]
-            if code.co_name == place.function and lines and min(lines) <= place.line <= max(lines):
-                return candidate
-    return None
+            lines = {line for _, _, line in candidate.__code__.co_lines() if line}
+            if candidate.__code__.co_name == place.function and lines and min(lines) <= place.line <= max(lines):
+                found.append((len(lines), candidate))
+    return max(found, key=lambda item: item[0])[1] if found else None
 
 
 def changed_code(text: str, place: Location, function: types.FunctionType) -> types.CodeType | None:

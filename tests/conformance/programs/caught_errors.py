@@ -66,7 +66,7 @@ def two_calls(outer):
     return outer, [call(count(3)), call(count(4))]
 
 
-@program
+@program(core=True)
 def arguments_that_do_not_fit():
     def outer(x):
         y = x * 2

@@ -49,7 +49,7 @@ class Watching(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@program
+@program(core=True)
 def zip_of_own_iterators_across_a_break():
     def outer(x):
         old, new, out = ByIndex([x, x * 2, x * 3]), Counted([x, x + 1, x + 2]), []

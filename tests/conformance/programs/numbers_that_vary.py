@@ -14,7 +14,7 @@ def calls_with_numbers():
     return [call(normal(3), number) for number in NUMBERS]
 
 
-@program
+@program(core=True)
 def rounding_an_integer_to_tens():
     def outer(x, n):
         return x * 2, round(n, -1), round(n), round(x.shape[0], -1)

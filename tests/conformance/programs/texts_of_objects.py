@@ -26,7 +26,7 @@ def called_with_values(outer):
     return outer, [call(normal(2), value) for first, second in VALUES[:4] for value in (first, second, first)]
 
 
-@program
+@program(core=True)
 def text_of_an_object():
     def outer(x, value):
         return x * 2, str(value), repr(value)
