@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -30,6 +31,13 @@ def test_the_library_does_not_grow() -> None:
 def test_every_package_of_the_design_is_in_the_table() -> None:
     packages = {module.package for module in rules.read_tree(LIBRARY).values()}
     assert packages <= set(rules.ALLOWED)
+
+
+def test_the_guide_lists_every_file() -> None:
+    listed = (REPOSITORY / "docs" / "architecture.md").read_text().split("<!-- files: begin -->")[1].split("**")
+    for package, names in zip(listed[1::2], listed[2::2], strict=True):
+        present = {path.name for path in (LIBRARY / package).glob("*.py")} - {"__init__.py"}
+        assert set(re.findall(r"^- `(\w+\.py)`", names, flags=re.MULTILINE)) == present, package
 
 
 def test_no_file_names_a_place_on_one_machine() -> None:

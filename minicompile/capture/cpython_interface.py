@@ -61,40 +61,24 @@ def is_reliable() -> bool:
     """Whether changes are noticed and counted here as described above."""
     if sys.version_info < (3, 12) or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
-    first: dict[int, Any] = {}
-    second: dict[int, Any] = {}
-    sample = Sample()
-    for table in (PROBE, first, second, vars(sample)):
+    sample, objects = Sample(), [sys, PROBE]
+    for table in (PROBE, vars(sample)):
         watch(table)
-    numbers = []
-    for table in (first, second, first):
-        table[0] = []
-        numbers.append(dict_version(table))
-    changes = [epoch()]
+    epochs = [epoch()]
     for _ in range(20):  # often enough for CPython to specialise the store
         sample.value = object()
-        changes.append(epoch())
+        epochs.append(epoch())
     del sample.value
-    changes.append(epoch())
-    return numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2] and len(set(map(id, changes))) == len(changes)
+    epochs.append(epoch())
+    noticed = len(set(map(id, epochs))) == len(epochs) and epoch() is epochs[-1]
+    return noticed and addresses(objects) == struct.pack("2P", *map(id, objects))
 
 
-RELIABLE = is_reliable()
-
-
-def packed_addresses(objects: Iterable[Any]) -> bytes:
+def addresses(objects: Iterable[Any]) -> bytes:
     """The identities of some objects, as long as these are kept alive; read from the memory of a tuple of them."""
     items = tuple(objects)
     return ctypes.string_at(id(items) + tuple.__basicsize__, POINTER_SIZE * len(items))
 
 
-def listed_addresses(objects: Iterable[Any]) -> list[int]:
-    """The identities of some objects, as long as these are kept alive."""
-    return [*map(id, objects)]
-
-
 POINTER_SIZE = struct.calcsize("P")
-SAMPLES = ({}, sys, dict, None)
-addresses: Any = listed_addresses
-if sys.implementation.name == "cpython" and packed_addresses(SAMPLES) == struct.pack("4P", *map(id, SAMPLES)):
-    addresses = packed_addresses
+RELIABLE = is_reliable()

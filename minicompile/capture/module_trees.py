@@ -11,11 +11,9 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import itertools
-import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +30,6 @@ FIXED_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, t
                type(Ellipsis))
 TABLES = (dict, collections.OrderedDict)
 UNKNOWN: Any = type("Unknown", (), {})()
-instance_table = operator.attrgetter("__dict__")
 
 
 def has_plain_table(kind: type) -> bool:
@@ -48,7 +45,8 @@ class Tree:
 
     Attributes:
         roots: weak references to the modules; values: what the generated function needs of what was read.
-        tables: the dictionaries; owners: the objects below whose types and `__dict__` matter, which `read` gives.
+        tables: the dictionaries; owners: the objects below whose types and `__dict__` matter; `read` gives
+            these two of each, and `expected` is what they were.
         empty: the dictionaries that hold nothing; to fill such a one with `update` is the one change that goes unnoticed.
         epoch: that of the dictionaries when the guards held last, or `None` while that is not known.
     """
@@ -63,17 +61,9 @@ class Tree:
         self.empty = [table for table in tables if type(table) is dict and not table]
         for table in tables:
             watch(table)
-        self.read: Callable[..., Iterable[Any]] = functools.partial(gc.get_referents, *owners)
+        self.read = functools.partial(gc.get_referents, *owners)
         self.kept = [each for owner in (*owners, *roots) for each in (owner.__dict__, type(owner))]
         self.expected = addresses(self.kept)
-        if addresses(self.read(*roots)) != self.expected:
-            self.read = functools.partial(types_and_tables, *owners)
-            self.expected = addresses(self.read(*roots))
-
-
-def types_and_tables(*owners: Any) -> Iterable[Any]:
-    """What `gc.get_referents` gives of ordinary objects in Python 3.12, in another order."""
-    return itertools.chain(map(instance_table, owners), map(type, owners))
 
 
 class ModuleTrees:

@@ -439,6 +439,8 @@ def observe_call(
                             if isinstance(other, torch.Tensor) and other.numel() and other.untyped_storage()._cdata == value.untyped_storage()._cdata],
         }  # fmt: skip
     yield f"{at}: written", [value.is_inference() or value._version > old for value, old in zip(arguments, versions, strict=True)] if program.mode != "inference" else None
+    if program.mode == "inference":
+        return
     yield from differentiated(at, program.way, [value for value in leaves(outputs) if isinstance(value, torch.Tensor)], sources)
 
 
