@@ -82,7 +82,8 @@ class PositionReader:
         shared, stack = {node}, [node]
         while stack:
             for user in stack.pop().users:
-                if user.args and user.args[0] in shared and self._changes(user):
+                written = user.kwargs.get("out", user.args[0] if user.args else None)
+                if isinstance(written, Node) and written in shared and self._changes(user):
                     return True
                 if user not in shared and self._name_of(user) not in (*ELEMENTWISE, *FILLS):
                     shared.add(user)
