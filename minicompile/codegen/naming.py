@@ -10,13 +10,16 @@ import keyword
 import re
 from collections.abc import Iterable
 
+from minicompile.codegen.device_sources import DEVICE_FUNCTIONS
 from minicompile.ir.loops import LoweredGraph, Origin
 from minicompile.ir.schedule import Schedule
+from minicompile.kernels import __all__ as HAND_WRITTEN
 
 RESERVED = frozenset({
     "torch", "tl", "triton", "libdevice", "call", "inputs", "program", "math", "time", "sys", "CONSTANTS", "Launcher",
     "reinterpret", "empty_strided", "with_layout", "main", "reference", "make_inputs",
-}) | frozenset(keyword.kwlist) | frozenset(dir(builtins))  # fmt: skip
+    *HAND_WRITTEN, *DEVICE_FUNCTIONS, *keyword.kwlist, *dir(builtins),
+})  # fmt: skip
 
 
 class Namer:

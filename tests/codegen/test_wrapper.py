@@ -11,7 +11,10 @@ import sys
 import pytest
 import torch
 
+import minicompile
+from minicompile import kernels
 from minicompile.codegen.generate import generate_program
+from minicompile.codegen.naming import Namer
 from minicompile.codegen.unsupported import CannotGenerate
 from minicompile.config import Config
 from minicompile.ir.expr import Constant, Load, apply
@@ -216,6 +219,21 @@ def test_names_that_python_or_the_file_uses_are_avoided() -> None:
     buffers = [buffer("inputs", (10,), role="input"), *(buffer(name, (10,)) for name in (*names[1:], "tl"))]
     a = torch.randn(10)
     torch.testing.assert_close(load(programs(schedule(steps, buffers, ["tl"]))[0]).call([a])[0], a * 16)
+
+
+def test_variables_called_like_our_functions_are_renamed() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        larger = x * 2
+        larger_number = larger.amax(-1, keepdim=True)
+        first_largest = (larger - larger_number).argmax(-1)
+        float_remainder = x.floor_divide(0.3).remainder(0.7)
+        return larger, larger_number, first_largest, float_remainder
+
+    x = torch.randn(5, 70)
+    compiled = minicompile.compile(program, options={"suppress_errors": False, "cache": False})
+    torch.testing.assert_close(compiled(x), program(x))
+    for name in kernels.__all__:
+        assert Namer().fresh(name) == f"{name}_1"
 
 
 def test_the_file_runs_by_itself(tmp_path: pathlib.Path) -> None:
