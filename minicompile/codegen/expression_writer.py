@@ -156,7 +156,7 @@ class ExpressionWriter:
         while stack:
             current, inside, ready = stack.pop()
             key = self._key(current, inside)
-            if self._find(key, current) is not None:
+            if self._find(key) is not None:
                 continue
             if ready:
                 axes = self.axes_of(current).union(*map(self.axes_of, key[1]))  # a masked load varies as its mask does
@@ -167,7 +167,7 @@ class ExpressionWriter:
                 stack.extend((child, where, False) for child, where in reversed(self._masked_parts(current, inside)))
             elif current not in self.known:
                 stack.extend((child, inside, False) for child in reversed(children(current)))
-        found = self._find(self._key(expression, conditions), expression)
+        found = self._find(self._key(expression, conditions))
         assert found is not None
         return found
 
@@ -187,19 +187,12 @@ class ExpressionWriter:
     def _key(self, expression: Expr, conditions: Conditions) -> tuple[Expr, Conditions]:
         return (expression, conditions if conditions and self._reads_memory(expression) else ())
 
-    def _find(self, key: tuple[Expr, Conditions], expression: Expr) -> Value | None:
-        if key in self.outer.values:
-            return self.outer.values[key]
-        return self.inner.values.get(key)
-
-    def _get(self, expression: Expr, conditions: Conditions) -> Value:
-        found = self._find(self._key(expression, conditions), expression)
-        assert found is not None
-        return found
+    def _find(self, key: tuple[Expr, Conditions]) -> Value | None:
+        return self.outer.values.get(key) or self.inner.values.get(key)
 
     def _hoisted(self, expression: Expr, conditions: Conditions, home: Scope) -> Value:
         """A printed value for a user in `home`; one that a loop does not change is computed before it."""
-        value = self._get(expression, conditions)
+        value = self.value(expression, conditions)
         scope = self.scope_for(value.axes)
         if scope is home or value.is_literal:
             return value
@@ -342,7 +335,7 @@ class ExpressionWriter:
         self.masked.update(masked)
         parts = [Value(Text(mask_name(axis)), frozenset({axis}), True) for axis in masked]
         for position, condition in enumerate(conditions):
-            parts.append(self._get_or_print(condition, conditions[:position]))
+            parts.append(self.value(condition, conditions[:position]))
         if not parts:
             return None
         text = parts[0].text
@@ -350,13 +343,9 @@ class ExpressionWriter:
             text = infix(text, "&", part.text, AND)
         return self._combined(text, parts)
 
-    def _get_or_print(self, expression: Expr, conditions: Conditions) -> Value:
-        found = self._find(self._key(expression, conditions), expression)
-        return found if found is not None else self.value(expression, conditions)
-
     def offset(self, index: Index, conditions: Conditions = ()) -> Value:
         """The text of an index; one that several accesses share becomes a variable."""
-        parts = [self._get_or_print(value, conditions) for value in indirect_values(index)]
+        parts = [self.value(value, conditions) for value in indirect_values(index)]
         axes = index_axes(index).union(*(part.axes for part in parts))
         live = set(self.geometry.live)
         block = bool(axes & live) or any(part.block for part in parts)
@@ -380,7 +369,7 @@ class ExpressionWriter:
                 self.symbols.add(atom)
                 return Text(atom.name)
             case Indirect():
-                value = self._get_or_print(atom.value, conditions)
+                value = self.value(atom.value, conditions)
                 narrow = not value.is_literal and not self.geometry.wide and atom.size.constant is not None
                 if atom.value.dtype == torch.int64 and narrow:
                     return convert(value.text, torch.int32)
@@ -433,7 +422,7 @@ class ExpressionWriter:
         return self._bind_if_needed(expression, self._combined(selected, [condition, value, other], False))
 
     def _random(self, expression: Random, conditions: Conditions) -> Value:
-        seed = self._get_or_print(expression.seed, conditions)
+        seed = self.value(expression.seed, conditions)
         counter = self.offset(expression.counter, conditions)
         suffix = f"_{expression.dtype}".replace("torch.", "")
         name = f"random_{expression.kind}"

@@ -22,7 +22,7 @@ from minicompile.codegen.unsupported import CannotGenerate, reason_not_to_emit
 from minicompile.codegen.wrapper import FUSED_MATMUL, HostText, HostWriter, Launch, sizes_text
 from minicompile.config import Config
 from minicompile.ir.index import Index, as_index, hint
-from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Origin, numbered
+from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, numbered
 from minicompile.ir.program import KernelArgument, KernelSource, Program
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 
@@ -178,11 +178,8 @@ def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: 
 
 def _comment(group: KernelGroup) -> tuple[str, ...]:
     """The user's lines behind a kernel."""
-    origins: dict[Origin, None] = {}
-    for loop in group.loops:
-        origins.update(dict.fromkeys(loop.origins))
     lines: dict[str, None] = {}
-    for origin in origins:
+    for origin in dict.fromkeys(origin for loop in group.loops for origin in loop.origins):
         if origin.location is not None:
             code = f": {origin.location.text.strip()}" if origin.location.text.strip() else ""
             lines[f"{origin.location}{code}".splitlines()[0]] = None
@@ -263,13 +260,9 @@ def _input_text(graph: LoweredGraph, name: str) -> str:
 
 
 def _sample_text(buffer: Buffer) -> str:
-    sizes, strides = (sizes_text(tuple(map(_fixed, values))) for values in (buffer.sizes, buffer.strides))
+    sizes, strides = (sizes_text(tuple(as_index(hint(v)) for v in values)) for values in (buffer.sizes, buffer.strides))
     where = ', device="cpu"' if buffer.device.type == "cpu" else ""
     return f"sample({sizes}, {strides}, {buffer.dtype}{where})"
-
-
-def _fixed(index: Index) -> Index:
-    return as_index(hint(index))
 
 
 def _constant_text(buffer: Buffer, tensor: torch.Tensor) -> str:

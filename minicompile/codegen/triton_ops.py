@@ -119,10 +119,6 @@ def rounded(value: Text, dtype: torch.dtype) -> Text:
     return convert(convert(value, dtype), torch.float32)
 
 
-def _cast(op: Operation) -> Text:
-    return cast(op.arguments[0], op.source, op.dtype)
-
-
 def _bitcast(op: Operation) -> Text:
     stored = op.arguments[0] if op.source == compute_dtype(op.source) else convert(op.arguments[0], op.source)
     bits = convert(stored, op.dtype, bitcast=True)
@@ -175,26 +171,17 @@ def _extremum(op: Operation) -> Text:
 def _shift(op: Operation) -> Text:
     """As torch: an amount out of range gives 0 (or the sign, to the right)."""
     value, amount = op.arguments
-    bits = torch.iinfo(op.dtype).bits
-    try:
-        known: int | None = int(amount.text)
-    except ValueError:
-        known = None
-    operator = "<<" if op.name == "left_shift" else ">>"
-    if known is not None and 0 <= known < bits:
+    bits, operator = torch.iinfo(op.dtype).bits, "<<" if op.name == "left_shift" else ">>"
+    if amount.text.isdecimal() and int(amount.text) < bits:
         return infix(value, operator, amount, SHIFT)
     inside = infix(amount, "<", Text(str(bits)), COMPARE)
     if op.sources[1] not in UNSIGNED:
         inside = infix(infix(amount, ">=", Text("0"), COMPARE), "&", inside, AND)
+    if op.name == "right_shift" and op.dtype not in UNSIGNED:
+        return convert(infix(value, ">>", call("tl.where", inside, amount, str(bits - 1)), SHIFT), op.dtype)
     nothing = convert(infix(value, "*", Text("0"), PRODUCT), op.dtype)
-    if op.name == "left_shift":
-        shifted = infix(value, "<<", call("tl.where", inside, amount, "0"), SHIFT)
-        return call("tl.where", inside, convert(shifted, op.dtype), nothing)
-    limit = call("tl.where", inside, amount, str(bits - 1))
-    if op.dtype in UNSIGNED:
-        shifted = infix(value, ">>", call("tl.where", inside, amount, "0"), SHIFT)
-        return call("tl.where", inside, convert(shifted, op.dtype), nothing)
-    return convert(infix(value, ">>", limit, SHIFT), op.dtype)
+    shifted = infix(value, operator, call("tl.where", inside, amount, "0"), SHIFT)
+    return call("tl.where", inside, convert(shifted, op.dtype), nothing)
 
 
 def _sigmoid(op: Operation) -> Text:
@@ -240,7 +227,7 @@ _LIBDEVICE = ("expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "at
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 TRITON_OPS: dict[str, Emit] = {
-    "cast": _cast,
+    "cast": lambda op: cast(op.arguments[0], op.source, op.dtype),
     "bitcast": _bitcast,
     "add": _unless_boolean(_infix("+", SUM), "|", OR),
     "sub": _infix("-", SUM),

@@ -140,12 +140,10 @@ class HostWriter:
         wanted = as_index(symbol)
         for name in self._graph.inputs:
             buffer = self._graph.buffers.get(name)
-            for dimension, size in enumerate(buffer.sizes if buffer else ()):
-                if size is wanted:
-                    return f"{self._variables[name]}.size({dimension})"
-            for dimension, stride in enumerate(buffer.strides if buffer else ()):
-                if stride is wanted:
-                    return f"{self._variables[name]}.stride({dimension})"
+            for asked, numbers in (("size", buffer.sizes), ("stride", buffer.strides)) if buffer else ():
+                for dimension, number in enumerate(numbers):
+                    if number is wanted:
+                        return f"{self._variables[name]}.{asked}({dimension})"
         raise CannotGenerate(f"no input says what {symbol} is")
 
     # Buffers
@@ -191,17 +189,11 @@ class HostWriter:
 
     def _free(self, number: int) -> None:
         """Drop variables whose buffers are dead, except memory that a later step takes over."""
-        later = {
-            a.reuses
-            for a in self._schedule.memory.allocations.values()
-            if a.reuses is not None and a.first_step > number
-        }
-        dead = set(self._schedule.memory.freed_after.get(number, ()))
-        dead |= {
-            a.reuses
-            for a in self._schedule.memory.allocations.values()
-            if a.reuses is not None and a.first_step == number and not self._is_alive(a.reuses, number)
-        }
+        memory = self._schedule.memory
+        taken = [(a.first_step, a.reuses) for a in memory.allocations.values() if a.reuses is not None]
+        freed = {name for step, names in memory.freed_after.items() if step <= number for name in names}
+        dead = {*memory.freed_after.get(number, ()), *(name for step, name in taken if step == number and name in freed)}
+        later = {name for step, name in taken if step > number}
         gone: list[str] = []
         for name in sorted(dead - later):
             variable = self._variables.get(name, "")
@@ -211,11 +203,6 @@ class HostWriter:
                     gone.append(variable)
         if gone:
             self._lines.append(f"del {', '.join(gone)}")
-
-    def _is_alive(self, name: str, number: int) -> bool:
-        """Whether a later step or the caller still needs the variable."""
-        freed = {n for step, names in self._schedule.memory.freed_after.items() if step <= number for n in names}
-        return name not in freed
 
     # Steps
 
@@ -269,7 +256,6 @@ class HostWriter:
             self._obtain(buffer.name, None)
         out = self._variables[made[0].name]
         pointers: tuple[str, ...] = ()
-        options = [*step.kwargs]
         if step.epilogue is not None and epilogue is not None:
             axes = step.epilogue.axes[-len(step.args[1].sizes) :]
             strides = tuple(coefficient_of(step.epilogue.store, axis) or ZERO for axis in axes)
@@ -277,7 +263,7 @@ class HostWriter:
             out = self.view(BufferView(made[0].name, sizes, strides, ZERO, made[0].dtype))
             pointers = epilogue.pointers
         arguments = [out, *map(self._argument, step.args), *(self._variables[name] for name in pointers)]
-        arguments += [f"{name}={self._argument(value)}" for name, value in options]
+        arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         arguments += [f"epilogue={epilogue.kernel}"] if epilogue is not None else []
         self._lines.append(f"{self._function(step)}({', '.join(arguments)})")
 
@@ -352,9 +338,7 @@ class HostWriter:
         return f"reinterpret({', '.join(arguments)})"
 
     def _return(self) -> None:
-        texts = []
-        for output in self._graph.outputs:
-            texts.append(self._argument(output))
+        texts = [self._argument(output) for output in self._graph.outputs]
         self._lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
 
 

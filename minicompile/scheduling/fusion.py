@@ -14,7 +14,7 @@ from minicompile.ir.expr import cost
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, Operation
 from minicompile.ir.schedule import FusionRefusal, Schedule
 from minicompile.scheduling.cluster import Alignment, Cluster, align, cluster_of, merge
-from minicompile.scheduling.dependencies import Dependences, bits, find_dependences, topological
+from minicompile.scheduling.dependencies import bits, find_dependences, topological
 from minicompile.scheduling.naming import is_called
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
 from minicompile.scheduling.traffic import access_bytes, points, read_bytes
@@ -50,7 +50,7 @@ def fuse(
     forced: Sequence[tuple[str, str]] = (),
 ) -> Fusion:
     """Group the loops of `operations` into clusters; pairs of operations in `forced` wherever that is legal."""
-    fuser = Fuser(operations, buffers, outputs, find_dependences(operations), forced)
+    fuser = Fuser(operations, buffers, outputs, forced)
     fuser.fuse_all()
     return Fusion(fuser.ordered_steps(), tuple(fuser.refusals.values()))
 
@@ -63,7 +63,7 @@ def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRe
     """
     graph = schedule.graph
     outputs = frozenset(output.buffer for output in graph.outputs if isinstance(output, BufferView))
-    fuser = Fuser(graph.operations, graph.buffers, outputs, find_dependences(graph.operations))
+    fuser = Fuser(graph.operations, graph.buffers, outputs)
     fuser.fuse_all()
     found: dict[tuple[int, int], FusionRefusal] = {}
     for left in fuser.positions_of(first):
@@ -83,20 +83,17 @@ class Fuser:
         operations: Sequence[Operation],
         buffers: Mapping[str, Buffer],
         outputs: frozenset[str],
-        dependences: Dependences,
         forced: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self.forced = forced
-        self.operations, self.buffers, self.outputs = operations, buffers, outputs
-        self.dependences = dependences
-        self.before = dependences.ancestors()
-        self.after = dependences.descendants()
+        self.operations, self.buffers, self.outputs, self.forced = operations, buffers, outputs, forced
+        self.dependences = find_dependences(operations)
+        self.before, self.after = self.dependences.ancestors(), self.dependences.descendants()
         self.owner = list(range(len(operations)))
         self.clusters = {i: cluster_of(i, op) for i, op in enumerate(operations) if isinstance(op, Loop)}
         self.masks = [1 << i for i in range(len(operations))]
         self.overwriting = {op.buffer for op in operations if isinstance(op, Loop) and op.overwrites is not None}
         self.reader_masks = {
-            name: sum(1 << reader for reader in readers) for name, readers in dependences.readers.items()
+            name: sum(1 << reader for reader in readers) for name, readers in self.dependences.readers.items()
         }
         self.refusals: dict[tuple[int, int], FusionRefusal] = {}
         self.bytes: dict[int, int] = {}

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from minicompile.config import Config
 from minicompile.ir.index import Axis
-from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Origin, Scan
-from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
+from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Scan
+from minicompile.ir.schedule import DeviceProperties, KernelGroup, OnlineSoftmax, Schedule
 from minicompile.scheduling.batch import batch_steps
 from minicompile.scheduling.domain import Domain, recompute_between_passes, write_over_tiles
 from minicompile.scheduling.fusion import Step, fuse
@@ -71,17 +71,12 @@ def _finish(
     domain = write_over_tiles(step.cluster, operations, buffers)
     tile = plan_tile(dataclasses.replace(_tile_facts(domain, buffers, step.stored), any_size=any_size), device)
     loops = domain.loops
-    if domain.folded is not None:
+    online: tuple[OnlineSoftmax, ...] = ()
+    if domain.folded is not None and tile.strategy == "looped":
         alone = recompute_between_passes(loops, domain.folded)
-        if tile.strategy == "looped":
-            needed = step.stored.union(*(loop.reads for loop in alone))
-            loops = tuple(loop for loop in alone if loop.buffer in needed)
-        online = find_online_softmax(alone) if tile.strategy == "looped" else ()
-    else:
-        online = ()
-    origins: dict[Origin, None] = {}
-    for loop in domain.loops:
-        origins.update(dict.fromkeys(loop.origins))
+        needed = step.stored.union(*(loop.reads for loop in alone))
+        loops, online = tuple(loop for loop in alone if loop.buffer in needed), find_online_softmax(alone)
+    origins = dict.fromkeys(origin for loop in domain.loops for origin in loop.origins)
     return KernelGroup(
         name=kernel_name(origins, taken),
         loops=loops,
