@@ -37,6 +37,8 @@ class TensorMethod:
 
 def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """`owner.name`."""
+    if not isinstance(name, str):
+        return run_by_python(getattr, None, name)
     kind = type(owner)
     if isinstance(owner, torch_interface.FakeTensor):
         return tensor_attribute(tracer, owner, name)
@@ -65,9 +67,14 @@ NATIVE_TYPES = frozenset({
 
 def native_attribute(owner: Any, name: str) -> Any:
     """An attribute read by Python itself."""
+    return run_by_python(getattr, owner, name)
+
+
+def run_by_python(function: Any, *args: Any) -> Any:
+    """What a native function gives, or the `AttributeError` that it raises, in Python's own words."""
     try:
-        return getattr(owner, name)
-    except AttributeError as error:
+        return function(*args)
+    except (AttributeError, TypeError) as error:
         raise RaisedInUserCode(error) from None
 
 
@@ -78,7 +85,7 @@ def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | 
         written = tracer.effects.attributes.get((id(base), name))
         if written is not None and written[1] is not MISSING:
             return written[1], base
-        if name in base.__dict__:
+        if name in base.__dict__ and written is None:
             return base.__dict__[name], base
         if not base.__flags__ & IMMUTABLE and id(base) not in tracer.fresh:
             tracer.absent_in_classes.setdefault(base, set()).add(name)
@@ -142,7 +149,7 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type) -> Any:
         if not instance:
             return raw
         if raw.fget is None:
-            raise RaisedInUserCode(AttributeError("unreadable attribute"))
+            return run_by_python(raw.__get__, owner, kind)
         return tracer.call(child(tracer, raw, "fget"), (owner,))
     if isinstance(raw, functools.cached_property):
         return cached_property(tracer, raw, owner) if instance else raw
@@ -229,12 +236,16 @@ def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
     written = written_attribute(tracer, owner, name)
     if written is not None:
         return written[1]
-    real = tracer.reals.get(id(owner), owner)
-    try:
-        value = raw.__get__(real)
-    except AttributeError as error:
-        raise RaisedInUserCode(error) from None
+    value = run_by_python(raw.__get__, tracer.reals.get(id(owner), owner))
     return outside_attribute(tracer, owner, name, value) if id(owner) in tracer.sources else value
+
+
+def slot_or_missing(tracer: Tracer, raw: Any, owner: Any) -> Any:
+    """What a slot of an instance holds, or MISSING."""
+    try:
+        return read_slot(tracer, raw, owner)
+    except RaisedInUserCode:
+        return MISSING
 
 
 def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
@@ -284,6 +295,7 @@ def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
         return value
     if raw is not MISSING:
         return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
+    run_by_python(object.__getattribute__, tracer.reals.get(id(owner), owner), name)
     raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=owner))
 
 
@@ -405,8 +417,12 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, torch_interface.FakeTensor):
         if hasattr(torch.Tensor, name) and not (name == "grad" and fits_as_gradient(tracer, owner, value)):
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
-        tracer.effects.attributes[(id(owner), name)] = (owner, value)
+        if value is MISSING:
+            tensor_attribute(tracer, owner, name)  # which has to be there
+        write_attribute(tracer, owner, name, value, hasattr(tracer.reals.get(id(owner)), name))
         return
+    if not isinstance(name, str):
+        run_by_python(setattr, None, name, None)
     if isinstance(owner, type) or isinstance(owner, types.ModuleType):
         set_on_class(tracer, owner, name, value)
         return
@@ -417,7 +433,17 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
             args = (owner, name) if value is MISSING else (owner, name, value)
             tracer.call(class_value(tracer, base or kind, special, setter), args)
         return
+    if base not in (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType):
+        raise Break("unsupported value", f"the attribute `{name}` of an object of type {kind.__name__} is set")
     generic_set(tracer, owner, name, value)
+
+
+def write_attribute(tracer: Tracer, owner: Any, name: str, value: Any, was_there: bool) -> None:
+    """Keep a store to an attribute that no dictionary holds, or its deletion, for the end; one not there needs none."""
+    if value is MISSING and not was_there:
+        del tracer.effects.attributes[(id(owner), name)]
+    else:
+        tracer.effects.attributes[(id(owner), name)] = (owner, value)
 
 
 def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
@@ -430,6 +456,8 @@ def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
 
 def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """Store to a class or a Python module."""
+    if value is MISSING:
+        raise Break("unsupported value", f"the attribute `{name}` of the class or module {owner.__name__} is deleted")
     if id(owner) in tracer.fresh:
         type.__setattr__(owner, name, value)
     elif isinstance(owner, types.ModuleType):
@@ -478,8 +506,9 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         set_through_descriptor(tracer, owner, name, value, class_value(tracer, base or kind, name, raw))
         return
     store = instance_dict(tracer, owner)
-    if store is None:
-        raise no_attribute(kind.__name__, name)
+    if store is None:  # always raises, in the words of this version of Python
+        run_by_python(*((object.__delattr__, owner, name) if value is MISSING else (object.__setattr__, owner, name, None)))
+        raise AssertionError(f"{kind.__name__} has a dictionary after all")
     if name not in store:
         guard_absent(tracer, store, name)
         if value is MISSING:
@@ -493,17 +522,17 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
 def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, raw: Any) -> None:
     """Store through a property, a slot or a descriptor written in Python."""
     if isinstance(raw, property):
-        function = raw.fset if value is not MISSING else raw.fdel
-        if function is None:
-            word = "setter" if value is not MISSING else "deleter"
-            raise RaisedInUserCode(AttributeError(f"property '{name}' of '{type(owner).__name__}' object has no {word}"))
+        if (raw.fset if value is not MISSING else raw.fdel) is None:
+            run_by_python(*((raw.__delete__, owner) if value is MISSING else (raw.__set__, owner, None)))
         args = (owner,) if value is MISSING else (owner, value)
         tracer.call(child(tracer, raw, "fset" if args[1:] else "fdel"), args)
     elif isinstance(raw, types.MemberDescriptorType):
         if is_outside(tracer, owner):
-            tracer.effects.attributes[(id(owner), name)] = (owner, value)
+            if value is MISSING and slot_or_missing(tracer, raw, owner) is MISSING:
+                raise RaisedInUserCode(AttributeError(name))
+            write_attribute(tracer, owner, name, value, hasattr(tracer.reals[id(owner)], name))
         elif value is MISSING:
-            raw.__delete__(owner)
+            run_by_python(raw.__delete__, owner)
         else:
             raw.__set__(owner, value)
     else:

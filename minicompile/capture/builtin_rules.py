@@ -362,7 +362,10 @@ def rule_vars(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`vars(value)`."""
     if not args:
         raise Break("unsupported value", "`vars()` of the frame")
-    return get_attribute(tracer, args[0], "__dict__")
+    try:
+        return get_attribute(tracer, args[0], "__dict__")
+    except RaisedInUserCode:
+        return run_native(tracer, vars, (None,), {})  # raises what there is to say about all objects without one
 
 
 def simple(function: Any) -> Any:

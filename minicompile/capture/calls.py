@@ -251,7 +251,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
         stop.of_intermediates = name in ("retain_grad", "register_hook")
         raise stop
     if name == "type" and not args and not kwargs:
-        return run_native(tracer, tensor.type, (), {})
+        return run_native(tracer, tensor.type, (), {}, False)
     force(tracer, (args, kwargs))
     if kwargs.get("generator") is not None:
         raise Break("random seed", f"`Tensor.{name}` draws from an explicit generator")
@@ -457,6 +457,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise
     except torch_interface.DATA_DEPENDENT:
         raise Break("tensor value", "the value of a tensor is needed") from None
+    except RecursionError:
+        raise Break("recursion", f"`{native_name(function)[1]}` recurs too deeply") from None
     except Exception as error:
         error.__traceback__ = None
         if isinstance(error, TypeError) and any(name in str(error) for name in ("Sym", "FakeTensor", "Generator")):

@@ -15,7 +15,6 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy.printers import PythonPrinter
 
-from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard
 from minicompile.capture.source import Argument, Computed, Source
@@ -103,8 +102,7 @@ class DynamicPlan:
         if not floats:
             return record(args, kwargs)
         try:
-            with torch_interface.quiet():
-                return record(*tree_map(lambda item: operand(tracer, item), (args, kwargs)))
+            return record(*tree_map(lambda item: operand(tracer, item), (args, kwargs)))
         except Break:
             return record(*tree_map(fixed, (args, kwargs)))
 

@@ -117,13 +117,8 @@ class Session:
 
     def run_original(self, error: Exception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A graph without side effects failed at run time: the user's own code raises, at its line, what it has to."""
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as raised:
-            if raised.__context__ is error:
-                raised.__context__ = None
-            raise
-        if not self.config.suppress_errors:
+        result = function(*args, **kwargs)
+        if not self.config.suppress_errors and not isinstance(error, torch.linalg.LinAlgError):  # which Python has caught
             raise error
         self.fall_back(function.__qualname__, f"its graph failed: {type(error).__name__}: {str(error)[:200]}", None)
         return result

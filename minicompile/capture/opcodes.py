@@ -309,7 +309,7 @@ def merge(tracer: Tracer, target: Any, value: Any) -> None:
     """The keyword arguments of `f(**a, **b)`."""
     for key in list(native_iterable(tracer, value)):
         if key in target:
-            raise RaisedInUserCode(TypeError(f"got multiple values for keyword argument '{key}'"))
+            raise Break("unsupported argument", f"two values for the keyword argument `{key}`")
     update_dict(tracer, target, (value,), {})
 
 

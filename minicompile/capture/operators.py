@@ -355,7 +355,7 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
         run_native(tracer, type(owner).__setitem__, (owner, key, value), {})
     elif isinstance(owner, (list, collections.deque)):
         guard_structure(tracer, owner)
-        if type(key) is slice:
+        if type(key) is slice and hasattr(type(value), "__iter__"):
             value = list(drain(tracer, value))
         run_native(tracer, operator.setitem, (owner, key, value), {})
     elif is_native(owner):

@@ -23,6 +23,7 @@ from minicompile.ir.graph import GraphInput, GraphModule
 
 PLAIN = (int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
+DTYPES_OF_NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
 
 
 class Traced:
@@ -150,8 +151,8 @@ class OutputGraph:
             return list(value)
         if isinstance(value, (enum.IntEnum, enum.StrEnum)):
             return value.value
-        if value is int or value is float or value is bool:
-            return value
+        if isinstance(value, type) and value in DTYPES_OF_NUMBERS:
+            return DTYPES_OF_NUMBERS[value]
         raise Break("unsupported argument", f"an argument of type {kind.__name__} cannot be part of a graph")
 
     def call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any],

@@ -31,6 +31,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
                   UnsupportedFakeTensorException)
 
@@ -103,17 +104,6 @@ def new_symbol(env: Any, value: int, name: str, low: int, high: int | None) -> t
     env.var_to_range[symbol] = ValueRanges(low, int_oo if high is None else high)
     env.bounds_at_first[symbol] = low, high
     return symbol, env.create_symintnode(symbol, hint=value, source=tag)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No line in the log for what fake tensors cannot do."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
 
 
 def symbolic_fake(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides: Any) -> FakeTensor:
@@ -190,13 +180,13 @@ def restore_state(state: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def compiling(flag: bool = True) -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` true (or false)."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = flag
+    """Make `torch.compiler.is_compiling()` true (or false), and let fake tensors fail without a word on stderr."""
+    before = torch.compiler._is_compiling_flag, FAKE_TENSOR_LOG.disabled
+    torch.compiler._is_compiling_flag = FAKE_TENSOR_LOG.disabled = flag
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        torch.compiler._is_compiling_flag, FAKE_TENSOR_LOG.disabled = before
 
 
 def is_traceable(tensor: torch.Tensor) -> str | None:

@@ -284,8 +284,9 @@ class Assembly:
             call_lines.append(f"{outputs}= {call}" if outputs else call)
             if not graph.mutated_inputs() or getattr(compiled, "writes_last", False):
                 again = self.emitter.constant(self.context.run_original, "run_original")
-                call_lines = ["try:", f"    {call_lines[0]}", "except Exception as error:",
-                              f"    return {again}(error, F, A, K)"]
+                call_lines = ["failure = None", "try:", f"    {call_lines[0]}", "except Exception as error:",
+                              "    failure = error", "if failure is not None:",  # no longer handled: no context of others
+                              f"    return {again}(failure, F, A, K)"]
         if tracer.state != self.state_after:  # torch's global state, as the traced code left it
             restore = self.emitter.constant(torch_interface.restore_state, "set_torch_state")
             call_lines.append(f"{restore}({self.emitter.constant(self.state_after, 'state')})")

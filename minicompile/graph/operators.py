@@ -76,6 +76,7 @@ def is_impure(node: Node) -> bool:
     return (
         target is ours.seeds.default
         or target._schema.is_mutable
+        or not target._schema.returns  # a check that raises
         or torch.Tag.nondeterministic_seeded in target.tags
     )
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
+import threading
 
-from tests.conformance.catalogue import call, count, program
+import torch
+
+from tests.conformance.catalogue import after, call, count, program
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -133,3 +137,153 @@ def imports_that_fail():
         return fused(x)
 
     return two_calls(outer_with_fallback)
+
+
+class Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("one", "two")
+
+    @property
+    def read_only(self):
+        return self.one
+
+    write_only = property(None, lambda self, value: None)
+
+
+@program
+def attributes_that_cannot_be_read_or_written():
+    slotted, module = Slotted(), torch.nn.Linear(2, 2)
+    slotted.one = 1
+
+    def attempts(x):
+        yield lambda: slotted.write_only
+        yield lambda: setattr(slotted, "read_only", 1)
+        yield lambda: delattr(slotted, "read_only")
+        yield lambda: setattr(slotted, "three", 1)
+        yield lambda: delattr(slotted, "three")
+        yield lambda: slotted.two
+        yield lambda: delattr(slotted, "two")
+        yield lambda: getattr(slotted, 5)
+        yield lambda: setattr(slotted, 5, 1)
+        yield lambda: vars(5)
+        yield lambda: delattr(x, "note")
+        yield lambda: x.max(0).nothing
+        yield lambda: setattr(module, "weight", x)
+        yield lambda: dict(a=1, **{"a": 2})
+
+    def f(x):
+        seen = []
+        for attempt in attempts(x):
+            try:
+                attempt()
+            except Exception as error:
+                seen.append((type(error).__name__, str(error)))
+        return seen, x + 1
+
+    return f, [call(count(3)), call(count(3))], slotted
+
+
+@program
+def attributes_written_and_deleted_again():
+    class Base:
+        level = 1
+
+    class Derived(Base):
+        level = 2
+
+    slotted = Slotted()
+    slotted.one = 1
+
+    def f(x):
+        x.note = "seen"
+        del x.note
+        y = x * 2
+        y.note = 3
+        del y.note
+        slotted.two = 5
+        del slotted.two
+        del slotted.one
+        kept = hasattr(x, "note"), hasattr(y, "note"), hasattr(slotted, "one"), hasattr(slotted, "two")
+        slotted.one = 7
+        del Derived.level
+        inherited = Derived.level
+        Derived.level = 4
+        return y, kept, inherited, Derived.level, x.type()
+
+    return f, [call(count(3)), call(count(3))], slotted
+
+
+@program
+def deletions_of_what_is_not_there():
+    class Base:
+        pass
+
+    def f(x):
+        seen = []
+        for owner in (Base, Slotted(), math, x):
+            try:
+                del owner.one
+            except AttributeError as error:
+                seen.append(str(error))
+        return seen, x + 1
+
+    return f, [call(count(3)), call(count(3))]
+
+
+@program
+def thread_local_attributes():
+    local = threading.local()
+    local.depth = 0
+
+    def f(x):
+        local.depth += 1
+        if local.depth % 3:
+            x = f(x * 2)
+        local.last = local.depth
+        return x + local.depth
+
+    return f, [call(count(3)), after(lambda: setattr(local, "depth", 4), count(3))], local.__dict__
+
+
+@program
+def matrices_that_cannot_be_factorised():
+    def factor(x, jitter):
+        while True:
+            try:
+                return torch.linalg.cholesky(x + jitter * torch.eye(2)), jitter
+            except torch.linalg.LinAlgError as error:
+                if not str(error).startswith("linalg.cholesky"):
+                    raise
+                jitter = jitter * 10 + 0.5
+
+    def f(x, jitter):
+        try:
+            return torch.linalg.inv(x), factor(x, jitter)
+        except RuntimeError as error:
+            return str(error), type(error.__context__).__name__, factor(x, jitter)
+
+    singular, negative = torch.ones(2, 2), -torch.eye(2)
+    return f, [call(torch.eye(2).requires_grad_(), 0.0), call(singular, 0.0), call(negative, 0.0), call(torch.eye(2), 0.0)]
+
+
+@program
+def conditions_that_do_not_hold():
+    def f(x, limit):
+        try:
+            torch._assert(x.sum() < limit, "too large")
+            torch._assert_async(x.min() < limit)
+        except (AssertionError, RuntimeError) as error:
+            return str(error)
+        return x * 2
+
+    return f, [call(count(3), 10.0), call(count(3), 1.0)]
+
+
+@program
+def types_of_python_as_dtypes():
+    def f(x):
+        made = torch.zeros(2, dtype=float), torch.ones(2, dtype=int), torch.ones(2, dtype=bool), torch.zeros(1, dtype=complex)
+        return *made, x.to(int), x.to(dtype=bool), x.sum(dtype=float), torch.arange(3, dtype=float)
+
+    return f, [call(count(3)), call(count(3))]
