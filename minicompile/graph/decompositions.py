@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from minicompile.graph import torch_interface
 from minicompile.graph.foreach import foreach_decompositions
@@ -33,6 +34,11 @@ KEPT = (
     "squeeze t transpose.int expand_as stack upsample_nearest2d_backward"
 ).split()
 
+RESIZING = (
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d upsample_nearest1d upsample_nearest2d "
+    "upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
+).split()
+
 
 def decomposition_table() -> dict[Any, Decomposition]:
     """Operator overload to the function that takes it apart."""
@@ -48,7 +54,6 @@ def decomposition_table() -> dict[Any, Decomposition]:
             packet, _, overload = name.partition(".")
             for found in overloads(packet, overload or "default"):
                 table[found] = function
-    table[aten.max_unpool2d.default] = in_the_layout_of_the_input(table[aten.max_unpool2d.default])
     return {key: value for key, value in table.items() if isinstance(key, torch._ops.OpOverload)}
 
 
@@ -67,14 +72,11 @@ def more_from_torch() -> dict[Any, Decomposition]:
     wanted = (
         "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
         "_native_batch_norm_legit_functional _batch_norm_with_update_functional batch_norm_backward std_mean "
-        "addmv nll_loss_forward nll_loss2d_forward upsample_bilinear2d upsample_linear1d upsample_trilinear3d "
-        "upsample_bicubic2d upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
-        "_upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d "
-        "rrelu_with_noise_functional rrelu_with_noise_backward "
+        "addmv nll_loss_forward nll_loss2d_forward grid_sampler_2d rrelu_with_noise_functional rrelu_with_noise_backward "
         "unfold_backward dist"
     ).split()
     chosen: dict[Any, Decomposition] = {}
-    for name in wanted:
+    for name in (*wanted, *RESIZING):
         for found in overloads(name, ""):
             if found in available:
                 chosen[found] = CHANGED.get(name, lambda function: function)(available[found])
@@ -104,24 +106,24 @@ def in_double_on_cpu(function: Decomposition) -> Decomposition:
     return run
 
 
+def unless_a_size_stays(function: Decomposition) -> Decomposition:
+    """`function`, but not where a scale leaves a size as it is: there eager's kernels copy, whatever the scale."""
+
+    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = function(first, *args, **kwargs)
+        scaled = any(type(value) is not int and value != 1 for value in tree_leaves((args[1:], kwargs)))
+        same = scaled and any(old == new for old, new in zip(first.shape[2:], result.shape[2:], strict=True))
+        return NotImplemented if same else result
+
+    return run
+
+
 CHANGED: dict[str, Callable[[Decomposition], Decomposition]] = {
     "grid_sampler_2d": unless_half,
     "_native_batch_norm_legit_functional": in_double_on_cpu,
     "_batch_norm_with_update_functional": in_double_on_cpu,
+    **dict.fromkeys(RESIZING, unless_a_size_stays),
 }
-
-
-def in_the_layout_of_the_input(function: Decomposition) -> Decomposition:
-    """`function`, its result laid out as its first argument, as eager's kernel on the CPU has it."""
-
-    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = function(first, *args, **kwargs)
-        channels_last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
-        if first.device.type != "cpu" or not channels_last or first.is_contiguous():
-            return result
-        return result.contiguous(memory_format=torch.channels_last)
-
-    return run
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

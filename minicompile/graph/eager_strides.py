@@ -85,4 +85,6 @@ def of_result(func: Any, args: Any, result: Any) -> Any:
         last = tensors[0].dim() == 4 and tensors[0].is_contiguous(memory_format=torch.channels_last)
         laid_out = torch.channels_last if last else torch.contiguous_format
         return (result[0].contiguous(memory_format=laid_out), *result[1:])
+    if func is aten.max_unpool2d.default and tensors[0].device.type == "cpu" and tensors[0].dim() == 4:
+        return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(tensors[0]))
     return result

@@ -156,6 +156,8 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
         dtype = builder.val.dtype if promotion == "result" else promoted_dtype(*args)
         if of_bits and dtype.is_floating_point:
             raise UseExtern("eager refuses floats, when it runs")
+        if formula is formulas.power and isinstance(args[1], Index) and not dtype.is_floating_point:
+            raise UseExtern("an integer tensor to a power that varies, which may be negative")
         # Eager rounds the result of an operator, not what it is made of.
         one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula is not formulas.next_after
         inside = torch.float32 if one_rounding else dtype
@@ -164,7 +166,7 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
             def operand(argument: Any) -> Any:
                 if isinstance(argument, TensorValue):
                     return Scalar(cast(cast(argument.load_broadcast(indices), dtype), inside))
-                return Scalar(number(argument, inside)) if isinstance(argument, Expr) else argument
+                return Scalar(number(argument, inside)) if isinstance(argument, (Expr, Index)) else argument
 
             result = formula(*map(operand, args), **{k: operand(v) for k, v in kwargs.items()}).expr
             return cast(result, dtype) if result.dtype == inside else result

@@ -19,15 +19,12 @@ Number = int | float | bool
 
 def number(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
     """A constant (or what sizes give) of `dtype`; kept exact for half precisions, as eager keeps scalar arguments."""
+    if isinstance(value, Index):
+        value = IndexValue(value, torch.int64) if value.constant is None else int(value)
     if isinstance(value, Expr):
         if dtype not in (torch.float16, torch.bfloat16):
             return cast(value, dtype)
         return Apply("mul", (cast(value, torch.float32), Constant(1.0, torch.float32)), dtype)  # which does not round
-    if isinstance(value, Index):
-        constant = value.constant
-        if constant is None:
-            return cast(IndexValue(value, torch.int64), dtype)
-        value = constant
     if dtype == torch.bool:
         return Constant(bool(value), dtype)
     if dtype.is_floating_point:

@@ -275,6 +275,17 @@ def test_negative_numbers_share_one_variant() -> None:
     assert compiles(compiled) == 3
 
 
+@pytest.mark.parametrize("program", [
+    lambda x, n: (n - x, x**n, n**x, torch.lerp(x, x * 2, n), torch.rsub(x, n), x.half() * (n * 700)),
+    lambda x, n: x.long() ** n,
+])
+def test_numbers_that_vary_on_either_side_of_an_operator(program: Any) -> None:
+    compiled = minicompile.compile(program, options=STRICT)
+    x = torch.arange(5.0)
+    for number in (3, 5, 4, 7):
+        close(compiled(x, number), program(x, number))
+
+
 def test_gradients_flow_through_views_of_varying_sizes() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x * x.shape[0]).sigmoid()

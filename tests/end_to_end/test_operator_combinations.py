@@ -81,6 +81,11 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "one-dimensional pooling": (lambda x: (F.max_pool1d(x, 3, 2), F.avg_pool1d(x, 3, 2, 1), F.adaptive_max_pool1d(x, 4)), lambda: (leaf(2, 3, 11),)),
     "upsampling": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear") .sum() + F.interpolate(x, size=(3, 9), mode="nearest").cos().sum()
                    + F.interpolate(x, scale_factor=2, mode="bicubic", align_corners=True).sin().sum(), lambda: (leaf(1, 2, 5, 4),)),
+    "upsampling by a scale that leaves a size as it is": (
+        lambda x: tuple(F.interpolate(x, scale_factor=(1.1, 2.0), mode=m) for m in ("nearest", "bilinear", "bicubic", "nearest-exact")),
+        lambda: (leaf(1, 2, 5, 4),)),
+    "unpooling channels_last": (lambda x, i: F.max_unpool2d(x, i, 3),
+                                lambda: (leaf(2, 2, 1, 2).as_strided((2, 2, 1, 2), (4, 1, 4, 2)), torch.tensor([[[[0, 3]]]]).expand(2, 2, 1, 2))),
     "trilinear and area": (lambda x: (F.interpolate(x, size=(3, 5, 4), mode="trilinear"), F.interpolate(x, size=(2, 2, 2), mode="area")),
                            lambda: (leaf(1, 2, 4, 4, 4),)),
     "padding modes": (lambda x: sum(F.pad(x, (2, 1, 1, 2), mode=m).sin().sum() for m in ("reflect", "replicate", "circular", "constant")),
