@@ -83,9 +83,9 @@ def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | 
     tracer.class_orders.add(kind)
     for base in mro or kind.__mro__:
         written = tracer.effects.attributes.get((id(base), name))
-        if written is not None and written[1] is not MISSING:
+        if written is not None:
             return written[1], base
-        if name in base.__dict__ and written is None:
+        if name in base.__dict__:
             return base.__dict__[name], base
         if not base.__flags__ & IMMUTABLE and id(base) not in tracer.fresh:
             tracer.absent_in_classes.setdefault(base, set()).add(name)
@@ -207,14 +207,6 @@ def outside_attribute(tracer: Tracer, owner: Any, name: str, real: Any) -> Any:
     return tracer.global_values[key]
 
 
-def written_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
-    """What tracing has stored in an attribute that no dictionary holds, or `None` if it has not; raises if it was deleted."""
-    written = tracer.effects.attributes.get((id(owner), name))
-    if written is not None and written[1] is MISSING:
-        raise no_attribute(type(owner).__name__ if not isinstance(owner, torch.Tensor) else "Tensor", name)
-    return written
-
-
 def stored_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """An entry of the instance dictionary, or MISSING and a guard that it is absent."""
     store = instance_dict(tracer, owner)
@@ -233,19 +225,11 @@ def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
         store = instance_dict(tracer, owner)
         if store is not None:
             return store
-    written = written_attribute(tracer, owner, name)
+    written = tracer.effects.attributes.get((id(owner), name))
     if written is not None:
         return written[1]
     value = run_by_python(raw.__get__, tracer.reals.get(id(owner), owner))
     return outside_attribute(tracer, owner, name, value) if id(owner) in tracer.sources else value
-
-
-def slot_or_missing(tracer: Tracer, raw: Any, owner: Any) -> Any:
-    """What a slot of an instance holds, or MISSING."""
-    try:
-        return read_slot(tracer, raw, owner)
-    except RaisedInUserCode:
-        return MISSING
 
 
 def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
@@ -381,9 +365,11 @@ def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> 
 
 def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """An attribute of a tensor: metadata is known, views are operations, methods wait for their call."""
-    written = written_attribute(tracer, owner, name)
+    written = tracer.effects.attributes.get((id(owner), name))
     if written is not None:
         return written[1]
+    if name == "nbytes":
+        return owner.numel() * owner.element_size()
     if name in torch_interface.METADATA_PROPERTIES:
         return getattr(owner, name)
     if name in torch_interface.VIEW_PROPERTIES:
@@ -417,9 +403,7 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, torch_interface.FakeTensor):
         if hasattr(torch.Tensor, name) and not (name == "grad" and fits_as_gradient(tracer, owner, value)):
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
-        if value is MISSING:
-            tensor_attribute(tracer, owner, name)  # which has to be there
-        write_attribute(tracer, owner, name, value, hasattr(tracer.reals.get(id(owner)), name))
+        write_attribute(tracer, owner, name, value)
         return
     if not isinstance(name, str):
         run_by_python(setattr, None, name, None)
@@ -438,12 +422,12 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     generic_set(tracer, owner, name, value)
 
 
-def write_attribute(tracer: Tracer, owner: Any, name: str, value: Any, was_there: bool) -> None:
-    """Keep a store to an attribute that no dictionary holds, or its deletion, for the end; one not there needs none."""
-    if value is MISSING and not was_there:
-        del tracer.effects.attributes[(id(owner), name)]
-    else:
-        tracer.effects.attributes[(id(owner), name)] = (owner, value)
+def write_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
+    """Keep a store to an attribute that no dictionary holds for the end; deletions are left to Python."""
+    if value is MISSING:
+        raise Break("unsupported value", f"the attribute `{name}` is deleted")
+    tracer.effects.attributes[(id(owner), name)] = (owner, value)
+    tracer.keep.append(owner)
 
 
 def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
@@ -456,18 +440,13 @@ def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
 
 def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """Store to a class or a Python module."""
-    if value is MISSING:
-        raise Break("unsupported value", f"the attribute `{name}` of the class or module {owner.__name__} is deleted")
-    if id(owner) in tracer.fresh:
-        type.__setattr__(owner, name, value)
-    elif isinstance(owner, types.ModuleType):
+    if isinstance(owner, types.ModuleType) and value is not MISSING:
         tracer.effects.globals[(id(owner.__dict__), name)] = (owner.__dict__, value)
         tracer.keep.append(owner.__dict__)
     elif type(owner) is not type:
         raise Break("unsupported value", f"the attribute `{name}` of the class {owner.__name__} is set")
     else:
-        tracer.effects.attributes[(id(owner), name)] = (owner, value)
-        tracer.keep.append(owner)
+        write_attribute(tracer, owner, name, value)
 
 
 def set_on_module(tracer: Tracer, owner: Any, name: str, value: Any) -> bool:
@@ -528,9 +507,7 @@ def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, ra
         tracer.call(child(tracer, raw, "fset" if args[1:] else "fdel"), args)
     elif isinstance(raw, types.MemberDescriptorType):
         if is_outside(tracer, owner):
-            if value is MISSING and slot_or_missing(tracer, raw, owner) is MISSING:
-                raise RaisedInUserCode(AttributeError(name))
-            write_attribute(tracer, owner, name, value, hasattr(tracer.reals[id(owner)], name))
+            write_attribute(tracer, owner, name, value)
         elif value is MISSING:
             run_by_python(raw.__delete__, owner)
         else:

@@ -163,6 +163,8 @@ class OutputGraph:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             refuse_overlapping_writes(args[0] if args else None)
+        if name == "as_strided" and (args[3:] or kwargs.get("storage_offset") is not None):
+            raise Break("real memory", "`as_strided` counts from the start of the storage")
         result = self.run_fake(op, target, args, kwargs)
         self.check_leaves(result, name)
         self.check_data_aliases(args)

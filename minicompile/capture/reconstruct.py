@@ -393,10 +393,7 @@ def write_side_effects(emitter: Emitter) -> None:
     for (_, attribute), (owner, value) in effects.attributes.items():
         text = emitter.value(owner)
         setter = "object.__setattr__" if not isinstance(owner, (type, torch.Tensor)) else "setattr"
-        if value is MISSING:
-            pending.append(f"{setter.replace('set', 'del')}({text}, {attribute!r})")
-        else:
-            pending.append(f"{setter}({text}, {attribute!r}, {emitter.value(value)})")
+        pending.append(f"{setter}({text}, {attribute!r}, {emitter.value(value)})")
     for (_, name), (namespace, value) in effects.globals.items():
         table = emitter.constant(namespace, "namespace")
         pending.append(f"del {table}[{name!r}]" if value is MISSING else f"{table}[{name!r}] = {emitter.value(value)}")

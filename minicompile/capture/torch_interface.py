@@ -273,9 +273,10 @@ METHODS_NEVER_IN_GRAPH: dict[str, str] = {
     "detach_": "autograd call", "__hash__": "real memory", "as_subclass": "tensor subclass", "resize_": "real memory",
     "resize_as_": "real memory", "pin_memory": "real memory", "is_shared": "real memory", "apply_": "tensor value",
     "map_": "tensor value", "__dlpack__": "real memory", "to_mkldnn": "real memory", "__setstate__": "real memory",
+    "storage_offset": "real memory",
 }
 TENSOR_QUERY_METHODS = frozenset({
-    "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "storage_offset", "is_floating_point",
+    "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point",
     "is_complex", "is_contiguous", "is_signed", "get_device", "is_inference", "is_conj", "is_neg", "is_same_size",
     "dim_order", "has_names", "is_pinned",
 })

@@ -432,3 +432,14 @@ def mutation_through_a_nested_structure():
         return batch["states"][-1]
 
     return outer, [call({"x": normal(2), "states": [{"h": count(2)}]}), call({"x": normal(3), "states": [{"h": count(3)}]})]
+
+
+@program
+def places_in_the_storage_of_a_view():
+    base = count(6, 4)
+
+    def f(x):
+        strided = x.as_strided((2, 2), (1, 1)) * 2, x.as_strided((2,), (2,), 1) + 1, torch.as_strided(x, (1,), (1,))
+        return strided, x[1:].storage_offset(), (x * 2)[1:].storage_offset(), x.storage_offset(), x.nbytes
+
+    return f, [call(base[:2, :3]), call(base[2:4, 1:3]), call(base[3:5, 1:4]), call(base[1])], base
