@@ -158,12 +158,9 @@ def settings(
     """The active configuration with the arguments of `compile` applied."""
     if mode is not None and options:
         raise RuntimeError("either mode or options can be given to minicompile.compile, not both")
-    given: dict[str, Any] = dict(options or {})
-    given |= {"fullgraph": True} if fullgraph else {}
-    given |= {"disable": True} if disable else {}
-    given |= {"dynamic": dynamic} if dynamic is not None else {}
-    given |= {"mode": mode} if mode is not None else {}
-    return configuration.current().replace(**given)
+    asked = {"fullgraph": fullgraph or None, "disable": disable or None, "dynamic": dynamic, "mode": mode}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return configuration.current().replace(**(options or {}) | given)
 
 
 def compiled(target: Any, config: Config) -> Any:

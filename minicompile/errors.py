@@ -7,6 +7,7 @@ eager execution with one warning, unless the user asked for `fullgraph=True`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,14 @@ class Location:
     def __str__(self) -> str:
         inside = f" in {self.function}" if self.function else ""
         return f"{self.file}:{self.line}{inside}"
+
+
+def stack_lines(stack: Iterable[Location], indent: str) -> Iterator[str]:
+    """Frames as in a traceback: each place, and below it the line itself where it is known."""
+    for place in stack:
+        yield f"{indent}at {place}"
+        if place.text:
+            yield f"{indent}    {place.text.strip()}"
 
 
 class MinicompileError(Exception):
@@ -56,11 +65,7 @@ class Unsupported(MinicompileError):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        lines = [f"graph break ({self.kind}): {self.reason}"]
-        for location in self.stack:
-            lines.append(f"  at {location}")
-            if location.text:
-                lines.append(f"      {location.text}")
+        lines = [f"graph break ({self.kind}): {self.reason}", *stack_lines(self.stack, "  ")]
         if self.why:
             lines.append(f"  why: {self.why}")
         if self.hint:

@@ -6,6 +6,7 @@ module must not record nodes other than reads of current values.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import operator
 from typing import Any
@@ -70,12 +71,14 @@ class OutputAnalysis:
         self._by_storage = {torch_interface.storage_key(t.value): i for i, t in enumerate(inputs) if t.value is not None}
         self._hidden: dict[int, tuple[int, torch.Tensor]] = {}
         self._collect_mutations()
-        self._shared = self._count_storages(results)
         self._seen: dict[int, int] = {}
-        self._roots: dict[int, int] = {}
-        for value in results:
-            self._note_root(len(self.bindings), value, results)
-            self.bindings.append(self._bind(len(self.bindings), value))
+        tensors = [(position, value) for position, value in enumerate(results) if isinstance(value, torch.Tensor)]
+        distinct = {id(value): value for _, value in tensors}.values()
+        self._shared = collections.Counter(map(torch_interface.storage_key, distinct))
+        # Among outputs that share storage, the first that is nobody's view can serve the others as base.
+        self._roots = {torch_interface.storage_key(v): place for place, v in reversed(tensors) if root_of(v) is v}
+        for position, value in enumerate(results):
+            self.bindings.append(self._bind(position, value))
 
     def _collect_mutations(self) -> None:
         for index, traced in enumerate(self._inputs):
@@ -96,21 +99,6 @@ class OutputAnalysis:
         self.forward_nodes.append(node)
         self.forward_values.append(value)
         return len(self.forward_nodes) - 1
-
-    def _count_storages(self, results: list[Any]) -> dict[int, int]:
-        counts: dict[int, int] = {}
-        for value in {id(v): v for v in results if isinstance(v, torch.Tensor)}.values():
-            key = torch_interface.storage_key(value)
-            counts[key] = counts.get(key, 0) + 1
-        return counts
-
-    def _note_root(self, position: int, value: Any, results: list[Any]) -> None:
-        """Among outputs that share storage, the first that is nobody's view can serve the others as base."""
-        if not isinstance(value, torch.Tensor):
-            return
-        for index, other in enumerate(results):
-            if isinstance(other, torch.Tensor) and root_of(other) is other:
-                self._roots.setdefault(torch_interface.storage_key(other), index)
 
     def _bind(self, position: int, value: Any) -> OutputBinding:
         if isinstance(value, (torch.SymInt, torch.SymFloat)):

@@ -46,9 +46,8 @@ def attention_or_none(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor | None:
     """The result as one operator, or `None` for arguments that PyTorch's own path must treat."""
-    if not _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
-        return None
-    if dropout_p > 0.0 and seeds is None:
+    covered = _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if not covered or (dropout_p > 0.0 and seeds is None):
         return None
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     added = query.dim() == 3
@@ -57,12 +56,17 @@ def attention_or_none(
         attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    drawn, index = (None, 0)
-    if dropout_p > 0.0 and seeds is not None:
-        plain, index = seeds.draw(query.device)
-        drawn = torch_interface.to_functional(plain)
-    out = Attention.apply(query, key, value, attn_mask, drawn, index, dropout_p, is_causal, scale, 0, False)
+    drawn = _drawn(seeds, dropout_p, query.device)
+    out = Attention.apply(query, key, value, attn_mask, *drawn, dropout_p, is_causal, scale, 0, False)
     return out.squeeze(1) if added else out
+
+
+def _drawn(seeds: Seeds | None, dropout: float, device: torch.device) -> tuple[Tensor | None, int]:
+    """The seeds of a dropout, and which of them is its own."""
+    if seeds is None or dropout == 0.0:
+        return None, 0
+    plain, index = seeds.draw(device)
+    return torch_interface.to_functional(plain), index
 
 
 def _covered(
@@ -134,12 +138,8 @@ def written_attention(
     if uniform and mask is not None:
         alive = mask.any(-1, keepdim=True)
         query, mask = torch.where(alive, query, 0.0), mask | ~alive
-    drawn, index = (None, 0)
-    if dropout > 0.0:
-        assert seeds is not None
-        plain, index = seeds.draw(query.device)
-        drawn = torch_interface.to_functional(plain)
-    out = Attention.apply(query, key, value, mask, drawn, index, dropout, is_causal, scale, 0, True)
+    drawn = _drawn(seeds, dropout, query.device)
+    out = Attention.apply(query, key, value, mask, *drawn, dropout, is_causal, scale, 0, True)
     out = out.squeeze(1) if added < 4 else out
     return out.squeeze(0) if added == 2 else out
 

@@ -42,7 +42,8 @@ def channels_last(module: GraphModule) -> GraphModule:
     if any(name_of(node) in READ_STRIDES for node in module.graph.nodes):
         return module
     closing = next(iter(reversed(module.graph.nodes)))
-    wanted = [node.meta["val"] if is_tensor(node) else None for node in closing.args[0]]
+    values = [node.meta.get("val") if isinstance(node, Node) else None for node in closing.args[0]]
+    wanted = [value if isinstance(value, torch.Tensor) else None for value in values]
     copies: dict[Node, Node] = {}
     changed: set[Node] = set()
     for node in list(module.graph.nodes):
@@ -101,20 +102,8 @@ def is_convolution(node: Node) -> bool:
     if name_of(node) not in ("convolution", "convolution_backward"):
         return False
     tensors = [operand.meta["val"] for operand in operands(node)]
-    return all(
-        on_gpu(t) and t.dim() == 4 and t.dtype in (*HALVES, torch.float32) and all(type(size) is int for size in t.shape)
-        for t in tensors
-    )
-
-
-def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies on a GPU."""
-    return tensor.device.type == "cuda"
-
-
-def is_tensor(node: Any) -> bool:
-    """Whether an argument is a node whose result is one tensor."""
-    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    floats = all(t.is_cuda and t.dim() == 4 and t.dtype in (*HALVES, torch.float32) for t in tensors)
+    return floats and all(type(size) is int for t in tensors for size in t.shape)
 
 
 def operands(node: Node) -> tuple[Any, ...]:

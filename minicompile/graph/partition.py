@@ -7,7 +7,7 @@ written by the forward itself, last, with `aten.copy_`. This module must not cha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.operators import ancestors, is_impure, is_size, is_view, num_bytes
 from minicompile.graph.recompute import Cut, JointView, choose
+from minicompile.graph.sizes import numbers_of
 from minicompile.graph.trace import JointGraph
 from minicompile.ir.graph import (
     Binding,
@@ -78,7 +79,7 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
         inputs=captured.inputs,
         joint_text=joint.module.print_readable(print_output=False) if config.dump_directory else "",
         saved_tensors=tuple(forward.saved_records(cut)) if cut else (),
-        recomputed=tuple(recomputed_records(backward, forward)) if backward is not None else (),
+        recomputed=tuple(recomputed_records(backward)) if backward is not None else (),
         name=captured.name,
         split_backward=split,
     )
@@ -252,12 +253,7 @@ def size_nodes(graph: Graph, inputs: list[Node], symbols: set[Any]) -> list[Node
     found: dict[Any, Node] = {}
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
         for node in inputs:
-            value = node.meta["val"]
-            parts: list[tuple[Any, int, Any]] = [(None, 0, value)] if isinstance(value, torch.SymInt) else []
-            if isinstance(value, torch.Tensor):
-                parts = [(aten.sym_size.int, dim, size) for dim, size in enumerate(value.shape)]
-                parts += [(aten.sym_stride.int, dim, stride) for dim, stride in enumerate(value.stride())]
-            for reader, dim, number in parts:
+            for reader, dim, number in numbers_of(node.meta["val"]):
                 symbol = number.node.expr if isinstance(number, torch.SymInt) else None
                 if symbol in symbols and symbol not in found:
                     found[symbol] = node if reader is None else graph.call_function(reader, (node, dim))
@@ -265,13 +261,11 @@ def size_nodes(graph: Graph, inputs: list[Node], symbols: set[Any]) -> list[Node
     return list(found.values())
 
 
-def recomputed_records(backward: GraphModule, forward: _Forward) -> list[Recomputed]:
+def recomputed_records(backward: GraphModule) -> Iterator[Recomputed]:
     """Operations of the forward that the backward repeats, for the report."""
-    records = []
     for node in backward.graph.nodes:
         if node.op == "call_function" and node.meta.get("stage") == "forward" and not is_view(node) and not is_size(node):
-            records.append(Recomputed(node.name, num_bytes(node), "cheaper than keeping it", node.meta.get("location")))
-    return records
+            yield Recomputed(node.name, num_bytes(node), "cheaper than keeping it", node.meta.get("location"))
 
 
 def is_effect(node: Node) -> bool:

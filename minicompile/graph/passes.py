@@ -55,9 +55,8 @@ def remove_no_op_views(module: GraphModule) -> GraphModule:
                 source = source.args[0]
             if source is not node.args[0]:
                 node.args = (source, *node.args[1:])
-        if same_layout(node, source) and name_of(node) not in ("slice", "as_strided"):
-            replace(node, source)
-        elif name_of(node) == "slice" and same_layout(node, source) and is_static(node):
+        whole = name_of(node) != "as_strided" and (name_of(node) != "slice" or is_static(node))
+        if whole and same_layout(node, source):
             replace(node, source)
     return module
 

@@ -152,7 +152,7 @@ def why_not_again(view: JointView, node: Node) -> str | None:
     if not is_fusible(node):
         return f"{name_of(node)} is expensive"
     reader = view.is_read_by_unfusible_backward(node)
-    if reader is not None and not node_is_free(node):
+    if reader is not None and node.all_input_nodes:  # what reads nothing, such as a range, is free
         return f"{name_of(reader)} of the backward reads it from memory"
     return None
 
@@ -161,11 +161,6 @@ def may_change(view: JointView, node: Node) -> bool:
     """Whether a value is an input (or a view of one) that the user may write before the backward, as far as eager cares."""
     node = storage_root(node)
     return node.meta.get("kind") in ("tensor", "buffer") and node not in view.read_by_backward
-
-
-def node_is_free(node: Node) -> bool:
-    """Whether a node reads no tensor: constants and ranges."""
-    return not node.all_input_nodes
 
 
 def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) -> set[Node]:
@@ -309,6 +304,6 @@ def work(node: Node) -> float:
     elements = elements if isinstance(elements, int) else 4096
     if is_fusible(node):
         return elements
-    inner = node.args[0].meta["val"].shape[-1] if node.args and isinstance(node.args[0], Node) and isinstance(
-        node.args[0].meta.get("val"), torch.Tensor) and node.args[0].meta["val"].dim() else 1
+    read = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
+    inner = read.shape[-1] if isinstance(read, torch.Tensor) and read.dim() else 1
     return float(elements) * (inner if isinstance(inner, int) else 4096)

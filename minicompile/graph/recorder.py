@@ -223,9 +223,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, SCALAR_TYPES):
             return value
         if isinstance(value, (list, tuple)):
-            return type(value)(self._argument(item) for item in value) if type(value) in (list, tuple) else tuple(
-                self._argument(item) for item in value
-            )
+            items = [self._argument(item) for item in value]
+            return items if type(value) is list else tuple(items)
         if isinstance(value, dict):
             return {name: self._argument(item) for name, item in value.items()}
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -292,7 +291,7 @@ class Recorder(TorchDispatchMode):
                 return None
             if slot.is_argument:
                 return tensors[slot.index]
-            fresh = torch_interface.fresh_fake(self._fake_mode, made[slot.index].meta["val"])
+            fresh = torch_interface.fake_copy(self._fake_mode, made[slot.index].meta["val"])
             self._nodes[id(fresh)] = (fresh, made[slot.index])
             return fresh
 
@@ -303,11 +302,7 @@ class Recorder(TorchDispatchMode):
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors in nested arguments or results."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [tensor for item in value for tensor in tensors_of(item)] if isinstance(value, (list, tuple)) else []
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def refuse_unusual(target: Any, args: Any, result: Any) -> None:

@@ -6,7 +6,7 @@ decide which sizes are symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
@@ -16,6 +16,15 @@ from torch.fx import Graph, Node
 from minicompile.ir.size_nodes import append_expression
 
 aten = torch.ops.aten
+
+
+def numbers_of(value: Any) -> Iterator[tuple[Any, int, Any]]:
+    """The numbers that a graph input carries, each with the operator and the dim that read it; `None` for the input itself."""
+    if not isinstance(value, torch.Tensor):
+        yield None, 0, value
+        return
+    for reader, numbers in (aten.sym_size.int, value.shape), (aten.sym_stride.int, value.stride()):
+        yield from ((reader, dim, number) for dim, number in enumerate(numbers))
 
 
 class SizeExpressions:
@@ -29,17 +38,9 @@ class SizeExpressions:
 
     def learn(self, placeholder: Node, value: Any) -> None:
         """Remember which symbols a graph input carries."""
-        if isinstance(value, (torch.SymInt, torch.SymFloat)):
-            self._offer(value, placeholder, None, 0)
-        elif isinstance(value, torch.Tensor):
-            for dim, size in enumerate(value.shape):
-                self._offer(size, placeholder, aten.sym_size.int, dim)
-            for dim, stride in enumerate(value.stride()):
-                self._offer(stride, placeholder, aten.sym_stride.int, dim)
-
-    def _offer(self, value: Any, placeholder: Node, reader: Any, dim: int) -> None:
-        if isinstance(value, (torch.SymInt, torch.SymFloat)) and isinstance(value.node.expr, sympy.Symbol):
-            self._symbols.setdefault(value.node.expr, (placeholder, reader, dim, value))
+        for reader, dim, number in numbers_of(value):
+            if isinstance(number, (torch.SymInt, torch.SymFloat)) and isinstance(number.node.expr, sympy.Symbol):
+                self._symbols.setdefault(number.node.expr, (placeholder, reader, dim, number))
 
     def node_or_number(self, value: Any) -> Any:
         """A Python number if the value is constant, else the node that computes it."""

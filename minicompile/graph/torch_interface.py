@@ -159,14 +159,6 @@ def overlaps(value: torch.Tensor) -> bool:
     return False
 
 
-def fresh_fake(mode: FakeTensorMode, like: FakeTensor) -> FakeTensor:
-    """A new fake tensor with the (static) metadata of `like` and no storage in common with it."""
-    with torch._C._DisableTorchDispatch():
-        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
-    made = FakeTensor(mode, empty, like.device)
-    return made
-
-
 def fake_empty(mode: FakeTensorMode, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
     """A new contiguous fake tensor, made without any mode seeing it."""
     with _unseen():
@@ -214,13 +206,6 @@ def running_sequence_number() -> int | None:
     """The number of the autograd node whose backward is running, if one is."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
-
-
-@contextlib.contextmanager
-def one_threaded_backward() -> Iterator[None]:
-    """Run backward passes in the calling thread, where the tracing modes are."""
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
 
 
 def autocast_is_on() -> bool:

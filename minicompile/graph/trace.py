@@ -168,7 +168,7 @@ class _Tracer:
         with ExitStack() as stack:
             stack.enter_context(torch_interface.without_importing_dynamo())
             stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch_interface.one_threaded_backward())
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # backward where the modes are
             stack.enter_context(preserved_modes())
             stack.enter_context(torch_interface.functionalization())
             stack.enter_context(self.fake_mode)

@@ -209,9 +209,7 @@ def cast(value: Expr, dtype: torch.dtype) -> Expr:
 def children(expression: Expr) -> tuple[Expr, ...]:
     """Direct sub-expressions; those inside load indices (`Indirect`) included."""
     match expression:
-        case Load():
-            return indirect_values(expression.index)
-        case IndexValue():
+        case Load() | IndexValue():
             return indirect_values(expression.index)
         case Apply():
             return expression.arguments
@@ -320,8 +318,4 @@ def rewrite_index(
     on_each: Callable[[Expr], Expr] | None = None,
 ) -> Index:  # fmt: skip
     """The same for an index and for the values that it reads from memory."""
-
-    def inside(value: Expr) -> Expr:
-        return rewrite(value, axes, on_load, on_each)
-
-    return substitute(index, axes or {}, inside)
+    return substitute(index, axes or {}, lambda value: rewrite(value, axes, on_load, on_each))

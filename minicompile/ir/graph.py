@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from minicompile.errors import Location
+from minicompile.errors import Location, stack_lines
 
 
 class GraphModule(torch.fx.GraphModule):
@@ -62,11 +62,7 @@ class GraphBreak:
     stack: tuple[Location, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.kind}: {self.reason}"]
-        for location in self.stack:
-            lines.append(f"    at {location}")
-            if location.text:
-                lines.append(f"        {location.text.strip()}")
+        lines = [f"{self.kind}: {self.reason}", *stack_lines(self.stack, "    ")]
         if self.hint:
             lines.append(f"    what to do: {self.hint}")
         return "\n".join(lines)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -209,18 +210,12 @@ def as_index(value: int | Index | Axis | Symbol | FloorDiv | Mod | Indirect) -> 
 
 def total(values: Iterable[int | Index]) -> Index:
     """The sum of `values`."""
-    result = ZERO
-    for value in values:
-        result = result + value
-    return result
+    return functools.reduce(operator.add, values, ZERO)
 
 
 def product(values: Iterable[int | Index]) -> Index:
     """The product of `values`; 1 when there are none."""
-    result = ONE
-    for value in values:
-        result = result * value
-    return result
+    return functools.reduce(operator.mul, values, ONE)
 
 
 def _recombine(index: Index) -> Index:

@@ -20,7 +20,7 @@ from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
 from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import TensorValue
-from minicompile.lowering.view import reshaped, unsqueezed, wrap
+from minicompile.lowering.view import reshaped, row_major, unsqueezed, wrap
 
 MOST_PIECES = 12
 MOST_WINDOW_ELEMENTS = 27
@@ -136,7 +136,7 @@ def _max_pool(dims: int) -> Callable[..., Any]:
             place = Scalar(number(0, torch.int64))
             for where_from, exists in windows.elements(indices):
                 element = Scalar(masked(exists, value.load(where_from), number(lowest, value.dtype)))
-                flat = _flat_position(where_from[windows.lead :], value.sizes[windows.lead :])
+                flat = index_value(row_major(where_from[windows.lead :], value.sizes[windows.lead :]))
                 if largest is None:
                     largest, place = element, flat
                     started = exists if not isinstance(exists, bool) else None
@@ -153,13 +153,6 @@ def _max_pool(dims: int) -> Callable[..., Any]:
         return builder.like_node(lambda i: best(i)[0].expr, 0), builder.like_node(lambda i: best(i)[1].expr, 1)
 
     return rule
-
-
-def _flat_position(indices: Sequence[Index], sizes: Sequence[Index]) -> Scalar:
-    flat = ZERO
-    for index, size in zip(indices, sizes, strict=True):
-        flat = flat * size + index
-    return index_value(flat)
 
 
 lowers("aten.max_pool2d_with_indices.default")(_max_pool(2))

@@ -8,7 +8,7 @@ order writes: where two hit one place without adding up, either may win, as in e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,19 @@ def replaced(indices: Sequence[Index], dim: int, index: Index) -> list[Index]:
     return [index if d == dim else i for d, i in enumerate(indices)]
 
 
+Places = Callable[[Indices], list[Index]]
+
+
+def places(value: TensorValue, dim: int, load: Callable[[Indices], Expr]) -> Places:
+    """Where in `value` an element is whose index along `dim` is read from memory."""
+    return lambda i: replaced(i, dim, position(load(i), value.sizes[dim])) if value.rank else []
+
+
+def slices(value: TensorValue, dim: int, index: TensorValue) -> Places:
+    """The same, by a vector that names whole slices."""
+    return places(value, dim, lambda i: index.load([i[dim]] if index.rank else []))
+
+
 def _require_integers(*tensors: TensorValue) -> None:
     for tensor in tensors:
         if tensor.dtype in (torch.bool, torch.uint8):
@@ -52,26 +65,15 @@ def lower_gather(builder: GraphBuilder, value: TensorValue, dim: int, index: Ten
     if value.rank != index.rank:
         raise UseExtern("gather between 0-d and 1-d tensors")
 
-    def body(indices: Indices) -> Expr:
-        if not value.rank:
-            return value.load(())
-        return value.load(replaced(indices, dim, position(index.load(indices), value.sizes[dim])))
-
-    return builder.like_node(body)
+    place = places(value, dim, index.load)
+    return builder.like_node(lambda i: value.load(place(i)))
 
 
 @lowers("aten.index_select.default")
 def lower_index_select(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue) -> TensorValue:
     """Whole slices at the positions of a vector."""
-    dim = wrap(dim, value.rank)
-
-    def body(indices: Indices) -> Expr:
-        if not value.rank:
-            return value.load(())
-        where_from = index.load([indices[dim]] if index.rank else [])
-        return value.load(replaced(indices, dim, position(where_from, value.sizes[dim])))
-
-    return builder.like_node(body)
+    place = slices(value, wrap(dim, value.rank), index)
+    return builder.like_node(lambda i: value.load(place(i)))
 
 
 @lowers("aten.embedding.default")
@@ -166,12 +168,7 @@ def lower_scatter(builder: GraphBuilder, value: TensorValue, dim: int, index: Te
     def element(indices: Indices) -> Expr:
         return source.load(indices) if isinstance(source, TensorValue) else number(source, value.dtype)
 
-    def place(indices: Indices) -> list[Index]:
-        if not value.rank:
-            return []
-        return replaced(indices, dim, position(index.load(indices), value.sizes[dim]))
-
-    return _scattered(builder, value, index.sizes, element, place, accumulate)
+    return _scattered(builder, value, index.sizes, element, places(value, dim, index.load), accumulate)
 
 
 @lowers("aten.index_put.default", "aten._unsafe_index_put.default")
@@ -206,12 +203,8 @@ def lower_index_add(
         loaded = Scalar(source.load(indices))
         return loaded.expr if alpha == 1 else (loaded * alpha).expr
 
-    def place(indices: Indices) -> list[Index]:
-        where_to = index.load([indices[dim]] if index.rank else [])
-        return replaced(indices, dim, position(where_to, value.sizes[dim]))
-
     accumulate = builder.node.target is torch.ops.aten.index_add.default
-    return _scattered(builder, value, source.sizes, element, place, accumulate)
+    return _scattered(builder, value, source.sizes, element, slices(value, dim, index), accumulate)
 
 
 @lowers("aten.embedding_dense_backward.default")

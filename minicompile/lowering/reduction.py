@@ -193,14 +193,9 @@ def lower_vector_norm(
     def magnitude(indices: Indices) -> Scalar:
         return Scalar(cast(value.load(indices), wide)).call("abs")
 
-    if order in (math.inf, -math.inf):
-        if is_empty(value.sizes):
-            raise UseExtern("an extreme of nothing")
-        kind: Any = "max" if order > 0 else "min"
-        fold: Callable[[Indices], Expr] = lambda i: magnitude(i).expr  # noqa: E731
-        finish: Callable[[Scalar], Scalar] = lambda x: x  # noqa: E731
-    else:
-        kind, (fold, finish) = "sum", _norm_parts(order, magnitude)
+    if order in (math.inf, -math.inf) and is_empty(value.sizes):
+        raise UseExtern("an extreme of nothing")
+    kind, fold, finish = _norm_parts(order, magnitude)
     folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=True, suffix="fold")
     return builder.like_node(
         lambda i: cast(
@@ -210,14 +205,14 @@ def lower_vector_norm(
 
 
 def _norm_parts(order: Any, magnitude: Callable[[Indices], Scalar]) -> Any:
-    """What is summed, and what is done with the sum."""
+    """How and what is folded, and what is done with the result."""
+    if order in (1, math.inf, -math.inf):
+        return {1: "sum", math.inf: "max", -math.inf: "min"}[order], lambda i: magnitude(i).expr, lambda x: x
     if order == 2:
-        return lambda i: (magnitude(i) * magnitude(i)).expr, lambda x: x.call("sqrt")
-    if order == 1:
-        return lambda i: magnitude(i).expr, lambda x: x
+        return "sum", lambda i: (magnitude(i) * magnitude(i)).expr, lambda x: x.call("sqrt")
     if order == 0:
-        return lambda i: (lambda m: m.differs(0).to(m.dtype).expr)(magnitude(i)), lambda x: x
-    return lambda i: magnitude(i).call("pow", order).expr, lambda x: x.call("pow", 1 / order)
+        return "sum", lambda i: (lambda m: m.differs(0).to(m.dtype).expr)(magnitude(i)), lambda x: x
+    return "sum", lambda i: magnitude(i).call("pow", order).expr, lambda x: x.call("pow", 1 / order)
 
 
 @lowers("aten.cumsum.default", "aten.cumprod.default")

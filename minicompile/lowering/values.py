@@ -131,12 +131,10 @@ class TensorValue:
     def with_flat(self, sizes: tuple[Index, ...], flat: Index, copied: bool = False) -> TensorValue:
         """The view of `sizes` with a flat offset over `loop_axes(sizes, "v")`."""
         linear = _linear_form(flat, loop_axes(sizes, "v"))
-        if linear is not None:
-            return dataclasses.replace(
-                self, sizes=sizes, strides=linear[0], offset=linear[1], flat=None, copied=self.copied or copied
-            )
+        strides, offset = (None, ZERO) if linear is None else linear
+        own = flat if linear is None else None
         return dataclasses.replace(
-            self, sizes=sizes, strides=None, offset=ZERO, flat=flat, copied=self.copied or copied
+            self, sizes=sizes, strides=strides, offset=offset, flat=own, copied=self.copied or copied
         )
 
 

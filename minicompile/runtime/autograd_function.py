@@ -93,14 +93,14 @@ def cut_off(positions: tuple[int, ...], apply: Callable[..., Any]) -> Callable[.
 
 
 def _without_gradient(plan: CallPlan, forward_call: FlatCall) -> Callable[..., tuple[Any, ...]]:
-    def plain(*inputs: Any) -> tuple[Any, ...]:
-        return forward_call(list(inputs))
+    if not plan.watches_inputs:
+        return lambda *inputs: forward_call(list(inputs))
 
     def detached(*inputs: Any) -> tuple[Any, ...]:
         with below_autograd():
             return forward_call(list(inputs))
 
-    return detached if plan.watches_inputs else plain
+    return detached
 
 
 class _Lazy:
@@ -256,10 +256,7 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
 
 def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """Write a new value into an input, with autograd watching if the user's write was watched."""
-    if entry.requires_grad:
-        inputs[entry.input_index].copy_(results[entry.output_index])
-        return
-    with torch.no_grad():
+    with torch.set_grad_enabled(entry.requires_grad and torch.is_grad_enabled()):
         inputs[entry.input_index].copy_(results[entry.output_index])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -167,12 +168,11 @@ def neighbours(plan: TilePlan) -> list[TilePlan]:
 
 def with_blocks(plan: TilePlan, blocks: list[int], warps: int, stages: int) -> TilePlan | None:
     """The plan with other numbers, or `None` if they are not legal for it."""
-    tile = 1
+    tile, present = math.prod(blocks), math.prod(axis.block for axis in plan.axes)
     for axis, block in zip(plan.axes, blocks, strict=True):
-        tile *= block
         if block != axis.block and not (_may_change(plan, axis) and 1 <= block < 2 * hint(axis.axis.size)):
             return None
-    if not 1 <= warps <= 32 or tile > max(LARGEST_TILE, _tile(plan)) or tile < 32 * warps and warps > plan.num_warps:
+    if not 1 <= warps <= 32 or tile > max(LARGEST_TILE, present) or tile < 32 * warps and warps > plan.num_warps:
         return None
     axes = tuple(dataclasses.replace(axis, block=block) for axis, block in zip(plan.axes, blocks, strict=True))
     return dataclasses.replace(plan, axes=axes, num_warps=warps, num_stages=stages, reason="measured")
@@ -181,13 +181,6 @@ def with_blocks(plan: TilePlan, blocks: list[int], warps: int, stages: int) -> T
 def _may_change(plan: TilePlan, axis: TileAxis) -> bool:
     """A row that stays in registers must stay whole, and so must what is walked beside it."""
     return plan.strategy != "crossed" and (axis.role == "parallel" or plan.strategy == "looped")
-
-
-def _tile(plan: TilePlan) -> int:
-    size = 1
-    for axis in plan.axes:
-        size *= axis.block
-    return size
 
 
 def measure_on_device(program: Program, cache: CodeCache | None) -> dict[str, float]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from minicompile.ir.graph import Binding, FreshOutput, ViewOutput
 from minicompile.runtime.call_plan import CallPlan
@@ -130,13 +131,7 @@ class WorkElsewhere(TorchDispatchMode):
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+    return (leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))
 
 
 class GraphedCall:
