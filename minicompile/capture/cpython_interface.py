@@ -62,8 +62,7 @@ def is_reliable() -> bool:
     if sys.version_info < (3, 12) or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     sample, objects = Sample(), [sys, PROBE]
-    for table in (PROBE, vars(sample)):
-        watch(table)
+    watch(PROBE), watch(vars(sample))
     epochs = [epoch()]
     for _ in range(20):  # often enough for CPython to specialise the store
         sample.value = object()

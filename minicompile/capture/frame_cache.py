@@ -146,14 +146,10 @@ class CallCache:
         for entry in self.entries:
             result = entry.function(function, args, kwargs)
             if result is not MISS:
-                if entry is not self.entries[0]:
-                    self.promote(entry)
+                if entry is not self.entries[0]:  # it is tried first next time
+                    self.entries = [entry, *(other for other in self.entries if other is not entry)]
                 return result
         return self.miss(function, args, kwargs)
-
-    def promote(self, entry: Variant) -> None:
-        """Try this variant first next time."""
-        self.entries = [entry, *(other for other in self.entries if other is not entry)]
 
     def miss(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No variant fits: capture one, or run eager past the limit."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import keyword
 import math
 import re
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -94,6 +96,10 @@ class TensorGuard:
         return f"`{self.source.words()}` is a {self.tensor.dtype} tensor of size {shape} on {self.tensor.device}{grad}"
 
 
+CODE_AT: dict[type, str] = {types.FunctionType: "__code__", property: "fget.__code__", staticmethod: "__func__.__code__",
+                            classmethod: "__func__.__code__", functools.cached_property: "func.__code__"}
+
+
 class GuardSet:
     """All guards of one variant, in the order in which capture needed them; `here` tells at which line that is."""
 
@@ -124,9 +130,12 @@ class GuardSet:
         self.test(source, "type({0}) is {1}", (kind,), f"`{{0}}` is of type {kind.__name__}", "type", kind)
 
     def identity(self, source: Source, value: Any) -> None:
-        """Require that a source is this very object."""
+        """Require that a source is this very object; of a function also its code, which tools that reload modules replace."""
         name = getattr(value, "__qualname__", None) or type(value).__name__
-        self.test(source, "{0} is {1}", (value,), f"`{{0}}` is the same {name}", "identity", value)
+        path = CODE_AT.get(type(value))
+        code = path and functools.reduce(lambda owner, part: getattr(owner, part, None), path.split("."), value)
+        condition, constants = f"{{0}} is {{1}} and {{0}}.{path} is {{2}}" if code else "{0} is {1}", (value, code)
+        self.test(source, condition, constants, f"`{{0}}` is the same {name}", "identity", value)
 
     def test(self, source: Source, condition: str, constants: tuple[Any, ...], sentence: str, kind: str,
              expected: Any = None, others: tuple[Source, ...] = (), tables: tuple[Item, ...] = ()) -> None:

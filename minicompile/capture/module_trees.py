@@ -47,8 +47,8 @@ class Tree:
         roots: weak references to the modules; values: what the generated function needs of what was read.
         tables: the dictionaries; owners: the objects below whose types and `__dict__` matter; `read` gives
             these two of each, and `expected` is what they were.
-        empty: the dictionaries that hold nothing; to fill such a one with `update` is the one change that goes unnoticed.
-        epoch: that of the dictionaries when the guards held last, or `None` while that is not known.
+        epoch: that of the dictionaries when the guards held last, or `None` while that is not known; empty: those of them
+            that held nothing then: to fill such a one with `update` is the one change that goes unnoticed.
     """
 
     def __init__(self, roots: tuple[Any, ...], tables: tuple[Any, ...], owners: tuple[Any, ...],
@@ -58,7 +58,7 @@ class Tree:
         self.values: tuple[Any, ...] = ()
         self.epoch: object = None
         self.failures = 0
-        self.empty = [table for table in tables if type(table) is dict and not table]
+        self.empty: list[Any] = []
         for table in tables:
             watch(table)
         self.read = functools.partial(gc.get_referents, *owners)
@@ -85,19 +85,20 @@ class ModuleTrees:
         tree.failures = 0
         return tree.values
 
-    def begin(self, *roots: Any) -> tuple[Tree | None, object]:
+    def begin(self, *roots: Any) -> tuple[Tree | None, object, list[Any]]:
         """What `keep` is told of the time before the guards are tested."""
-        return self.trees.get(id(roots[0])), epoch()
+        tree, began = self.trees.get(id(roots[0])), epoch()
+        return tree, began, [table for table in tree.tables if type(table) is dict and not table] if tree is not None else []
 
-    def keep(self, begun: tuple[Tree | None, object], roots: tuple[Any, ...], tables: tuple[Any, ...], owners: tuple[Any, ...],
-             values: tuple[Any, ...]) -> None:
+    def keep(self, begun: tuple[Tree | None, object, list[Any]], roots: tuple[Any, ...], tables: tuple[Any, ...],
+             owners: tuple[Any, ...], values: tuple[Any, ...]) -> None:
         """Remember that the guards held; for good only if all was watched before they were tested."""
-        (tree, began), key, trees = begun, id(roots[0]), self.trees
+        (tree, began, empty), key, trees = begun, id(roots[0]), self.trees
         if tree is not None and tree.failures >= MOST_FAILURES:
             return
         if tree is not None and addresses((*tables, *owners, *roots)) == addresses(
                 (*tree.tables, *tree.owners, *(known() for known in tree.roots))):
-            tree.epoch, tree.values = began, values
+            tree.epoch, tree.empty, tree.values = began, empty, values
         elif len(trees) < MOST_TREES and all(type(table) in TABLES for table in tables):
             failures = tree.failures if tree is not None else 0
             tree = trees[key] = Tree(roots, tables, owners, lambda _: trees.pop(key, None))
@@ -180,15 +181,12 @@ class Plan:
         if not below or not all(self.look(other)[1] for other in guard.others):
             return False
         if guard.kind == "type":
-            if type(value).__flags__ & HEAP_TYPE:
-                if not has_plain_table(type(value)):
-                    return False
-                self.own(guard.source)
-            return True
-        if guard.kind == "identity":
-            return guard.condition == "{0} is {1}" or type(value) is dict and self.is_fixed(guard.source, value)
-        if guard.kind == "same":
-            return True
+            if not type(value).__flags__ & HEAP_TYPE:
+                return True
+            self.own(guard.source)
+            return has_plain_table(type(value))
+        if guard.kind in ("identity", "same"):
+            return guard.condition in IDENTITIES or type(value) is dict and self.is_fixed(guard.source, value)
         if guard.kind == "constant":
             return type(value) in FIXED_TYPES or isinstance(value, type)
         fixed_order = type(value) is not collections.OrderedDict or not value or guard.kind == "absent" or bool(guard.tables)
@@ -196,7 +194,7 @@ class Plan:
             self.is_fixed(inner, value[inner.key]) for inner in guard.tables)
 
 
-HEAP_TYPE = 1 << 9
+HEAP_TYPE, IDENTITIES = 1 << 9, ("{0} is {1}", "{0} is {others[0]}", "{0} is not {others[0]}")
 
 
 def find_trees(guards: list[Guard | TensorGuard], call: dict[str, Any], changing: set[int]) -> Lasting | None:
@@ -212,13 +210,9 @@ def find_trees(guards: list[Guard | TensorGuard], call: dict[str, Any], changing
     if len(within) < FEWEST_GUARDS or not plan.roots:
         return None
     within.update(id(guard) for guard in guards if isinstance(guard, TensorGuard) and plan.look(guard.source)[1])
-    behind = {id(guard) for guard in guards if id(guard) not in within and any(map(plan.touches, sources_of(guard)))}
+    behind = {id(guard) for guard in guards if id(guard) not in within and any(
+        map(plan.touches, (guard.source, *getattr(guard, "others", ()))))}
     return Lasting([*plan.roots.values()], [*plan.tables.values()], [*plan.owners.values()], within, behind, ModuleTrees())
-
-
-def sources_of(guard: Guard | TensorGuard) -> tuple[Source, ...]:
-    """What a guard reads."""
-    return (guard.source, *guard.others) if isinstance(guard, Guard) else (guard.source,)
 
 
 FEWEST_GUARDS = 12

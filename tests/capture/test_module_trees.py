@@ -197,6 +197,33 @@ def test_a_module_passed_as_an_argument_is_not_kept_alive() -> None:
     assert compiled(Model(), x).shape == (3, 4)
 
 
+def test_a_table_that_was_emptied_later_and_then_filled_is_read_again() -> None:
+    model, x = Model(), torch.randn(3, 4)
+    model._buffers["unread"] = torch.ones(4)
+    compiled = capture(model)
+    for change in (lambda: None, model._buffers.clear, lambda: model._buffers.update({"extra": torch.full((4,), 2.0)})):
+        change()
+        for _ in range(3):
+            assert equal(compiled(x), model(x))
+
+
+def test_a_function_whose_code_is_replaced_is_captured_again() -> None:
+    def old(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def new(x: torch.Tensor) -> torch.Tensor:
+        return x * 5
+
+    kind = type("Kind", (nn.Module,), {"forward": lambda self, x: self.step(x), "step": lambda self, x: self.value + x,
+                                       "value": property(lambda self: old(torch.ones(4)))})
+    compiled, model, x = capture(lambda model, x: model(x)), kind(), torch.randn(3, 4)
+    assert equal(compiled(model, x), x + 2)
+    old.__code__ = new.__code__
+    assert equal(compiled(model, x), x + 5)
+    kind.step.__code__ = (lambda self, x: x - self.value).__code__
+    assert equal(compiled(model, x), x - 5)
+
+
 @needs_watching
 def test_a_module_that_the_function_changes_is_not_watched() -> None:
     class Counting(Model):
