@@ -11,6 +11,7 @@ This module must not decide when that pays: the caller does.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as functional
 import triton
 import triton.language as tl
 
@@ -26,7 +27,7 @@ def cross_entropy_rows_kernel(
     logits_ptr, target_ptr, loss_ptr, stride, columns, ignore_index, smoothing,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: the loss of one row, and with GRADIENT its gradient in the place of the logits."""
+    """One program: the loss of one row, and with GRADIENT its gradient in the place of the logits, 0 behind the columns."""
     row = tl.program_id(0).to(tl.int64)
     base = logits_ptr + row * stride
     target = tl.load(target_ptr + row)
@@ -51,8 +52,8 @@ def cross_entropy_rows_kernel(
             column = start + tl.arange(0, BLOCK)
             logits = tl.load(base + column, mask=column < columns, other=float("-inf")).to(tl.float32)
             wanted = smoothing / columns + tl.where(column == target, 1.0 - smoothing, 0.0)
-            gradient = tl.where(kept, tl.exp(logits - highest) / total - wanted, 0.0)
-            tl.store(base + column, gradient.to(logits_ptr.dtype.element_ty), mask=column < columns)
+            gradient = tl.where(kept & (column < columns), tl.exp(logits - highest) / total - wanted, 0.0)
+            tl.store(base + column, gradient.to(logits_ptr.dtype.element_ty), mask=column < stride)
 
 
 def linear_cross_entropy(
@@ -65,12 +66,16 @@ def linear_cross_entropy(
     """
     rows, columns = hidden.shape[0], weight.shape[0]
     each = chunk_rows or max(LEAST_ROWS, CHUNK_ELEMENTS // max(1, columns) // 256 * 256)
+    # The vendor's products are several times slower on sizes that are not multiples of 16: columns of zeros make up for it.
+    missing = -columns % 16
+    if missing:
+        weight = functional.pad(weight, (0, 0, 0, missing))
+        bias = None if bias is None else functional.pad(bias, (0, missing))
     losses = hidden.new_empty((rows,), dtype=torch.float32)
     of_hidden = torch.empty_like(hidden) if gradients else hidden.new_empty(0)
     of_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32 if rows > each else weight.dtype)
-    of_bias = hidden.new_zeros(columns if gradients and bias is not None else 0, dtype=torch.float32)
-    # Rows that start at multiples of 32 bytes: the vendor's products and our loads are several times slower on others.
-    buffer = hidden.new_empty((min(rows, each), columns + -columns % 16))[:, :columns]
+    of_bias = hidden.new_zeros(len(weight) if gradients and bias is not None else 0, dtype=torch.float32)
+    buffer = hidden.new_empty((min(rows, each), len(weight)))
     for start in range(0, rows, each):
         part = hidden[start : start + each]
         logits = buffer[: part.shape[0]]
@@ -78,7 +83,7 @@ def linear_cross_entropy(
         launch(
             cross_entropy_rows_kernel, (part.shape[0],), logits, target[start : start + each].contiguous(),
             losses[start : start + each], buffer.stride(0), columns, ignore_index, smoothing, GRADIENT=gradients,
-            BLOCK=columns if hidden.device.type == "cpu" else BLOCK, num_warps=16,
+            BLOCK=len(weight) if hidden.device.type == "cpu" else BLOCK, num_warps=16,
         )  # fmt: skip
         if gradients:
             torch.mm(logits, weight, out=of_hidden[start : start + each])
@@ -90,4 +95,4 @@ def linear_cross_entropy(
                 of_weight += logits.t() @ part
             if bias is not None:
                 of_bias += logits.sum(0, dtype=torch.float32)
-    return losses, of_hidden, of_weight.to(weight.dtype), of_bias.to(hidden.dtype)
+    return losses, of_hidden, of_weight[:columns].to(weight.dtype), of_bias[:columns].to(hidden.dtype)
