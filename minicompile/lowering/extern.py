@@ -37,8 +37,6 @@ COPYING_FORMS: dict[str, str] = {
 IMPURE_NAMES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "uniform", "exponential", "geometric",
                 "cauchy", "rrelu", "binomial")  # fmt: skip
 
-MATMUL_REASON = "a matrix product"
-
 
 def call_operator(builder: GraphBuilder, target: Any, args: Any, kwargs: dict[str, Any], reason: str) -> Any:
     """Emit a call of `target` and return its results as values."""
@@ -143,12 +141,6 @@ def _output_buffer(builder: GraphBuilder, result: Any, suffix: str) -> Buffer | 
     if isinstance(result, (list, tuple)):
         raise Unsupported("nested result", f"{builder.node.target} returns lists inside its result")
     raise Unsupported("number from data", f"{builder.node.target} returns a {type(result).__name__} read from the data")
-
-
-@lowers("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
-def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
-    """A library product, written where the program wants it."""
-    return call_operator(builder, builder.node.target, args, kwargs, MATMUL_REASON)
 
 
 @lowers("aten.convolution.default", "aten.convolution_backward.default")

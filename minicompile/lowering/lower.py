@@ -24,6 +24,7 @@ from minicompile.lowering import (  # noqa: F401  (they register their rules)
     extern,
     indexing,
     pointwise,
+    products,
     random,
     reduction,
     view,
