@@ -32,7 +32,7 @@ from minicompile.ir.schedule import DeviceProperties, FusionRefusal
 from minicompile.kernels import interpret
 from minicompile.kernels.attention_problem import tf32_allowed
 from minicompile.kernels.matmul_model import route
-from minicompile.lowering.lower import lower_graph
+from minicompile.lowering.lower import lower_graph, main_device
 from minicompile.report.artifacts import ArtifactFolder
 from minicompile.report.checked import Checker
 from minicompile.runtime.autocast import without_autocast
@@ -216,7 +216,7 @@ class Compiler:
             if self.config.verify:
                 verify.verify_lowered(lowered)
         artifacts.write(f"{half}_loops.txt", lambda: printer.lowered_text(lowered))
-        device = device_properties(program_device(module))
+        device = device_properties(main_device(module))
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
         tuning = ""
@@ -236,7 +236,7 @@ class Compiler:
     def _for_any_size(self, compiled: CompiledGraph, half: str, lowered: LoweredGraph) -> FlatCall:
         """One half again, right for all values of its symbolic sizes."""
         with self._lock:
-            device = device_properties(program_device(getattr(compiled.partitioned, half)))
+            device = device_properties(main_device(getattr(compiled.partitioned, half)))
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device), any_size=True)
             program = generate_program(schedule, self.config, device, any_size=True)
             return self._load(compiled.plan, half, program, StageClock(compiled.captured.location)).call
@@ -309,16 +309,6 @@ def expected_kernels(module: torch.fx.GraphModule) -> int:
     made = [(node.target, node.meta.get("example_value")) for node in module.graph.nodes if node.op != "placeholder"]
     on_device = ((target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu")
     return len({(target, value.shape, value.dtype) for target, value in on_device}) // 2
-
-
-def program_device(module: torch.fx.GraphModule) -> torch.device:
-    """The device that a graph's kernels run on: the accelerator if any tensor lives there."""
-    found = torch.device("cpu")
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            return value.device
-    return found
 
 
 def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:

@@ -7,6 +7,7 @@ do is PyTorch's own doing: the captured operators run as the user wrote them. Th
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -274,9 +275,7 @@ class _Tracer:
         found: dict[str, Any] = {}
         for node in self.captured.module.graph.nodes:
             if node.op == "get_attr" and node.target not in found:
-                value: Any = self.captured.module
-                for part in node.target.split("."):
-                    value = getattr(value, part)
+                value: Any = operator.attrgetter(node.target)(self.captured.module)
                 if isinstance(value, torch.Tensor):
                     value = value.detach()
                     fake = value if isinstance(value, torch_interface.FakeTensor) else self.fake_mode.from_tensor(value)

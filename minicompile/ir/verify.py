@@ -166,7 +166,8 @@ class _LoweredCheck:
                     self.require(expression.dtype == buffer.dtype, f"{expression.buffer} is loaded as {expression.dtype}")
                     self.index(expression.index, axes, buffer, expression not in guarded)
                 case Apply():
-                    self.apply(expression)
+                    fault = _fault_of(expression)
+                    self.require(not fault, fault and f"{fault}: {expression}")
                 case Masked():
                     self.require(expression.condition.dtype == torch.bool, "a masked value without a boolean condition")
                     self.require(expression.value.dtype == expression.other.dtype == expression.dtype, "masked dtypes")
@@ -177,12 +178,6 @@ class _LoweredCheck:
                     self.index(expression.index, axes, None, False)
                 case Constant():
                     pass
-
-    def apply(self, expression: Apply) -> None:
-        """Arity and dtypes of one scalar operation."""
-        fault = _fault_of(expression)
-        if fault:
-            self.require(False, f"{fault}: {expression}")
 
     def index(self, index: Index, axes: set[Axis], buffer: Buffer | None, bounded: bool) -> None:
         """Known axes; and inside the buffer wherever ranges prove the contrary."""

@@ -38,31 +38,6 @@ def divide(a: Scalar, b: Scalar | Number, rounding_mode: str | None = None) -> S
     return (a / b).call("trunc") if a.dtype.is_floating_point else a.call("truncdiv", b)
 
 
-def integral_identity(operation: str) -> Callable[[Scalar], Scalar]:
-    """A rounding operation that leaves integers alone."""
-    return lambda a: a.call(operation) if a.dtype.is_floating_point else a
-
-
-def absolute(a: Scalar) -> Scalar:
-    """`|a|`."""
-    return a if a.dtype in (torch.bool, torch.uint8) else a.call("abs")
-
-
-def sign(a: Scalar) -> Scalar:
-    """-1, 0 or 1."""
-    return a if a.dtype == torch.bool else a.call("sign")
-
-
-def relu(a: Scalar) -> Scalar:
-    """NaN stays NaN."""
-    return a.call("maximum", 0)
-
-
-def fraction(a: Scalar) -> Scalar:
-    """`a - trunc(a)`."""
-    return a - a.call("trunc")
-
-
 def round_decimals(a: Scalar, decimals: int) -> Scalar:
     """Round to a number of decimals."""
     if not a.dtype.is_floating_point or decimals == 0:
@@ -149,11 +124,6 @@ def log_add_exp(a: Scalar, b: Scalar, two: bool = False) -> Scalar:
     return where(is_infinite(a) & a.equals(b), a, larger + rest)
 
 
-def heaviside(a: Scalar, at_zero: Scalar) -> Scalar:
-    """0, `at_zero` or 1; NaN gives what eager gives (0)."""
-    return where(a.equals(0), at_zero, (a > 0).to(a.dtype))
-
-
 def sinc(a: Scalar) -> Scalar:
     """`sin(pi a) / (pi a)`."""
     scaled = a * math.pi
@@ -174,32 +144,12 @@ def logit_backward(grad: Scalar, a: Scalar, eps: float | None = None) -> Scalar:
     return where((a < 0) | (a > 1), math.nan, grad / (a * (1 - a)))
 
 
-def add_product(a: Scalar, b: Scalar, c: Scalar, value: Number = 1) -> Scalar:
-    """`a + value * b * c`."""
-    return a + (b * c if value == 1 else b * value * c)
-
-
-def add_quotient(a: Scalar, b: Scalar, c: Scalar, value: Number = 1) -> Scalar:
-    """`a + value * b / c`."""
-    return a + (b / c if value == 1 else b * value / c)
-
-
 def lerp(a: Scalar, b: Scalar, weight: Scalar | Number) -> Scalar:
     """Linear interpolation, exact at both ends."""
     low, high = a + weight * (b - a), b - (b - a) * (1 - weight)
     if isinstance(weight, Scalar):
         return where(weight.call("abs") < 0.5, low, high)
     return low if abs(weight) < 0.5 else high
-
-
-def threshold(a: Scalar, limit: Number, value: Number) -> Scalar:
-    """`value` where `a <= limit`."""
-    return where(a <= limit, value, a)
-
-
-def threshold_backward(grad: Scalar, a: Scalar, limit: Number) -> Scalar:
-    """Gradient of `threshold` and relu."""
-    return where(a <= limit, 0, grad)
 
 
 def gelu(a: Scalar, approximate: str = "none") -> Scalar:
@@ -220,11 +170,6 @@ def gelu_backward(grad: Scalar, a: Scalar, approximate: str = "none") -> Scalar:
     return grad * (0.5 * (1 + (a * SQRT_HALF).call("erf")) + a * density)
 
 
-def silu(a: Scalar) -> Scalar:
-    """`a * sigmoid(a)`."""
-    return a / (1 + (-a).call("exp"))
-
-
 def silu_backward(grad: Scalar, a: Scalar) -> Scalar:
     """Gradient of `silu`."""
     gate = a.call("sigmoid")
@@ -241,11 +186,6 @@ def softplus_backward(grad: Scalar, a: Scalar, beta: Number, limit: Number) -> S
     """Gradient of `softplus`."""
     grown = (a * beta).call("exp")
     return where(a * beta > limit, grad, grad * grown / (grown + 1))
-
-
-def mish(a: Scalar) -> Scalar:
-    """`a * tanh(log(1 + exp(a)))`."""
-    return a * a.call("exp").call("log1p").call("tanh")
 
 
 def mish_backward(grad: Scalar, a: Scalar) -> Scalar:
@@ -269,61 +209,6 @@ def elu_backward(grad: Scalar, alpha: Number, scale: Number, input_scale: Number
     return where(a <= 0, negative, grad * scale)
 
 
-def hardtanh_backward(grad: Scalar, a: Scalar, low: Number, high: Number) -> Scalar:
-    """Gradient of `hardtanh`."""
-    return where((a <= low) | (a >= high), 0, grad)
-
-
-def hardsigmoid(a: Scalar) -> Scalar:
-    """`relu6(a + 3) / 6`."""
-    return clamp(a + 3, 0, 6) / 6
-
-
-def hardsigmoid_backward(grad: Scalar, a: Scalar) -> Scalar:
-    """Gradient of `hardsigmoid`."""
-    return where((a > -3) & (a < 3), grad * (1 / 6), 0)
-
-
-def hardswish(a: Scalar) -> Scalar:
-    """`a * relu6(a + 3) / 6`."""
-    return a * clamp(a + 3, 0, 6) / 6
-
-
-def hardswish_backward(grad: Scalar, a: Scalar) -> Scalar:
-    """Gradient of `hardswish`."""
-    return where(a <= -3, 0, where(a < 3, grad * (a / 3 + 0.5), grad))
-
-
-def leaky_relu(a: Scalar, slope: Number = 0.01) -> Scalar:
-    """`a`, or `slope * a` where negative."""
-    return where(a > 0, a, a * slope)
-
-
-def leaky_relu_backward(grad: Scalar, a: Scalar, slope: Number, is_result: bool) -> Scalar:
-    """Gradient of `leaky_relu`."""
-    return where(a > 0, grad, grad * slope)
-
-
-def prelu(a: Scalar, weight: Scalar) -> Scalar:
-    """`leaky_relu` with a slope per element."""
-    return where(a > 0, a, weight * a)
-
-
-def hardshrink(a: Scalar, limit: Number = 0.5) -> Scalar:
-    """0 within the limit."""
-    return where((a >= -limit) & (a <= limit), 0, a)
-
-
-def hardshrink_backward(grad: Scalar, a: Scalar, limit: Number) -> Scalar:
-    """Gradient of `hardshrink` and `softshrink`."""
-    return where((a >= -limit) & (a <= limit), 0, grad)
-
-
-def softshrink(a: Scalar, limit: Number = 0.5) -> Scalar:
-    """Moved towards 0 by the limit; NaN stays."""
-    return where(a > limit, a - limit, where(a < -limit, a + limit, a * 0))
-
-
 def log_sigmoid(a: Scalar) -> Scalar:
     """`log(sigmoid(a))` without overflow."""
     return a.call("minimum", 0) - (-a.call("abs")).call("exp").call("log1p")
@@ -336,16 +221,40 @@ def log_sigmoid_backward(grad: Scalar, a: Scalar) -> Scalar:
     return grad * (where(negative, Scalar(a.lift(1)), 0) - where(negative, Scalar(a.lift(1)), -1) * (small / (1 + small)))
 
 
-def sigmoid_backward(grad: Scalar, result: Scalar) -> Scalar:
-    """Gradient of the sigmoid from its result."""
-    return grad * (1 - result) * result
-
-
-def tanh_backward(grad: Scalar, result: Scalar) -> Scalar:
-    """Gradient of tanh from its result."""
-    return grad * (1 - result * result)
-
-
-def entropy(a: Scalar) -> Scalar:
-    """`-a * log(a)`, 0 at 0, minus infinity below, NaN at NaN."""
-    return where(a.is_nan(), a, where(a > 0, -a * a.call("log"), where(a.equals(0), 0, Scalar(a.lift(-math.inf)))))
+# Operators whose formula is one expression.
+BY_NAME: dict[str, Callable[..., Scalar]] = {
+    **{name: lambda a, name=name: a.call(name) if a.dtype.is_floating_point else a
+       for name in ("floor", "ceil", "trunc", "round")},
+    "abs": lambda a: a if a.dtype in (torch.bool, torch.uint8) else a.call("abs"),
+    **dict.fromkeys(("sign", "sgn"), lambda a: a if a.dtype == torch.bool else a.call("sign")),
+    "frac": lambda a: a - a.call("trunc"),
+    "zero": lambda a: Scalar(a.lift(0)),
+    "deg2rad": lambda a: a * 0.017453292519943295, "rad2deg": lambda a: a * 57.29577951308232,
+    "ldexp.Tensor": lambda a, b: a * b.call("exp2"),
+    "heaviside": lambda a, at_zero: where(a.equals(0), at_zero, (a > 0).to(a.dtype)),  # NaN gives 0, as in eager
+    "addcmul": lambda a, b, c, value=1: a + (b * c if value == 1 else b * value * c),
+    "addcdiv": lambda a, b, c, value=1: a + (b / c if value == 1 else b * value / c),
+    "special_entr": lambda a: where(
+        a.is_nan(), a, where(a > 0, -a * a.call("log"), where(a.equals(0), 0, Scalar(a.lift(-math.inf))))),
+    "threshold": lambda a, limit, value: where(a <= limit, value, a),
+    "threshold_backward": lambda grad, a, limit: where(a <= limit, 0, grad),
+    "relu": lambda a: a.call("maximum", 0),  # NaN stays NaN
+    "silu": lambda a: a / (1 + (-a).call("exp")),
+    "mish": lambda a: a * a.call("exp").call("log1p").call("tanh"),
+    "celu": lambda a, alpha=1.0: elu(a, alpha, 1, 1 / alpha),
+    "hardtanh": lambda a, low=-1, high=1: clamp(a, low, high),
+    "hardtanh_backward": lambda grad, a, low, high: where((a <= low) | (a >= high), 0, grad),
+    "hardsigmoid": lambda a: clamp(a + 3, 0, 6) / 6,
+    "hardsigmoid_backward": lambda grad, a: where((a > -3) & (a < 3), grad * (1 / 6), 0),
+    "hardswish": lambda a: a * clamp(a + 3, 0, 6) / 6,
+    "hardswish_backward": lambda grad, a: where(a <= -3, 0, where(a < 3, grad * (a / 3 + 0.5), grad)),
+    "leaky_relu": lambda a, slope=0.01: where(a > 0, a, a * slope),
+    "leaky_relu_backward": lambda grad, a, slope, is_result: where(a > 0, grad, grad * slope),
+    "_prelu_kernel": lambda a, weight: where(a > 0, a, weight * a),
+    "hardshrink": lambda a, limit=0.5: where((a >= -limit) & (a <= limit), 0, a),
+    "softshrink": lambda a, limit=0.5: where(a > limit, a - limit, where(a < -limit, a + limit, a * 0)),  # NaN stays
+    **dict.fromkeys(("hardshrink_backward", "softshrink_backward"),
+                    lambda grad, a, limit: where((a >= -limit) & (a <= limit), 0, grad)),
+    "sigmoid_backward": lambda grad, result: grad * (1 - result) * result,
+    "tanh_backward": lambda grad, result: grad * (1 - result * result),
+}  # fmt: skip

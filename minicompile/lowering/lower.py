@@ -107,9 +107,7 @@ class GraphLowering:
         raise Unsupported("graph input", f"{node.name} is a {type(example).__name__}")
 
     def _constant(self, node: Node) -> Any:
-        value: Any = self.module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(value, torch.Tensor):
             return value
         name = self.builder.unique_name(node.name)

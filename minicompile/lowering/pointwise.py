@@ -17,7 +17,7 @@ from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import Index
 from minicompile.lowering import formulas
 from minicompile.lowering.builder import GraphBuilder, Indices
-from minicompile.lowering.registry import RULES, UseExtern, lowers, overload
+from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, number, where
 from minicompile.lowering.values import TensorValue
 
@@ -43,74 +43,41 @@ def _truth(operation: str) -> Callable[..., Scalar]:
 
 
 # Computed in the result's dtype (integers become floats where the result is one).
+# Forms of one operator that share a formula are named together.
 IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     **{name: _call(name) for name in (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin",
         "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv",
-        "lgamma", "reciprocal", "neg", "bitwise_not", "atan2", "hypot",
+        "lgamma", "reciprocal", "neg", "bitwise_not", "atan2", "hypot", "maximum", "minimum", "fmax", "fmin",
     )},
-    "nextafter": formulas.next_after,
-    "copysign.Tensor": _call("copysign"), "copysign.Scalar": _call("copysign"),
-    "ldexp.Tensor": lambda a, b: a * b.call("exp2"),
-    **{name: formulas.integral_identity(name) for name in ("floor", "ceil", "trunc", "round")},
-    "abs": formulas.absolute, "sign": formulas.sign, "sgn": formulas.sign, "frac": formulas.fraction,
-    "round.decimals": formulas.round_decimals,
-    "relu": formulas.relu, "sinc": formulas.sinc, "logit": formulas.logit,
-    "deg2rad": lambda a: a * 0.017453292519943295, "rad2deg": lambda a: a * 57.29577951308232,
-    "special_entr": formulas.entropy, "zero": lambda a: Scalar(a.lift(0)),
-    "add.Tensor": formulas.add, "add.Scalar": formulas.add, "sub.Tensor": formulas.subtract,
-    "sub.Scalar": formulas.subtract,
-    "mul.Tensor": operator.mul, "mul.Scalar": operator.mul,
-    "div.Tensor": formulas.divide, "div.Scalar": formulas.divide, "div.Tensor_mode": formulas.divide,
-    "div.Scalar_mode": formulas.divide,
-    "floor_divide": _either_side("floordiv"), "floor_divide.Scalar": _call("floordiv"),
-    "remainder.Tensor": _call("remainder"), "remainder.Scalar": _call("remainder"),
-    "remainder.Scalar_Tensor": _either_side("remainder"),
-    "fmod.Tensor": _call("fmod"), "fmod.Scalar": _call("fmod"),
-    "pow.Tensor_Scalar": formulas.power, "pow.Tensor_Tensor": formulas.power, "pow.Scalar": formulas.power,
-    "maximum": _call("maximum"), "minimum": _call("minimum"), "fmax": _call("fmax"), "fmin": _call("fmin"),
+    **formulas.BY_NAME,
+    "nextafter": formulas.next_after, "round.decimals": formulas.round_decimals,
+    "copysign.Tensor|Scalar": _call("copysign"), "fmod.Tensor|Scalar": _call("fmod"),
+    "sinc": formulas.sinc, "logit": formulas.logit,
+    "add.Tensor|Scalar": formulas.add, "sub.Tensor|Scalar": formulas.subtract, "mul.Tensor|Scalar": operator.mul,
+    "div.Tensor|Scalar|Tensor_mode|Scalar_mode": formulas.divide,
+    "floor_divide.default|Scalar": _either_side("floordiv"),
+    "remainder.Tensor|Scalar|Scalar_Tensor": _either_side("remainder"),
+    "pow.Tensor_Scalar|Tensor_Tensor|Scalar": formulas.power,
     "logaddexp": formulas.log_add_exp, "logaddexp2": functools.partial(formulas.log_add_exp, two=True),
-    "heaviside": formulas.heaviside,
-    "xlogy.Tensor": formulas.xlogy, "xlogy.Scalar_Other": formulas.xlogy, "xlogy.Scalar_Self": formulas.xlogy,
-    "special_xlog1py": functools.partial(formulas.xlogy, logarithm="log1p"),
-    "special_xlog1py.other_scalar": functools.partial(formulas.xlogy, logarithm="log1p"),
-    "special_xlog1py.self_scalar": functools.partial(formulas.xlogy, logarithm="log1p"),
-    **{f"bitwise_{name}{form}": _either_side(f"bitwise_{name}")
-       for name in ("and", "or", "xor") for form in (".Tensor", ".Scalar", ".Scalar_Tensor")},
-    **{f"{name}{form}": _either_side(operation) for form in (".Tensor", ".Tensor_Scalar", ".Scalar_Tensor")
-       for name, operation in (("bitwise_left_shift", "left_shift"), ("bitwise_right_shift", "right_shift"))},
-    **{f"{name}{form}": _call(operation) for form in (".Tensor", ".Scalar")
-       for name, operation in (("__lshift__", "left_shift"), ("__rshift__", "right_shift"))},
-    "addcmul": formulas.add_product, "addcdiv": formulas.add_quotient,
-    "lerp.Scalar": formulas.lerp, "lerp.Tensor": formulas.lerp,
-    "clamp": formulas.clamp, "clamp.Tensor": formulas.clamp,
-    "clamp_min": formulas.clamp, "clamp_min.Tensor": formulas.clamp,
-    "clamp_max": lambda a, high: formulas.clamp(a, None, high),
-    "clamp_max.Tensor": lambda a, high: formulas.clamp(a, None, high),
-    "nan_to_num": formulas.nan_to_num, "threshold": formulas.threshold,
-    "threshold_backward": formulas.threshold_backward,
-    "gelu": formulas.gelu, "gelu_backward": formulas.gelu_backward,
-    "silu": formulas.silu, "silu_backward": formulas.silu_backward,
-    "mish": formulas.mish, "mish_backward": formulas.mish_backward,
-    "elu": formulas.elu, "elu_backward": formulas.elu_backward,
-    "celu": lambda a, alpha=1.0: formulas.elu(a, alpha, 1, 1 / alpha),
-    "hardtanh": lambda a, low=-1, high=1: formulas.clamp(a, low, high),
-    "hardtanh_backward": formulas.hardtanh_backward,
-    "hardsigmoid": formulas.hardsigmoid, "hardsigmoid_backward": formulas.hardsigmoid_backward,
-    "hardswish": formulas.hardswish, "hardswish_backward": formulas.hardswish_backward,
-    "leaky_relu": formulas.leaky_relu, "leaky_relu_backward": formulas.leaky_relu_backward,
-    "_prelu_kernel": formulas.prelu,
+    "xlogy.Tensor|Scalar_Other|Scalar_Self": formulas.xlogy,
+    "special_xlog1py.default|other_scalar|self_scalar": functools.partial(formulas.xlogy, logarithm="log1p"),
+    **{f"bitwise_{name}.Tensor|Scalar|Scalar_Tensor": _either_side(f"bitwise_{name}") for name in ("and", "or", "xor")},
+    **{f"bitwise_{name}.Tensor|Tensor_Scalar|Scalar_Tensor": _either_side(name) for name in ("left_shift", "right_shift")},
+    "__lshift__.Tensor|Scalar": _call("left_shift"), "__rshift__.Tensor|Scalar": _call("right_shift"),
+    "lerp.Scalar|Tensor": formulas.lerp, "nan_to_num": formulas.nan_to_num,
+    "clamp.default|Tensor": formulas.clamp, "clamp_min.default|Tensor": formulas.clamp,
+    "clamp_max.default|Tensor": lambda a, high: formulas.clamp(a, None, high),
+    "gelu": formulas.gelu, "gelu_backward": formulas.gelu_backward, "silu_backward": formulas.silu_backward,
+    "mish_backward": formulas.mish_backward, "elu": formulas.elu, "elu_backward": formulas.elu_backward,
     "softplus": formulas.softplus, "softplus_backward": formulas.softplus_backward,
-    "hardshrink": formulas.hardshrink, "hardshrink_backward": formulas.hardshrink_backward,
-    "softshrink": formulas.softshrink, "softshrink_backward": formulas.hardshrink_backward,
     "logit_backward": formulas.logit_backward,
     "log_sigmoid_backward": lambda grad, a, _: formulas.log_sigmoid_backward(grad, a),  # eager's buffer is not needed
-    "sigmoid_backward": formulas.sigmoid_backward, "tanh_backward": formulas.tanh_backward,
 }  # fmt: skip
 
 # Computed in the dtype that the arguments promote to; the result is boolean.
 COMPARISONS: dict[str, Callable[..., Scalar]] = {
-    **{f"{name}{form}": _truth(name) for name in ("eq", "ne", "lt", "le", "gt", "ge") for form in (".Tensor", ".Scalar")},
+    **{f"{name}.Tensor|Scalar": _truth(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"logical_{name}": _truth(f"logical_{name}") for name in ("and", "or", "xor", "not")},
     "isnan": Scalar.is_nan, "isinf": formulas.is_infinite, "signbit": formulas.sign_bit,
     "isposinf": lambda a: a.equals(float("inf")) if a.dtype.is_floating_point else formulas.is_infinite(a),
@@ -181,9 +148,10 @@ def _register_tables() -> None:
     tables = (IN_RESULT_DTYPE, "result"), (COMPARISONS, "promoted")
     for table, promotion in tables:
         for name, formula in table.items():
-            found = overload(f"aten.{name}" if "." in name else f"aten.{name}.default")
-            if found is not None:
-                RULES[found] = _elementwise(formula, promotion, name.startswith("bitwise"))
+            base, _, forms = name.partition(".")
+            lowers(*(f"aten.{base}.{form or 'default'}" for form in forms.split("|")))(
+                _elementwise(formula, promotion, name.startswith("bitwise"))
+            )
 
 
 _register_tables()

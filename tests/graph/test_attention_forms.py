@@ -357,7 +357,7 @@ def test_autocast(name: str) -> None:
     compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
     for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
         assert got.dtype == want.dtype
-        bar = 3e-2 * max(1.0, want.abs().max().item())  # sums of rounded products: as large as the largest
+        bar = 5e-2 * max(1.0, want.abs().max().item())  # sums of rounded products: as large as the largest
         torch.testing.assert_close(got, want, rtol=5e-2, atol=bar)
     (graph,) = compiled_function(compiled).compiler.graphs
     assert [record.reason for record in graph.partitioned.patterns if not record.accepted] == []
