@@ -163,6 +163,8 @@ class OutputGraph:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             refuse_overlapping_writes(args[0] if args else None)
+        if name in ("imul", "mul_", "__imul__"):
+            refuse_widening_product(*args, **kwargs)
         if name == "as_strided" and (args[3:] or kwargs.get("storage_offset") is not None):
             raise Break("real memory", "`as_strided` counts from the start of the storage")
         result = self.run_fake(op, target, args, kwargs)
@@ -335,3 +337,10 @@ def refuse_overlapping_writes(target: Any) -> None:
 
 SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere", "unique_consecutive", "getitem",
                                "repeat_interleave", "bincount", "nonzero_static", "where"})
+
+
+def refuse_widening_product(target: Any, other: Any) -> None:
+    """Leave a product in place to eager where its dtype does not hold the result; the fake kernel does not look."""
+    if isinstance(target, FakeTensor) and isinstance(other, (int, float, complex, torch.Tensor)):
+        if not torch.can_cast(torch.result_type(target, other), target.dtype):
+            raise Break("operation failed", "a product in place does not fit its dtype")

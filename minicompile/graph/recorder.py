@@ -9,6 +9,7 @@ inputs or outputs are.
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from minicompile.errors import Unsupported
-from minicompile.graph import eager_strides, torch_interface
+from minicompile.graph import eager_errors, eager_strides, torch_interface
 from minicompile.graph.sizes import SizeExpressions
 from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode, TorchDispatchMode
 from minicompile.ir.float_input import FloatNeeded, hinted, is_float_input
@@ -161,6 +162,8 @@ class Recorder(TorchDispatchMode):
             result = self._run(func, args, kwargs)
         finally:
             self._inside -= 1
+        if not self._inside:
+            eager_errors.check(func, args, kwargs, result)
         if not self._inside and not eager_strides.plain_layout((*args, *kwargs.values())):
             result = self._as_eager(func, args, kwargs, result)
         if key is not None and unrepeatable == self._unrepeatable:
@@ -312,6 +315,8 @@ def refuse_unusual(target: Any, args: Any, result: Any) -> None:
             raise RuntimeError(f"{target} makes a sparse tensor")
         if target in EMPTY_STRIDED and torch_interface.overlaps(item):
             raise Unsupported("overlapping tensor", f"{target} makes a tensor whose elements share memory")
+    if keyword.iskeyword(target._overloadname):
+        raise Unsupported("operator without a name", f"{target} cannot be written in Python")
     if target is torch.ops.aten.view_as_real.default and args[0].is_conj():
         raise RuntimeError("a lazily conjugated tensor is viewed as real")
 

@@ -27,10 +27,12 @@ def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def index_fill(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
-    """`index_fill`; the gradient of a tensor `fill` would need the unique values of the index."""
+    """`index_fill`; the gradient of a tensor `fill` would need the unique values of the index, and what PyTorch makes of
+    the operator takes no negative ones."""
+    length = value.shape[dim] if value.dim() else 1
+    index = torch.where(index < 0, index + length, index)
     if not isinstance(fill, Tensor):
         return torch.ops.aten.index_fill(value, dim, index, fill)
-    length = value.shape[dim] if value.dim() else 1
     hit = torch.zeros(length, dtype=torch.bool, device=value.device).index_fill(0, index, True)
     hit = hit.view([-1 if d == dim % value.dim() else 1 for d in range(value.dim())])
     return torch.where(hit, fill.to(value), value)

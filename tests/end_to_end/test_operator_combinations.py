@@ -84,6 +84,8 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "upsampling by a scale that leaves a size as it is": (
         lambda x: tuple(F.interpolate(x, scale_factor=(1.1, 2.0), mode=m) for m in ("nearest", "bilinear", "bicubic", "nearest-exact")),
         lambda: (leaf(1, 2, 5, 4),)),
+    "filling by an index from the end": (lambda x: (x.index_fill(1, torch.tensor([0, -1]), 2.0), x.sin().index_fill_(0, torch.tensor([-1]), 3.0)),
+                                         lambda: (leaf(3, 5),)),
     "unpooling channels_last": (lambda x, i: F.max_unpool2d(x, i, 3),
                                 lambda: (leaf(2, 2, 1, 2).as_strided((2, 2, 1, 2), (4, 1, 4, 2)), torch.tensor([[[[0, 3]]]]).expand(2, 2, 1, 2))),
     "trilinear and area": (lambda x: (F.interpolate(x, size=(3, 5, 4), mode="trilinear"), F.interpolate(x, size=(2, 2, 2), mode="area")),
