@@ -341,6 +341,6 @@ SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere",
 
 def refuse_widening_product(target: Any, other: Any) -> None:
     """Leave a product in place to eager where its dtype does not hold the result; the fake kernel does not look."""
-    if isinstance(target, FakeTensor) and isinstance(other, (int, float, complex, torch.Tensor)):
-        if not torch.can_cast(torch.result_type(target, other), target.dtype):
-            raise Break("operation failed", "a product in place does not fit its dtype")
+    plain = isinstance(target, FakeTensor) and isinstance(other, (int, float, complex, torch.Tensor))
+    if plain and not torch.can_cast(torch.result_type(target, other), target.dtype):
+        raise Break("operation failed", "a product in place does not fit its dtype")

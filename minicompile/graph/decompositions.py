@@ -8,6 +8,7 @@ This module must not record nodes itself.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -75,12 +76,8 @@ def more_from_torch() -> dict[Any, Decomposition]:
         "addmv nll_loss_forward nll_loss2d_forward grid_sampler_2d rrelu_with_noise_functional rrelu_with_noise_backward "
         "unfold_backward dist"
     ).split()
-    chosen: dict[Any, Decomposition] = {}
-    for name in (*wanted, *RESIZING):
-        for found in overloads(name, ""):
-            if found in available:
-                chosen[found] = CHANGED.get(name, lambda function: function)(available[found])
-    return chosen
+    return {found: CHANGED.get(name, lambda function: function)(available[found])
+            for name in (*wanted, *RESIZING) for found in overloads(name, "") if found in available}  # fmt: skip
 
 
 def unless_half(function: Decomposition) -> Decomposition:
@@ -111,9 +108,8 @@ def unless_a_size_stays(function: Decomposition) -> Decomposition:
 
     def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = function(first, *args, **kwargs)
-        scaled = any(type(value) is not int and value != 1 for value in tree_leaves((args[1:], kwargs)))
-        same = scaled and any(old == new for old, new in zip(first.shape[2:], result.shape[2:], strict=True))
-        return NotImplemented if same else result
+        scaled = any(isinstance(scale, (float, torch.SymFloat)) and scale != 1 for scale in tree_leaves((args, kwargs)))
+        return NotImplemented if scaled and any(map(operator.eq, first.shape[2:], result.shape[2:])) else result
 
     return run
 

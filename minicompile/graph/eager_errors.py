@@ -1,6 +1,6 @@
 """Errors that eager's kernels raise and PyTorch's fake ones do not: such a graph is left to eager, which raises them.
 
-Looks at operators as the program calls them, not at what they are made of. This module must not raise eager's errors itself.
+Looks at operators as the program calls them, not at what they are made of. This module must not raise anything itself.
 """
 
 from __future__ import annotations
@@ -10,34 +10,26 @@ from typing import Any
 
 import torch
 
-from minicompile.errors import Unsupported
-
 aten = torch.ops.aten
 
-CONVERT_NUMBERS = frozenset((
-    aten.fill, aten.full, aten.full_like, aten.new_full, aten.masked_fill, aten.clamp, aten.clamp_min, aten.clamp_max,
-    aten.hardtanh, aten.threshold, aten.index_fill, aten.scatter, aten.constant_pad_nd, aten.add, aten.sub, aten.rsub,
-    aten.addcmul, aten.addcdiv,
-))  # fmt: skip
+CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
+    "fill full full_like new_full masked_fill clamp clamp_min clamp_max hardtanh threshold index_fill scatter constant_pad_nd "
+    "add sub rsub addcmul addcdiv").split())
 """Operators whose kernels take numbers in the dtype of the result, and refuse those that it does not hold."""
-SUBTRACTIONS = frozenset((aten.sub, aten.rsub))
-DIVISIONS = frozenset((aten.floor_divide, aten.remainder, aten.fmod, aten.div))
 
 
-def check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Raise `Unsupported` where eager raises."""
-    packet = func.overloadpacket
-    if not isinstance(result, torch.Tensor):
-        return
+def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> str:
+    """What eager would complain about; nothing if it would not."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet is None or not isinstance(result, torch.Tensor):
+        return ""
     if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
-        raise Unsupported("refused by eager", f"{func} of a number that {result.dtype} does not hold")
-    if packet in SUBTRACTIONS and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
-        raise Unsupported("refused by eager", f"{func} of truth values")
-    by_zero = packet in DIVISIONS and any(type(value) is int and value == 0 for value in args[1:])
-    if by_zero and not result.dtype.is_floating_point and result.device.type == "cpu":
-        raise Unsupported("refused by eager", f"{func} of integers by zero")
-    if packet is aten.heaviside and args[0].dtype != args[1].dtype:
-        raise Unsupported("refused by eager", f"{func} of two dtypes")
+        return f"a number that {result.dtype} does not hold"
+    if packet in (aten.sub, aten.rsub) and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
+        return "truth values"
+    if packet in (aten.floor_divide, aten.remainder, aten.fmod, aten.div) and any(type(n) is int and n == 0 for n in args[1:]):
+        return "" if result.dtype.is_floating_point or result.device.type != "cpu" else "integers by zero"
+    return "two dtypes" if packet is aten.heaviside and args[0].dtype != args[1].dtype else ""
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:
@@ -52,4 +44,4 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
 
 def is_truth(value: Any) -> bool:
     """Whether an operand is boolean."""
-    return value is True or value is False or isinstance(value, torch.Tensor) and value.dtype == torch.bool
+    return type(value) is bool or isinstance(value, torch.Tensor) and value.dtype == torch.bool

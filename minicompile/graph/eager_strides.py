@@ -22,18 +22,14 @@ CHANGES_STRIDES = frozenset((
 ))  # fmt: skip
 """Operators that are asked to change what a tensor says of its memory."""
 
-BY_OPERANDS = frozenset((
-    aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.logaddexp.default,
-    aten.heaviside.default, aten.copysign.Tensor, aten.floor_divide.default, aten.xlogy.Tensor,
-    aten.special_xlog1py.default, aten.div.Tensor_mode, aten.native_dropout_backward.default,
-))  # fmt: skip
+BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
+    "logical_and.default logical_or.default logical_xor.default logaddexp.default heaviside.default copysign.Tensor "
+    "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default").split()))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
-BATCH_NORMS = frozenset((
-    aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default,
-    aten._batch_norm_with_update_functional.default, aten._batch_norm_no_update.default,
-))  # fmt: skip
+BATCH_NORMS = frozenset(getattr(aten, name) for name in (
+    "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
+    "_batch_norm_with_update_functional _batch_norm_no_update").split())
 """Eager's result is contiguous or `channels_last`, the fake one's like the input."""
 
 Layouts = list[tuple[torch.Tensor, tuple[Any, ...], tuple[Any, ...]]]
@@ -81,7 +77,7 @@ def of_result(func: Any, args: Any, result: Any) -> Any:
     tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
     if func in BY_OPERANDS and len(tensors) > 1:
         return aten.eq.Tensor(*tensors[:2])
-    if func in BATCH_NORMS:
+    if func.overloadpacket in BATCH_NORMS:
         last = tensors[0].dim() == 4 and tensors[0].is_contiguous(memory_format=torch.channels_last)
         laid_out = torch.channels_last if last else torch.contiguous_format
         return (result[0].contiguous(memory_format=laid_out), *result[1:])

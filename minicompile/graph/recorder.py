@@ -162,8 +162,8 @@ class Recorder(TorchDispatchMode):
             result = self._run(func, args, kwargs)
         finally:
             self._inside -= 1
-        if not self._inside:
-            eager_errors.check(func, args, kwargs, result)
+        if not self._inside and (problem := eager_errors.problem_of(func, args, kwargs, result)):
+            raise Unsupported("refused by eager", f"{func} of {problem}")
         if not self._inside and not eager_strides.plain_layout((*args, *kwargs.values())):
             result = self._as_eager(func, args, kwargs, result)
         if key is not None and unrepeatable == self._unrepeatable:

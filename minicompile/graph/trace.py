@@ -31,10 +31,8 @@ from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, Output
 
 # Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python
 # dispatcher (too slow for every operator) put honest ones in their place.
-BATCH_NORMS = frozenset((
-    torch.nn.functional.batch_norm, torch.batch_norm, torch.native_batch_norm,
-    torch.nn.functional.instance_norm, torch.instance_norm,
-))  # fmt: skip
+BATCH_NORMS = (torch.nn.functional.batch_norm, torch.batch_norm, torch.native_batch_norm,
+               torch.nn.functional.instance_norm, torch.instance_norm)  # fmt: skip
 
 
 class Untraceable(Exception):

@@ -338,11 +338,3 @@ def _check(a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None) -> Non
         problems.append("int8 products take no addend; use an epilogue")
     if problems:
         raise ValueError("matmul: " + "; ".join(problems))
-
-
-def matmul_reference(
-    a: torch.Tensor, b: torch.Tensor, addend: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
-) -> torch.Tensor:
-    """The same values by torch, in the dtype of the arguments."""
-    values = alpha * (a @ b)
-    return values if addend is None else values + beta * addend

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference
+from minicompile.kernels.flash_attention import attention_backward, attention_forward
 from minicompile.kernels.flash_attention_forward import dropout_keeps
 from minicompile.kernels.interpret import launch
 
@@ -249,3 +249,29 @@ def large_score_failures(device: str, d: int, magnitude: float, configs: tuple[A
         if not error <= 2.0 * rival + 4 * 2.0**-23 * want.abs().max().item():
             wrong.append(f"{name} {error:.1e} (eager {rival:.1e})")
     return wrong
+
+
+def attention_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
+    upper: int | None = None, scale: float | None = None, keep: torch.Tensor | None = None, dropout: float = 0.0,
+    nan_rows: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The same values written out with the scores in memory, in the dtype of the arguments: output, log-sum-exp."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    distance = torch.arange(k.shape[2], device=q.device) - torch.arange(q.shape[2], device=q.device)[:, None]
+    visible = torch.ones_like(scores, dtype=torch.bool)
+    visible &= distance <= upper if upper is not None else True
+    visible &= distance >= -lower if lower is not None else True
+    if mask is not None and mask.dtype == torch.bool:
+        visible &= mask
+    elif mask is not None:
+        scores = scores + mask
+    scores = scores.masked_fill(~visible, float("-inf"))
+    lse = torch.logsumexp(scores, -1)
+    empty = (lse == float("-inf")).unsqueeze(-1)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, float("nan") if nan_rows else 0.0)
+    if keep is not None:
+        weights = weights * keep / (1.0 - dropout)
+    return weights @ v, lse.masked_fill(empty.squeeze(-1), float("nan")) if nan_rows else lse

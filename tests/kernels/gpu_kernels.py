@@ -44,13 +44,19 @@ from minicompile.kernels.flash_attention import (
     _query_gradient,
     attention_backward,
     attention_forward,
-    attention_reference,
 )
 from minicompile.kernels.flash_decode import choose_splits, flash_decode
 from minicompile.kernels.matmul import matmul
 from minicompile.kernels.matmul_model import MatmulProblem, choose, rank_configs
 from tests.kernels.attention_candidates import ATTENTION_CANDIDATES
-from tests.kernels.attention_cases import errors, failures, large_score_failures, operands, random_cases
+from tests.kernels.attention_cases import (
+    attention_reference,
+    errors,
+    failures,
+    large_score_failures,
+    operands,
+    random_cases,
+)
 
 WORKERS = min(14, os.cpu_count() or 1)
 BUDGET_SECONDS = 100.0

@@ -17,10 +17,18 @@ from triton.runtime.errors import OutOfResources
 
 from minicompile.kernels import flash_attention
 from minicompile.kernels.configs import attention_tile
-from minicompile.kernels.flash_attention import attention_backward, attention_forward, attention_reference
+from minicompile.kernels.flash_attention import attention_backward, attention_forward
 from minicompile.kernels.interpret import interpreting
 from minicompile.kernels.mask_bounds import mask_bounds
-from tests.kernels.attention_cases import Case, dropout_mask, errors, failures, large_score_failures, random_cases
+from tests.kernels.attention_cases import (
+    Case,
+    attention_reference,
+    dropout_mask,
+    errors,
+    failures,
+    large_score_failures,
+    random_cases,
+)
 
 SMALL = attention_tile("64x32 w1 s1")
 IMPLEMENTATION = sys.modules["minicompile.kernels.flash_attention"]
@@ -243,7 +251,7 @@ def test_a_refused_configuration_is_replaced_by_a_smaller_one(monkeypatch: pytes
     q = torch.randn(1, 1, 40, 16)
     out, _ = module.attention_forward(q, q, q, config=attention_tile("64x16 w4 s2 tma"))
     assert tried == [(True, 2, 64), (False, 2, 64), (False, 1, 64)]
-    torch.testing.assert_close(out, module.attention_reference(q, q, q)[0])
+    torch.testing.assert_close(out, attention_reference(q, q, q)[0])
 
 
 BANDS = {
