@@ -146,7 +146,7 @@ def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         try:
             with torch_interface.compiling(False):
                 real = function(*args, **kwargs)
-        except Exception:
+        except Exception:  # user code, which eager will run again and let raise
             raise Break("unknown call", f"`{label}` has a cache and raises") from None
         tracer.global_values[key] = tracer.wrap(real, source)
     return tracer.global_values[key]
@@ -459,7 +459,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise Break("tensor value", "the value of a tensor is needed") from None
     except RecursionError:
         raise Break("recursion", f"`{native_name(function)[1]}` recurs too deeply") from None
-    except Exception as error:
+    except Exception as error:  # the user's handlers are captured too, and get it
         error.__traceback__ = None
         if isinstance(error, TypeError) and any(name in str(error) for name in ("Sym", "FakeTensor", "Generator")):
             raise Break("unsupported argument", "a stand-in where only a plain value will do") from None

@@ -104,7 +104,7 @@ class Session:
         self.records.graphs.append(captured)
         try:
             return self.backend(captured)
-        except Exception as error:
+        except Exception as error:  # a defect of the compiler must not stop the program
             takes_floats = any(is_float_input(entry.example) for entry in captured.inputs)
             if not self.config.suppress_errors and not takes_floats:
                 raise
@@ -195,7 +195,7 @@ class CallCache:
                 return self.add(function, args, kwargs)
         except Unsupported:
             raise
-        except Exception as error:
+        except Exception as error:  # a defect of the compiler must not stop the program
             if not self.session.config.suppress_errors:
                 raise
             entry = self.internal_failure(error)
@@ -263,5 +263,5 @@ def evaluate(guard: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Whether one guard holds, and the value that it tested."""
     try:
         return guard_test([guard])(function, args, kwargs)
-    except Exception:
+    except Exception:  # guards read what user code may have changed in any way; one that cannot be read does not hold
         return False, None

@@ -111,7 +111,7 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
         return tracer.resolve(next(iterator))
     except (StopIteration, *CONTROL):
         raise
-    except Exception as error:
+    except Exception as error:  # an iterator is user code, which raises what it likes
         raise RaisedInUserCode(error) from None
 
 

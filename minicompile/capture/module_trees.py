@@ -157,7 +157,7 @@ class Plan:
                 return getattr(base, source.name), False
             if kind in (Item, Argument):
                 return base[source.key], below and kind is Item and self.is_fixed(source.parent, base)  # type: ignore[attr-defined]
-        except Exception:
+        except Exception:  # properties and keys are user code, which raises what it likes
             return UNKNOWN, False
         return UNKNOWN, False
 

@@ -204,7 +204,7 @@ class OutputGraph:
             shape_like = "Shape" in type(error).__name__ or name in SHAPE_FROM_VALUES
             kind = "data-dependent shape" if shape_like else "tensor value"
             raise Break(kind, f"`{name}` depends on the values of a tensor") from None
-        except Exception as error:
+        except Exception as error:  # operators raise errors of all kinds; eager will raise it to the user
             text = str(error).strip().split("\n")[0][:200]
             raise Break("operation failed", f"`{name}`: {type(error).__name__}: {text}") from None
 

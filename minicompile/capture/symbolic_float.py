@@ -94,7 +94,7 @@ def computed(function: Callable[..., Any], operands: tuple[Any, ...], text: str 
     first = next(operand for operand in operands if type(operand) is SymbolicFloat)
     try:
         real = function(*map(real_of, operands))
-    except Exception:
+    except Exception:  # which one depends on the values, so these are fixed
         for operand in operands:
             fixed(operand)
         raise

@@ -151,10 +151,6 @@ def _neg(op: Operation) -> Text:
     return Text(f"-{op.arguments[0].at(UNARY + 1)}", UNARY)
 
 
-def _abs(op: Operation) -> Text:
-    return op.arguments[0] if op.source in UNSIGNED else call("tl.abs", op.arguments[0])
-
-
 def _sign(op: Operation) -> Text:
     if op.source == torch.bool:
         return op.arguments[0]
@@ -190,18 +186,6 @@ def _sigmoid(op: Operation) -> Text:
     return _reciprocal(dataclasses.replace(op, arguments=(below,)))
 
 
-def _sqrt(op: Operation) -> Text:
-    return call("tl.sqrt_rn" if op.dtype == torch.float32 else "tl.sqrt", op.arguments[0])
-
-
-def _isnan(op: Operation) -> Text:
-    return infix(op.arguments[0], "!=", op.arguments[0], COMPARE)
-
-
-def _isinf(op: Operation) -> Text:
-    return infix(call("tl.abs", op.arguments[0]), "==", Text('float("inf")'), COMPARE)
-
-
 def _signbit(op: Operation) -> Text:
     if not op.floating:
         return infix(op.arguments[0], "<", Text("0"), COMPARE)
@@ -215,10 +199,6 @@ def _bitwise_not(op: Operation) -> Text:
     if op.dtype in UNSIGNED:
         return infix(op.arguments[0], "^", Text(str(torch.iinfo(op.dtype).max)), XOR)
     return Text(f"~{op.arguments[0].at(UNARY)}", UNARY)
-
-
-def _logical_not(op: Operation) -> Text:
-    return infix(op.arguments[0], "==", Text("False" if op.source == torch.bool else "0"), COMPARE)
 
 
 _LIBDEVICE = ("expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
@@ -240,7 +220,7 @@ TRITON_OPS: dict[str, Emit] = {
     "fmod": _by_kind(_call("libdevice.fmod"), _infix("%", PRODUCT), _infix("%", PRODUCT)),
     "pow": _by_kind(_call("libdevice.pow"), _call("unsigned_power"), _call("integer_power")),
     "neg": _neg,
-    "abs": _abs,
+    "abs": lambda op: op.arguments[0] if op.source in UNSIGNED else call("tl.abs", op.arguments[0]),
     "sign": _sign,
     "reciprocal": _reciprocal,
     "minimum": _unless_boolean(_extremum, "&", AND),
@@ -251,7 +231,7 @@ TRITON_OPS: dict[str, Emit] = {
     "logical_and": _logical("&", AND),
     "logical_or": _logical("|", OR),
     "logical_xor": _logical("!=", COMPARE),
-    "logical_not": _logical_not,
+    "logical_not": lambda op: infix(op.arguments[0], "==", Text("False" if op.source == torch.bool else "0"), COMPARE),
     "bitwise_and": _infix("&", AND),
     "bitwise_or": _infix("|", OR),
     "bitwise_xor": _infix("^", XOR),
@@ -264,7 +244,7 @@ TRITON_OPS: dict[str, Emit] = {
     "log": _fast_or("tl.log", "libdevice.log"),
     "log2": _fast_or("tl.log2", "libdevice.log2"),
     "log10": _call("libdevice.log10"),
-    "sqrt": _sqrt,
+    "sqrt": lambda op: call("tl.sqrt_rn" if op.dtype == torch.float32 else "tl.sqrt", op.arguments[0]),
     "rsqrt": _call("tl.rsqrt"),
     "sigmoid": _sigmoid,
     "erf": _call("tl.erf"),
@@ -272,8 +252,8 @@ TRITON_OPS: dict[str, Emit] = {
     "ceil": _for_floats("tl.ceil"),
     "trunc": _for_floats("libdevice.trunc"),
     "round": _for_floats("libdevice.rint"),
-    "isnan": _isnan,
-    "isinf": _isinf,
+    "isnan": lambda op: infix(op.arguments[0], "!=", op.arguments[0], COMPARE),
+    "isinf": lambda op: infix(call("tl.abs", op.arguments[0]), "==", Text('float("inf")'), COMPARE),
     "signbit": _signbit,
     **{name: _call(f"libdevice.{name}") for name in _LIBDEVICE},
 }

@@ -129,22 +129,21 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def softmax(value: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """`aten._softmax`; half precisions are computed in fp32."""
-    result_dtype = torch.float32 if half_to_float else value.dtype
-    value = value.to(wide(value.dtype))
-    if value.numel() == 0:
-        return torch.empty_like(value).to(result_dtype)
-    exponentials = torch.exp(value - torch.amax(value, dim, keepdim=True))
-    return (exponentials / exponentials.sum(dim, keepdim=True)).to(result_dtype)
+    exponentials = torch.exp(_below_largest(value, dim))
+    return (exponentials / exponentials.sum(dim, keepdim=True)).to(torch.float32 if half_to_float else value.dtype)
 
 
 def log_softmax(value: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """`aten._log_softmax`."""
-    result_dtype = torch.float32 if half_to_float else value.dtype
+    shifted = _below_largest(value, dim)
+    logarithm = torch.log(torch.exp(shifted).sum(dim, keepdim=True))
+    return (shifted - logarithm).to(torch.float32 if half_to_float else value.dtype)
+
+
+def _below_largest(value: Tensor, dim: int) -> Tensor:
+    """How far values lie from the largest along `dim`, in a wide dtype; nothing has no largest."""
     value = value.to(wide(value.dtype))
-    if value.numel() == 0:
-        return torch.empty_like(value).to(result_dtype)
-    shifted = value - torch.amax(value, dim, keepdim=True)
-    return (shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))).to(result_dtype)
+    return value - torch.amax(value, dim, keepdim=True) if value.numel() else value
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:

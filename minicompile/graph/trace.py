@@ -74,7 +74,7 @@ def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
         tracer = _Tracer(captured, config, separable, custom if opaque else frozenset())
         try:
             joint = tracer.run()
-        except Exception as error:
+        except Exception as error:  # operators raise errors of all kinds; the last attempt's is told
             failure, location = (failure if opaque else error), tracer.location
             continue
         if tracer.cuts_hold():

@@ -83,7 +83,7 @@ def compile_launches(call: Callable[[], Any], device: torch.device) -> None:
     token = _PLANNED.set(planned)
     try:
         call()
-    except Exception:
+    except Exception:  # of whatever kind: the call that launches will raise it to the user
         return
     finally:
         _PLANNED.reset(token)

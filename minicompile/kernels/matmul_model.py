@@ -82,13 +82,11 @@ class Choice:
     """Who computes a product: "triton" with a tile, "vendor", or "padded vendor" (operands copied to aligned ones
     first).
 
-    The estimates are in seconds, the reason in words.
+    The reason has the estimates in words.
     """
 
     who: str
     config: MatmulConfig
-    triton_seconds: float
-    vendor_seconds: float
     reason: str
 
 
@@ -102,15 +100,15 @@ def choose(problem: MatmulProblem) -> Choice:
     estimates = f"estimated {ours * 1e6:.1f} us with {config} against {vendor * 1e6:.1f} us"
     if not problem.aligned and padded * MARGIN < min(vendor, ours):
         estimates = f"estimated {padded * 1e6:.1f} us with copies against {vendor * 1e6:.1f} us"
-        return Choice("padded vendor", config, ours, padded, f"aligned copies of the operands pay: {estimates}")
+        return Choice("padded vendor", config, f"aligned copies of the operands pay: {estimates}")
     if vendor < ours * margin:
-        return Choice("vendor", config, ours, vendor, f"the vendor's library is expected to be as fast: {estimates}")
+        return Choice("vendor", config, f"the vendor's library is expected to be as fast: {estimates}")
     causes = ["three-part bf16 products are faster than plain fp32 ones"] if problem.numerics == "split" else []
     if not problem.aligned_result:
         causes.append("rows of the result are not multiples of 16 bytes, which the vendor's library is slow at")
     if saved:
         causes.append(f"the epilogue saves {saved / 1e6:.1f} MB of traffic")
-    return Choice("triton", config, ours, vendor, f"{'; '.join(causes) or 'better tile quantization'}: {estimates}")
+    return Choice("triton", config, f"{'; '.join(causes) or 'better tile quantization'}: {estimates}")
 
 
 def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:

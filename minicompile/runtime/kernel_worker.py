@@ -150,7 +150,7 @@ def main() -> None:
             return
         try:
             send(tuple(compiled(job, kernels_of(job.path)[job.name])))
-        except Exception as error:
+        except Exception as error:  # the asking process raises it, whatever Triton or its tools raised
             send(f"{type(error).__name__}: {error}")
 
 
