@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterable
 
 from minicompile.codegen.device_sources import DEVICE_FUNCTIONS
-from minicompile.ir.loops import LoweredGraph, Origin
+from minicompile.ir.loops import ExternKernel, LoweredGraph, Origin
 from minicompile.ir.schedule import Schedule
-from minicompile.kernels import __all__ as HAND_WRITTEN
 
 RESERVED = frozenset({
     "torch", "tl", "triton", "libdevice", "call", "inputs", "program", "math", "time", "sys", "CONSTANTS", "Launcher",
     "reinterpret", "empty_strided", "with_layout", "main", "reference", "make_inputs",
-    *HAND_WRITTEN, *DEVICE_FUNCTIONS, *keyword.kwlist, *dir(builtins),
+    *DEVICE_FUNCTIONS, *keyword.kwlist, *dir(builtins),
 })  # fmt: skip
 
 
@@ -61,7 +60,8 @@ def buffer_names(schedule: Schedule) -> dict[str, str]:
     """One identifier for every buffer of the graph, used by kernels and host code alike."""
     graph = schedule.graph
     symbols = {str(atom) for index in graph.size_inputs.values() for atom in _names(index)}
-    namer = Namer(symbols)
+    kernels = {step.target.removeprefix("kernels.") for step in schedule.steps if isinstance(step, ExternKernel)}
+    namer = Namer(symbols | kernels)
     wishes = _wishes(graph)
     return {name: namer.fresh(wishes.get(name, name)) for name in graph.buffers}
 

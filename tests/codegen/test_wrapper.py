@@ -12,9 +12,7 @@ import pytest
 import torch
 
 import minicompile
-from minicompile import kernels
 from minicompile.codegen.generate import generate_program
-from minicompile.codegen.naming import Namer
 from minicompile.codegen.unsupported import CannotGenerate
 from minicompile.config import Config
 from minicompile.ir.expr import Constant, Load, apply
@@ -232,8 +230,14 @@ def test_variables_called_like_our_functions_are_renamed() -> None:
     x = torch.randn(5, 70)
     compiled = minicompile.compile(program, options={"suppress_errors": False, "cache": False})
     torch.testing.assert_close(compiled(x), program(x))
-    for name in kernels.__all__:
-        assert Namer().fresh(name) == f"{name}_1"
+
+
+def test_a_variable_called_like_the_hand_written_kernel_that_computes_it_is_renamed() -> None:
+    x, out = buffer("x", (4, 4), role="input"), buffer("fused_matmul", (4, 4))
+    step = ExternKernel("kernels.fused_matmul", (None, whole(x), whole(x)), (("tile", "16x16x16 w4 s1"),), (out,))
+    program = programs(schedule([step], [x, out], ["fused_matmul"]))[0]
+    a = torch.randn(4, 4)
+    torch.testing.assert_close(load(program).call([a])[0], a @ a)
 
 
 def test_the_file_runs_by_itself(tmp_path: pathlib.Path) -> None:
