@@ -37,8 +37,6 @@ class TensorMethod:
 
 def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """`owner.name`."""
-    if not isinstance(name, str):
-        return run_by_python(getattr, None, name)
     kind = type(owner)
     if isinstance(owner, torch_interface.FakeTensor):
         return tensor_attribute(tracer, owner, name)
@@ -74,7 +72,7 @@ def run_by_python(function: Any, *args: Any) -> Any:
     """What a native function gives, or the `AttributeError` that it raises, in Python's own words."""
     try:
         return function(*args)
-    except (AttributeError, TypeError) as error:
+    except AttributeError as error:
         raise RaisedInUserCode(error) from None
 
 
@@ -405,8 +403,6 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
         write_attribute(tracer, owner, name, value)
         return
-    if not isinstance(name, str):
-        run_by_python(setattr, None, name, None)
     if isinstance(owner, type) or isinstance(owner, types.ModuleType):
         set_on_class(tracer, owner, name, value)
         return

@@ -362,10 +362,7 @@ def rule_vars(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`vars(value)`."""
     if not args:
         raise Break("unsupported value", "`vars()` of the frame")
-    try:
-        return get_attribute(tracer, args[0], "__dict__")
-    except RaisedInUserCode:
-        return run_native(tracer, vars, (None,), {})  # raises what there is to say about all objects without one
+    return get_attribute(tracer, args[0], "__dict__")
 
 
 def simple(function: Any) -> Any:

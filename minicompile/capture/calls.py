@@ -457,8 +457,6 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise
     except torch_interface.DATA_DEPENDENT:
         raise Break("tensor value", "the value of a tensor is needed") from None
-    except RecursionError:
-        raise Break("recursion", f"`{native_name(function)[1]}` recurs too deeply") from None
     except Exception as error:  # the user's handlers are captured too, and get it
         error.__traceback__ = None
         if isinstance(error, TypeError) and any(name in str(error) for name in ("Sym", "FakeTensor", "Generator")):

@@ -52,9 +52,17 @@ class Guard:
 
     def text(self) -> str:
         """The condition as an expression for people."""
-        names = [getattr(value, "__qualname__", None) or repr(value) for value in self.constants]
-        shown = [name if len(name) < 80 else type(value).__name__ for name, value in zip(names, self.constants, strict=True)]
-        return self.condition.format(self.source.words(), *shown, others=[other.words() for other in self.others])
+        names = [name if len(name := shown(value)) < 80 else type(value).__name__ for value in self.constants]
+        return self.condition.format(self.source.words(), *names, others=[other.words() for other in self.others])
+
+
+def shown(value: Any) -> str:
+    """A constant as text, made by no code of the user's."""
+    if isinstance(value, type) or "__qualname__" in vars(type(value)):
+        return str(value.__qualname__)
+    if type(value) in (list, set, frozenset):
+        return f"[{', '.join(map(shown, value))}]"
+    return literal(value) or (repr(value) if type(value).__module__ == "torch" else type(value).__name__)
 
 
 class TensorKind(NamedTuple):
@@ -131,11 +139,10 @@ class GuardSet:
 
     def identity(self, source: Source, value: Any) -> None:
         """Require that a source is this very object; of a function also its code, which tools that reload modules replace."""
-        name = getattr(value, "__qualname__", None) or type(value).__name__
         path = CODE_AT.get(type(value))
         code = path and functools.reduce(lambda owner, part: getattr(owner, part, None), path.split("."), value)
         condition, constants = f"{{0}} is {{1}} and {{0}}.{path} is {{2}}" if code else "{0} is {1}", (value, code)
-        self.test(source, condition, constants, f"`{{0}}` is the same {name}", "identity", value)
+        self.test(source, condition, constants, f"`{{0}}` is the same {shown(value)}", "identity", value)
 
     def test(self, source: Source, condition: str, constants: tuple[Any, ...], sentence: str, kind: str,
              expected: Any = None, others: tuple[Source, ...] = (), tables: tuple[Item, ...] = ()) -> None:

@@ -173,8 +173,11 @@ def store_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
 @opcode("DELETE_GLOBAL")
 def delete_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Delete a global, later."""
-    tracer.load_global(frame.globals, instruction.value)
-    tracer.effects.globals[(id(frame.globals), instruction.value)] = (frame.globals, MISSING)
+    name = instruction.value
+    tracer.load_global(frame.globals, name)
+    if name not in frame.globals:
+        raise Break("unsupported value", f"the global `{name}` is deleted, but was not there before")
+    tracer.effects.globals[(id(frame.globals), name)] = (frame.globals, MISSING)
 
 
 @opcode("POP_TOP", "END_FOR", "POP_ITER")

@@ -135,6 +135,8 @@ class Emitter:
 
     def frame_state(self, frame: Frame, index: int, stack: list[Any]) -> tuple[str, list[str], tuple[str, ...], list[str]]:
         """A frame's stack and what is live of it at an instruction: kinds and texts of the stack, names and texts of locals."""
+        if any(step.name == "LOAD_GLOBAL" and step.value in ("locals", "eval", "exec") for step in frame.program.instructions):
+            raise RunEager("a function that reads all its variables cannot be cut")
         kinds = "".join("n" if value is NULL else "h" if isinstance(value, Handling) else "v" for value in stack)
         saved = [self.value(value.error if isinstance(value, Handling) else value) for value in stack if value is not NULL]
         for cell in frame.cells.values():

@@ -290,7 +290,7 @@ class Tracer:
         written = self.effects.globals.get(key)
         if written is not None:
             if written[1] is MISSING:
-                raise RaisedInUserCode(NameError(f"name '{name}' is not defined"))
+                raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
             return written[1]
         if key in self.global_values:
             return self.global_values[key]
@@ -304,7 +304,7 @@ class Tracer:
             scope = namespace.get("__builtins__", builtins)
             table = scope if isinstance(scope, dict) else vars(scope)
             if name not in table:
-                raise RaisedInUserCode(NameError(f"name '{name}' is not defined"))
+                raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
             value = table[name]
         self.global_values[key] = value
         return value

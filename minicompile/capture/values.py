@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.break_kinds import Break
-from minicompile.capture.guards import TensorGuard
+from minicompile.capture.guards import TensorGuard, shown
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
 from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, Source, is_trusted, item_of, literal
 from minicompile.capture.torch_interface import is_traceable
@@ -274,7 +274,7 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
             tracer.guards.test(source, text, (), "`{0}` is empty", "structure", keys)
         else:
             text = "list({0}) == {1}" if plain else "list(dict.keys({0})) == {1}"
-            tracer.guards.test(source, text, (keys,), f"`{{0}}` has the keys {keys}"[:200], "structure", keys)
+            tracer.guards.test(source, text, (keys,), f"`{{0}}` has the keys {shown(keys)}"[:200], "structure", keys)
 
 
 def guard_order(tracer: Tracer, value: Any) -> None:
@@ -302,7 +302,7 @@ def guard_present(tracer: Tracer, value: Any, key: Any) -> None:
     shadow = tracer.effects.shadows.get(id(value))
     if shadow is not None and not shadow.structure_guarded and key in shadow.real and key not in shadow.present:
         shadow.present.add(key)
-        tracer.guards.test(shadow.source, "{1} in {0}", (key,), f"`{{0}}` has the key {str(key)[:40]}", "structure", key)
+        tracer.guards.test(shadow.source, "{1} in {0}", (key,), f"`{{0}}` has the key {shown(key)[:40]}", "structure", key)
 
 
 def slot(tracer: Tracer, container: Any, key: Any) -> Any:

@@ -536,3 +536,30 @@ def star_call_of_an_opaque_function():
         return y + zero
 
     return outer, [call(count(2)), call(count(3))]
+
+
+@program
+def all_variables_read_after_a_break():
+    def f(x, scale):
+        label = f"{scale}"
+        print("before")
+        named = "{label} {scale}".format(**locals())
+        print(named)
+        return x * eval("scale + 1"), sorted(locals())
+
+    return f, [call(count(2), 3), call(count(2), 4)]
+
+
+@program
+def global_made_and_deleted():
+    def f(x):
+        global MADE_AND_DELETED
+        MADE_AND_DELETED = 5
+        y = x + MADE_AND_DELETED
+        del MADE_AND_DELETED
+        try:
+            del MADE_AND_DELETED
+        except NameError as error:
+            return y, str(error), "MADE_AND_DELETED" in globals()
+
+    return f, [call(count(2)), call(count(2))]

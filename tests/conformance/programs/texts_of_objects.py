@@ -82,3 +82,35 @@ def containers_of_varying_integers_as_text():
         return x * 2, str(collections.deque([n], 3)), "%s" % tables[0], f"{tables}", repr(pair), "{}".format([pair, {n}])
 
     return outer, [call(normal(2), number) for number in (3, 4, 5, 9, -2)]
+
+
+class Descriptor:
+    """Counts who asks for its text or for attributes that it does not have."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __repr__(self):
+        self.asked.append("repr")
+        return "a descriptor"
+
+    def __getattr__(self, name):
+        self.asked.append(name)
+        raise AttributeError(name)
+
+    def __get__(self, owner, kind):
+        return 3.0
+
+
+@program
+def texts_that_nobody_asks_for():
+    class Described:
+        scale = descriptor = Descriptor()
+
+    described = Described()
+
+    def f(x, others):
+        return x * described.scale, len(others), len(descriptor.asked)
+
+    descriptor = vars(Described)["scale"]
+    return f, [call(count(2), {descriptor: 1}), call(count(2), {}), call(count(3), {1: 1})]
