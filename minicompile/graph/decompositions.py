@@ -218,4 +218,5 @@ OWN: dict[str, Decomposition] = {
     "_log_softmax_backward_data": log_softmax_backward,
     "nll_loss_backward nll_loss2d_backward": nll_loss_backward,
     "_fused_rms_norm_backward": rms_norm_backward,
+    "take": lambda value, index: aten.index.Tensor(value.reshape(-1), [index]),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import re
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +13,7 @@ FLOATS = ("fp32", "bf16", "fp16")
 LOCATION = re.compile(r" at \S+:\d+ in \w+")
 EXPLANATION = """# Operators
 
-What `minicompile.compile` makes of every operator in PyTorch's OpInfo database (torch {torch}), written by
+What `minicompile.compile` makes of every operator in PyTorch's OpInfo database (torch {torch}), written on {date} by
 `python -m tests.end_to_end.opinfo_sweep --record FILE --markdown docs/operators.md`. Each operator ran on a few of its
 sample inputs, compiled and eager, on the CPU (kernels under Triton's interpreter): values against an fp64 run (error at
 most twice eager's plus a few units in the last place; integers and booleans exact; NaN and infinity in place), dtypes,
@@ -38,7 +39,7 @@ The same operators, one or two samples each, through `torch.compile(backend="aot
 def markdown(verdicts: Sequence[Verdict], torch_version: str, beside: Sequence[Verdict] = ()) -> str:
     """The page: totals by dtype, those of `torch.compile` beside them, then a row for each operator and outcome."""
     reference = [BESIDE, *totals(beside)] if beside else []
-    lines = [EXPLANATION.format(torch=torch_version), *totals(verdicts), *errors(verdicts), *reference, "", "| operator | dtypes | outcome | why not (all) fused |", "|---|---|---|---|"]
+    lines = [EXPLANATION.format(torch=torch_version, date=datetime.date.today()), *totals(verdicts), *errors(verdicts), *reference, "", "| operator | dtypes | outcome | why not (all) fused |", "|---|---|---|---|"]
     by_operator: dict[str, list[Verdict]] = collections.defaultdict(list)
     for verdict in verdicts:
         by_operator[verdict.operator].append(verdict)

@@ -84,6 +84,7 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "upsampling by a scale that leaves a size as it is": (
         lambda x: tuple(F.interpolate(x, scale_factor=(1.1, 2.0), mode=m) for m in ("nearest", "bilinear", "bicubic", "nearest-exact")),
         lambda: (leaf(1, 2, 5, 4),)),
+    "taking one element": (lambda x, i: torch.take(x, i) * x.sum(), lambda: (leaf(3, 5), torch.tensor(-2))),
     "filling by an index from the end": (lambda x: (x.index_fill(1, torch.tensor([0, -1]), 2.0), x.sin().index_fill_(0, torch.tensor([-1]), 3.0)),
                                          lambda: (leaf(3, 5),)),
     "unpooling channels_last": (lambda x, i: F.max_unpool2d(x, i, 3),
