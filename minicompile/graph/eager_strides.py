@@ -17,9 +17,8 @@ from minicompile.graph import torch_interface
 
 aten = torch.ops.aten
 
-CHANGES_STRIDES = frozenset((
-    "t_", "transpose_", "swapaxes_", "swapdims_", "unsqueeze_", "squeeze_", "as_strided_", "resize_", "resize_as_", "set_",
-))  # fmt: skip
+CHANGES_STRIDES = frozenset(
+    "t_ transpose_ swapaxes_ swapdims_ unsqueeze_ squeeze_ as_strided_ resize_ resize_as_ set_".split())
 """Operators that are asked to change what a tensor says of its memory."""
 
 BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
