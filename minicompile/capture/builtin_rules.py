@@ -251,9 +251,21 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
 
 
 COMPARING = (sum, sorted, min, max, set, frozenset)
-for _function in (list, tuple, set, frozenset, enumerate, reversed, collections.deque, sum, sorted, min, max):
+for _function in (list, tuple, set, frozenset, enumerate, collections.deque, sum, sorted, min, max):
     special(_function)(over_iterables(_function, 1))
 special(zip)(over_iterables(zip))
+
+
+@special(reversed)
+def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`reversed(value)`: by the user's `__reversed__`, else by the user's `__len__` and `__getitem__`."""
+    value = args[0]
+    if isinstance(class_lookup(tracer, type(value), "__reversed__")[0], types.FunctionType):
+        return call(tracer, get_attribute(tracer, value, "__reversed__"), (), {})
+    if isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType):
+        places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
+        return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
+    return over_iterables(reversed)(tracer, args, kwargs)
 
 
 def truth_over(tracer: Tracer, iterable: Any, stop_at: bool) -> bool:

@@ -79,7 +79,9 @@ def deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
 def empty_twin(tracer: Tracer, value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """A new instance of an object's class without attributes, and the attributes of the object."""
     kind = type(value)
-    plain = kind.__flags__ & (1 << 9) and kind.__base__ is not None and kind.__basicsize__ == plain_size(kind)
+    # With a dictionary and weak references at most, but no slots and no C layout.
+    size = PlainInstance.__basicsize__ if kind.__weakrefoffset__ else object.__basicsize__
+    plain = kind.__flags__ & (1 << 9) and kind.__base__ is not None and kind.__basicsize__ == size
     for method in COPY_METHODS:
         found, base = class_lookup(tracer, kind, method)
         plain = plain and (found is MISSING or base is object)
@@ -87,11 +89,6 @@ def empty_twin(tracer: Tracer, value: Any, name: str) -> tuple[Any, dict[str, An
     if store is None:
         raise Break("unknown call", f"`copy.{name}` of an object of type {kind.__name__}")
     return tracer.made(object.__new__(kind)), store
-
-
-def plain_size(kind: type) -> int:
-    """The size of instances that have a dictionary and weak references at most, but no slots and no C layout."""
-    return PlainInstance.__basicsize__ if kind.__weakrefoffset__ else object.__basicsize__
 
 
 class PlainInstance:

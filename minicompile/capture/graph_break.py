@@ -215,16 +215,6 @@ def compare_text(cutter: Cutter, left: str, right: str) -> str:
     return f"bool({text})" if VERSION >= (3, 13) and cutter.instruction.arg & 16 else text
 
 
-def membership_text(cutter: Cutter, item: str, container: str) -> str:
-    """`in` and `not in`."""
-    return f"{item} {'not in' if cutter.instruction.arg else 'in'} {container}"
-
-
-def format_text(cutter: Cutter, value: str, specification: str = "''") -> str:
-    """One value of an f-string (3.11, 3.12)."""
-    return f"format({convert_text(cutter, value)}, {specification})"
-
-
 def convert_text(cutter: Cutter, value: str) -> str:
     """`!s`, `!r` or `!a` of an f-string."""
     conversion = ("", "str", "repr", "ascii")[cutter.instruction.arg & 3]
@@ -268,8 +258,11 @@ STEPS: dict[str, Callable[[Cutter], Step]] = {
     "LOAD_SUPER_ATTR": expression_step(3, "{0}({1}, {2}).{name}"),
     "IMPORT_NAME": expression_step(2, "__import__({name!r}, {namespace}, None, {1}, {0})"),
     "BINARY_OP": expression_step(2, binary_text), "COMPARE_OP": expression_step(2, compare_text),
-    "CONTAINS_OP": expression_step(2, membership_text), "CONVERT_VALUE": expression_step(1, convert_text),
-    "FORMAT_VALUE": expression_step(lambda flags: 2 if flags & 4 else 1, format_text),
+    "CONTAINS_OP": expression_step(
+        2, lambda cutter, item, container: f"{item} {'not in' if cutter.instruction.arg else 'in'} {container}"),
+    "CONVERT_VALUE": expression_step(1, convert_text),
+    "FORMAT_VALUE": expression_step(lambda flags: 2 if flags & 4 else 1, lambda cutter, value, specification="''": (
+        f"format({convert_text(cutter, value)}, {specification})")),
     "BINARY_SUBSCR": expression_step(2, "{0}[{1}]"), "BINARY_SLICE": expression_step(3, "{0}[{1}:{2}]"),
     "UNARY_NOT": expression_step(1, "not {0}"), "UNARY_NEGATIVE": expression_step(1, "-{0}"),
     "UNARY_INVERT": expression_step(1, "~{0}"), "TO_BOOL": expression_step(1, "bool({0})"),

@@ -46,17 +46,13 @@ class ResumeShape:
         return len(self.stack) + 2 * self.stack.count("h") + 1
 
 
-def stack_names(shape: ResumeShape) -> list[str]:
-    """Parameter names for the stack elements that are not empty."""
-    return [f"{STACK_PREFIX}{place}" for place, kind in enumerate(shape.stack) if kind != "n"]
-
-
 def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
     """Assemble the code of a resume function."""
     code = program.code
     block = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     target_ordinal = program.instructions[shape.index].ordinal
-    parameters = [*stack_names(shape), *shape.names, *([RAISED] if shape.raises else [])]
+    stack = [f"{STACK_PREFIX}{place}" for place, kind in enumerate(shape.stack) if kind != "n"]
+    parameters = [*stack, *shape.names, *([RAISED] if shape.raises else [])]
     body, label = split_body(block, target_ordinal, shape)
     line = program.instructions[shape.index].line
     result = Bytecode()

@@ -135,11 +135,6 @@ def unary_method(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda self: computed(function, (self,))
 
 
-def comparison_method(symbol: str) -> Callable[[Any, Any], Any]:
-    """The special method of a comparison."""
-    return lambda self, other: self.compared(symbol, other)
-
-
 COMPARISONS = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
 CLOSED = (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.neg,
           operator.pos, abs)
@@ -152,4 +147,4 @@ for _name, _function in (("neg", operator.neg), ("pos", operator.pos), ("abs", a
                          ("floor", math.floor), ("ceil", math.ceil), ("int", int)):
     setattr(SymbolicFloat, f"__{_name}__", unary_method(_function))
 for _symbol, _function in COMPARISONS.items():
-    setattr(SymbolicFloat, f"__{_function.__name__}__", comparison_method(_symbol))
+    setattr(SymbolicFloat, f"__{_function.__name__}__", lambda self, other, symbol=_symbol: self.compared(symbol, other))

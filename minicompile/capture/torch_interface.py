@@ -200,8 +200,6 @@ def is_traceable(tensor: torch.Tensor) -> str | None:
         return "a quantised tensor"
     if tensor.is_nested:
         return "a nested tensor"
-    if tensor.is_complex():
-        return "a complex tensor"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "a tensor inside a torch.func transform"
     if tensor.is_conj() or tensor.is_neg():

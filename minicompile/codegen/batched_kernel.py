@@ -28,7 +28,8 @@ def write_batched_kernel(group: KernelGroup, name: str, context: KernelContext) 
     """The text of the kernel for all members of `group`."""
     members = group.batch
     model = _of_any_size(members)
-    geometry = Geometry(plan_for_device(model.tile, context.device), _is_wide(group, context), "block")
+    wide = any(GroupValues(member, context.buffers).needs_wide_indices() for member in group.batch)
+    geometry = Geometry(plan_for_device(model.tile, context.device), wide, "block")
     alike = {row[0]: row for row in zip(*map(_in_order, members), strict=True)}
     common = Namer(["block", "program", *SIZES])
     names = {
@@ -112,7 +113,3 @@ def _of_any_size(members: tuple[KernelGroup, ...]) -> KernelGroup:
 
     plan = dataclasses.replace(member.tile, axes=tuple(dataclasses.replace(t, axis=moved[t.axis]) for t in tiles))
     return dataclasses.replace(member, loops=tuple(map(resized, member.loops)), tile=plan)
-
-
-def _is_wide(group: KernelGroup, context: KernelContext) -> bool:
-    return any(GroupValues(member, context.buffers).needs_wide_indices() for member in group.batch)

@@ -238,6 +238,7 @@ class ExpressionWriter:
         weighed = arguments[1:] if expression.operation == "where" else arguments
         all_literal = all(value.is_literal for value in weighed)
         promotes = expression.dtype == torch.int64 and expression.operation in ("where", "maximum", "minimum")
+        to_discrete = expression.operation == "cast" and not expression.dtype.is_floating_point
         texts: list[Text] = []
         for position, (argument, value) in enumerate(zip(expression.arguments, arguments, strict=True)):
             text = value.text
@@ -252,7 +253,7 @@ class ExpressionWriter:
             elif (
                 argument.dtype in LOW_PRECISION
                 and not value.exact
-                and (expression.operation in NEEDS_ROUNDED_OPERANDS or _is_discrete_cast(expression))
+                and (expression.operation in NEEDS_ROUNDED_OPERANDS or to_discrete)
             ):
                 text = rounded(text, argument.dtype)
             texts.append(text)
@@ -453,10 +454,6 @@ def _compares_positions(expression: Expr) -> bool:
         and expression.operation in _COMPARISONS
         and all(isinstance(argument, (IndexValue, Constant)) for argument in expression.arguments)
     )
-
-
-def _is_discrete_cast(expression: Apply) -> bool:
-    return expression.operation == "cast" and not expression.dtype.is_floating_point
 
 
 def _word(expression: Expr) -> str:

@@ -115,7 +115,7 @@ def _print_kernels(
         key, buffers = kernel_shape(group, context)
         kernel = printed.get(key)
         if kernel is None:
-            name = namer.fresh(_kernel_name(group))
+            name = namer.fresh(group.name if re.search(r"_kernel(_\d+)?$", group.name) else f"{group.name}_kernel")
             kernel = printed[key] = _print_kernel(group, name, context, buffers)
         pointers = tuple(buffers[n] for n in kernel.numbers)
         launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.symbols)
@@ -135,10 +135,6 @@ def kernel_shape(group: KernelGroup, context: KernelContext) -> tuple[object, li
     online = tuple((names.index(pair.maximum), names.index(pair.total)) for pair in group.online)
     plan = (group.tile.axes, group.tile.strategy, group.tile.num_warps, group.tile.num_stages)
     return (facts, shared, online, plan), names
-
-
-def _kernel_name(group: KernelGroup) -> str:
-    return group.name if re.search(r"_kernel(_\d+)?$", group.name) else f"{group.name}_kernel"
 
 
 def _check(group: KernelGroup, context: KernelContext) -> None:

@@ -183,7 +183,7 @@ def follow_weights(found: Found) -> Node:
     while True:
         found.inner.append(current)
         readers = list(current.users)
-        if not any(leads_to_product(reader) for reader in readers):
+        if not any(name_of(reader) in (*PRODUCTS, *CASTS, "dropout") for reader in readers):  # no attention at all
             raise Refused("")
         if len(readers) != 1:
             raise Refused("the attention weights are used elsewhere")
@@ -200,11 +200,6 @@ def follow_weights(found: Found) -> Node:
             current = reader
         else:
             raise Refused("")
-
-
-def leads_to_product(node: Node) -> bool:
-    """Whether the softmax's reader can be a step to the product: otherwise it is no attention at all."""
-    return name_of(node) in (*PRODUCTS, *CASTS, "dropout")
 
 
 def follow_scores(found: Found) -> Node:

@@ -115,7 +115,8 @@ class PositionReader:
         raise Unknown
 
     def _elementwise(self, node: Node, name: str, example: Tensor) -> Positions | Band:
-        values = [self._value(each) if tensor_node(each) else each for each in node.args]
+        values = [self._value(each) if isinstance(each, Node) and isinstance(each.meta.get("example_value"), Tensor) else each
+                  for each in node.args]
         if any(isinstance(value, Positions) for value in values):
             return of_positions(name, [number(value) for value in values])
         if any(isinstance(value, (Node, tuple, list)) for value in values) or set(node.kwargs) - {"dtype", "device"}:
@@ -225,11 +226,6 @@ def mapped(compute: Any, bands: list[Any], example: Tensor) -> Band:
     if not isinstance(inside, Tensor) or inside.numel() != 1:
         raise Unknown
     return Band(edges[0] if edges else None, inside.to(example.dtype), outside.to(example.dtype))
-
-
-def tensor_node(value: Any) -> bool:
-    """Whether an argument is a tensor of the graph."""
-    return isinstance(value, Node) and isinstance(value.meta.get("example_value"), Tensor)
 
 
 def number(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Random operators as pure functions of seeds drawn once per run.
 
 One `minicompile::seeds` node at the head of the graph draws a key per random operator; each operator reads its own. With
-`Config.fallback_random` nothing here is used and eager's operators stay in the graph. This module must not know kernels.
+`Config.fallback_random` eager's operators stay in the graph, and only `in_memory_order` is used. This module must not know
+kernels.
 """
 
 from __future__ import annotations
@@ -175,6 +176,20 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def in_memory_order(like: Tensor, p: float = 0.5, **options: Any) -> Any:
+    """`aten.bernoulli.p` in place of eager's `bernoulli_`, which goes through memory where the functional form goes by rows."""
+    order, inverse = memory_order(like)
+    if order == inverse == sorted(order):
+        return NotImplemented
+    return torch.bernoulli(like.permute(order), p, **options).permute(inverse)
+
+
+def memory_order(like: Tensor) -> tuple[list[int], list[int]]:
+    """The dimensions from the outermost in memory to the innermost, and the permutation back."""
+    order = sorted(range(like.dim()), key=lambda dim: (like.stride(dim), like.size(dim)), reverse=True)
+    return order, [order.index(dim) for dim in range(like.dim())]
+
+
 def in_layout_of(value: Tensor, like: Tensor, memory_format: torch.memory_format | None) -> Tensor:
     """`value` laid out in memory as eager lays out its result for `like`: the numbers stay where they are."""
     if memory_format not in (None, torch.preserve_format):
@@ -182,6 +197,5 @@ def in_layout_of(value: Tensor, like: Tensor, memory_format: torch.memory_format
     wanted = torch.empty_like(like)
     if wanted.stride() == value.stride():
         return value
-    order = sorted(range(like.dim()), key=lambda dim: (wanted.stride(dim), wanted.size(dim)), reverse=True)
-    inverse = [order.index(dim) for dim in range(like.dim())]
+    order, inverse = memory_order(wanted)
     return value.permute(order).contiguous().permute(inverse)

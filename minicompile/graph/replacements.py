@@ -84,12 +84,15 @@ def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -
 
 
 # Results of the unsafe ones share memory with the input in eager, where functionalization would see copies; and it knows
-# no in-place polygamma. Some others look at the values of tensors, for a check or for a gradient.
+# no in-place polygamma. Some others look at the values of tensors, for a check or for a gradient. `bernoulli` draws by rows,
+# whatever the layout; in the graph, the operator with a `p` stands for `bernoulli_`.
 REPLACED: dict[Any, Any] = {
     torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
     torch.Tensor.unsafe_chunk: torch.chunk, torch.Tensor.unsafe_split: torch.split,
     torch.Tensor.unsafe_split_with_sizes: torch.split_with_sizes, torch.Tensor.polygamma_: polygamma_,
+    **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
+                    lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
     torch.nn.functional.one_hot: one_hot, torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill,
     torch.Tensor.index_fill_: index_fill_, torch.index_put: index_put, torch.Tensor.index_put: index_put,
     torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_, operator.setitem: set_item,

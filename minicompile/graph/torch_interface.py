@@ -175,8 +175,9 @@ def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
 
 def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     """The gradient that a backward takes for an output: in the output's layout if that is dense, else contiguous."""
-    dense = is_symbolic(like) or torch.ops.aten.is_non_overlapping_and_dense.default(like)
-    if dense:
+    steps = [step for size, step in zip(like.shape, like.stride(), strict=True) if type(size) is not int or size != 1]
+    expanded = any(type(step) is int and step == 0 for step in steps)
+    if not expanded if is_symbolic(like) else torch.ops.aten.is_non_overlapping_and_dense.default(like):
         return fake_copy(mode, like)
     return fake_empty(mode, tuple(like.shape), like.dtype, like.device)
 

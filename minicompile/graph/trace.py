@@ -24,7 +24,7 @@ from minicompile.graph.attention import SDPA, attention_or_none, written_attenti
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
 from minicompile.graph.opaque_backward import is_custom, opaque_call
-from minicompile.graph.random_numbers import Seeds, random_decompositions
+from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder
 from minicompile.graph.replacements import REPLACED
 from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
@@ -133,8 +133,7 @@ class _Tracer:
         table = decomposition_table()
         self.recorder = Recorder(self.fake_mode, table)
         self.seeds = None if config.fallback_random else Seeds(self.recorder)
-        if self.seeds is not None:
-            table.update(random_decompositions(self.seeds))
+        table.update({torch.ops.aten.bernoulli.p: in_memory_order} if self.seeds is None else random_decompositions(self.seeds))
         self.origins: dict[int, dict[str, Any]] = {}
         self.recorder.origin_of_backward = self._origin_of_backward
         self.inputs: list[TracedInput] = []

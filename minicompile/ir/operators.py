@@ -99,27 +99,17 @@ def _normal_from(words: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return (torch.sqrt(-2.0 * torch.log(u)) * torch.cos(2.0 * math.pi * v)).to(dtype)
 
 
-def _random_uniform(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return _uniform_from(_words(seeds, index, size), dtype)
-
-
-def _random_normal(seeds: Tensor, index: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return _normal_from(_words(seeds, index, size), dtype)
-
-
-def _random_randint(seeds: Tensor, index: int, low: int, high: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return (_words(seeds, index, size)[0] % (high - low) + low).to(dtype)
-
-
 def _random_fake(seeds: Tensor, *rest: Any) -> Tensor:
     return seeds.new_empty(rest[-2], dtype=rest[-1])
 
 
 _define("seeds(int count, *, Device device) -> Tensor", _seeds, _seeds)
-for _name, _reference in (("uniform", _random_uniform), ("normal", _random_normal)):
-    _define(f"random_{_name}(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor", _reference, _random_fake)
+_define("random_uniform(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
+        lambda seeds, index, size, dtype: _uniform_from(_words(seeds, index, size), dtype), _random_fake)
+_define("random_normal(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
+        lambda seeds, index, size, dtype: _normal_from(_words(seeds, index, size), dtype), _random_fake)
 _define("random_randint(Tensor seeds, int index, int low, int high, SymInt[] size, ScalarType dtype) -> Tensor",
-        _random_randint, _random_fake)
+        lambda seeds, index, low, high, size, dtype: (_words(seeds, index, size)[0] % (high - low) + low).to(dtype), _random_fake)
 
 
 def attention_weights(
@@ -167,7 +157,7 @@ def _keep_mask(seeds: Tensor | None, seed_index: int, dropout: float, query: Ten
     if seeds is None or dropout == 0.0:
         return None
     size = (*query.shape[:-1], key.shape[-2])
-    return _random_uniform(seeds, seed_index, size, torch.float32) >= dropout
+    return _uniform_from(_words(seeds, seed_index, size), torch.float32) >= dropout
 
 
 def _attention(

@@ -115,28 +115,29 @@ def _symbolic(expression: Any, shape_env: Any) -> Index:
     if kind == "Pow" and arguments[1].is_Integer and int(arguments[1]) >= 0:
         return product([_symbolic(arguments[0], shape_env)] * int(arguments[1]))
     if kind in ("floor", "FloorToInt", "TruncToInt", "CeilToInt"):
-        return _rounded(kind, arguments[0], shape_env)
+        above, below = _ratio(arguments[0], shape_env)
+        return (above + below - 1) // below if kind == "CeilToInt" else above // below
     raise Unsupported("symbolic size", f"a size is {expression}, and {kind} has no integer form here")
 
 
-def _rounded(kind: str, expression: Any, shape_env: Any) -> Index:
-    """A fraction of sizes rounded to an integer, if the fraction has a small denominator."""
-    if type(expression).__name__ in ("IntTrueDiv", "FloatTrueDiv"):
-        above, below = (_symbolic(_without_float(a), shape_env) for a in expression.args)
-    else:
-        constants = [a for a in expression.args if a.is_number]
-        rest = [a for a in expression.args if not a.is_number]
-        fraction = fractions.Fraction(float(math.prod(constants)))
-        if type(expression).__name__ != "Mul" or fraction.denominator > 1 << 16 or fraction < 0:
-            raise Unsupported("symbolic size", f"a size is {expression}, rounded")
-        above = product(_symbolic(_without_float(a), shape_env) for a in rest) * fraction.numerator
-        below = as_index(fraction.denominator)
-    return (above + below - 1) // below if kind == "CeilToInt" else above // below
-
-
-def _without_float(expression: Any) -> Any:
-    """The integer that was converted to a float."""
-    return expression.args[0] if type(expression).__name__ == "ToFloat" else expression
+def _ratio(expression: Any, shape_env: Any) -> tuple[Index, Index]:
+    """A fraction of sizes as two integers, the lower one positive if it is known."""
+    kind = type(expression).__name__
+    if expression.is_number:
+        number = fractions.Fraction(float(expression))
+        if number.denominator > 1 << 16:
+            raise Unsupported("symbolic size", f"a size contains the fraction {expression}")
+        return as_index(number.numerator), as_index(number.denominator)
+    if kind in ("IntTrueDiv", "FloatTrueDiv"):
+        (above, below), (by_above, by_below) = (_ratio(a, shape_env) for a in expression.args)
+        sign = -1 if expression.args[1].is_number and expression.args[1] < 0 else 1
+        return above * by_below * sign, below * by_above * sign
+    if kind in ("Add", "Mul"):
+        parts = [_ratio(a, shape_env) for a in expression.args]
+        below = product(part for _, part in parts)
+        above = product(part for part, _ in parts) if kind == "Mul" else total(part * (below // own) for part, own in parts)
+        return above, below
+    return _symbolic(expression.args[0] if kind == "ToFloat" else expression, shape_env), ONE
 
 
 def float_value(value: torch.SymFloat) -> Expr:

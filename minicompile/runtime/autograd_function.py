@@ -124,6 +124,7 @@ def _autograd_function(
     saved_tensors, saved_sizes = split_saved(plan)
     silent = tuple(i for i in range(user_count) if i not in set(binding.differentiable_outputs))
     gradient_slots = binding.differentiable_inputs
+    first_tangent = len(binding.saved) + len(saved_inputs)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         with below_autograd():
@@ -136,7 +137,7 @@ def _autograd_function(
         ctx.set_materialize_grads(False)
         ctx.input_count = len(inputs)
         if any(tangent.shape is None for tangent in tangents):
-            ctx.layouts = [(results[t.position].shape, results[t.position].stride()) for t in tangents]
+            ctx.layouts = [gradient_layout(results[t.position]) for t in tangents]
         return tuple(results[:user_count])
 
     def differentiate(ctx: Any, grads: Any, call: _Lazy) -> tuple[Any, ...]:
@@ -156,8 +157,8 @@ def _autograd_function(
 
     def backward(ctx: Any, *grads: Any) -> Any:
         gradients: list[Any] = [None] * ctx.input_count
-        missing = {number for number, tangent in enumerate(tangents) if grads[tangent.position] is None}
-        if len(missing) == len(tangents):
+        given = sum(1 << first_tangent + n for n, tangent in enumerate(tangents) if grads[tangent.position] is not None)
+        if not given:
             return tuple(gradients)
         call = backward_call
         if binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id():
@@ -165,9 +166,8 @@ def _autograd_function(
         found = differentiate(ctx, dict(enumerate(grads)), call)
         for slot, gradient in zip(gradient_slots, found):  # the split backward returns more
             gradients[slot] = gradient
-        if missing:
-            for slot, needed in zip(gradient_slots, plan.gradient_sources, strict=True):
-                gradients[slot] = None if missing.issuperset(needed) else gradients[slot]
+        for slot, sources in zip(gradient_slots, plan.gradient_sources):
+            gradients[slot] = gradients[slot] if sources & given else None
         return tuple(gradients)
 
     members = {name: staticmethod(function) for name, function in
@@ -197,6 +197,12 @@ def _refuse_second_derivative(found: Sequence[Any], incoming: list[torch.Tensor]
     anchors = [value if value.requires_grad else value.detach().requires_grad_() for value in incoming]
     guarded = iter(_SecondDerivative.apply(len(real), *real, *anchors))
     return tuple(None if value is None else next(guarded) for value in found)
+
+
+def gradient_layout(output: torch.Tensor) -> tuple[Any, Any]:
+    """Shape and strides of the gradient of an output of varying sizes: the output's, but dense where it is expanded."""
+    expanded = any(step == 0 and size > 1 for size, step in zip(output.shape, output.stride(), strict=True))
+    return output.shape, (torch.empty(output.shape, device="meta") if expanded else output).stride()
 
 
 def coerced(tangent: Tangent, shape: Any, strides: Any, grad: torch.Tensor | None) -> torch.Tensor:

@@ -6,6 +6,8 @@ This module must not run anything.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ class CallPlan:
         watches_inputs: whether an input requires a gradient.
         tensor_results: of each output of the forward, whether it is a tensor.
         tangents: what the backward takes for each differentiable output; `None` if there is no backward.
-        gradient_sources: by number, which tangents each gradient depends on.
+        gradient_sources: the bits of the backward's placeholders that each gradient depends on, if there are several tangents.
         unreached: positions of inputs that require a gradient and get none from any output.
         grad_enabled: whether gradients were on where the graph starts.
         sizes_vary: whether one program serves several sizes.
@@ -47,7 +49,7 @@ class CallPlan:
     watches_inputs: bool
     tensor_results: tuple[bool, ...]
     tangents: tuple[Tangent, ...] | None
-    gradient_sources: tuple[tuple[int, ...], ...] = ()
+    gradient_sources: tuple[int, ...] = ()
     unreached: tuple[int, ...] = ()
     grad_enabled: bool = True
     sizes_vary: bool = False
@@ -83,11 +85,9 @@ def call_plan(partitioned: PartitionedGraph, captured: CapturedGraph | None = No
         input_kinds=tuple(entry.kind for entry in partitioned.inputs),
         watches_inputs=any(getattr(entry.example, "requires_grad", False) for entry in partitioned.inputs),
         tensor_results=tuple(isinstance(value, torch.Tensor) for value in results),
-        tangents=None if partitioned.backward is None else expected_tangents(partitioned.binding, partitioned.backward),
-        gradient_sources=() if partitioned.backward is None else gradient_sources(partitioned.binding, partitioned.backward),
-        unreached=() if partitioned.backward is None else unreached_inputs(partitioned.binding, partitioned.backward),
         grad_enabled=captured is None or captured.grad_enabled,
         sizes_vary=any(has_symbols(entry.example) for entry in partitioned.inputs),
+        **facts_of_backward(partitioned.binding, partitioned.backward),
     )
 
 
@@ -97,36 +97,26 @@ def has_symbols(example: Any) -> bool:
     return any(isinstance(number, (torch.SymInt, torch.SymFloat)) for number in numbers)
 
 
-def expected_tangents(binding: Binding, backward: torch.fx.GraphModule) -> tuple[Tangent, ...]:
-    """What the backward takes for each differentiable output: its last placeholders."""
-    indices = binding.differentiable_outputs
-    placeholders: list[Any] = [node for node in backward.graph.nodes if node.op == "placeholder"]
-    found = []
-    for index, node in zip(indices, placeholders[len(placeholders) - len(indices) :], strict=True):
-        value = node.meta["val"]
-        static = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-        shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
-        found.append(Tangent(index, shape, strides, value.dtype, value.device))
-    return tuple(found)
+def facts_of_backward(binding: Binding, backward: torch.fx.GraphModule | None) -> dict[str, Any]:
+    """What the plan says of the backward."""
+    if backward is None:
+        return {"tangents": None}
+    nodes: list[Any] = list(backward.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    known = {node: 1 << number for number, node in enumerate(placeholders)}
+    for node in nodes[len(placeholders) :]:
+        known[node] = functools.reduce(operator.or_, (known[used] for used in node.all_input_nodes), 0)
+    gradients, outputs = nodes[-1].args[0], binding.differentiable_outputs
+    incoming = zip(outputs, placeholders[len(placeholders) - len(outputs) :], strict=True)
+    return {
+        "tangents": tuple(expected_tangent(index, node.meta["val"]) for index, node in incoming),
+        "gradient_sources": tuple(known.get(node, 0) for node in gradients) if len(outputs) > 1 else (),
+        "unreached": tuple(slot for slot, node in zip(binding.differentiable_inputs, gradients) if node is None),
+    }
 
 
-def unreached_inputs(binding: Binding, backward: torch.fx.GraphModule) -> tuple[int, ...]:
-    """The inputs for which the backward returns nothing."""
-    closing: Any = next(iter(reversed(backward.graph.nodes)))
-    return tuple(slot for slot, node in zip(binding.differentiable_inputs, closing.args[0], strict=False) if node is None)
-
-
-def gradient_sources(binding: Binding, backward: torch.fx.GraphModule) -> tuple[tuple[int, ...], ...]:
-    """Which tangents each gradient depends on: where none of them came in, eager gives no gradient at all."""
-    if len(binding.differentiable_outputs) == 1:
-        return ((0,),) * len(binding.differentiable_inputs)
-    placeholders = [node for node in backward.graph.nodes if node.op == "placeholder"]
-    first = len(placeholders) - len(binding.differentiable_outputs)
-    known: dict[Any, frozenset[int]] = {node: frozenset((number,)) for number, node in enumerate(placeholders[first:])}
-    closing = None
-    for node in backward.graph.nodes:
-        if node not in known:
-            known[node] = frozenset().union(*(known[used] for used in node.all_input_nodes))
-        closing = node
-    assert closing is not None
-    return tuple(tuple(sorted(known.get(node, ()))) for node in closing.args[0])
+def expected_tangent(position: int, value: torch.Tensor) -> Tangent:
+    """What the backward takes for a differentiable output."""
+    static = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+    shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
+    return Tangent(position, shape, strides, value.dtype, value.device)

@@ -44,17 +44,12 @@ class SizedLaunch:
         launch(grid, *arguments)
 
 
-def static_launcher() -> Any | None:
-    """torch's C++ launcher, or `None` in a build without CUDA."""
-    return getattr(torch._C, "_StaticCudaLauncher", None)
-
-
 def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib.Path | None) -> Launch | None:
     """A function `launch(grid, *arguments)` on the current stream of `device`; `None` if Triton must do it.
 
     `binary_path` is a file that holds exactly the binary's code, if there is one; otherwise a temporary one is made.
     """
-    implementation = static_launcher()
+    implementation = getattr(torch._C, "_StaticCudaLauncher", None)  # none in a build without CUDA
     if implementation is None or binary.scratch_bytes:
         return None
     index = device.index if device.index is not None else torch.cuda.current_device()

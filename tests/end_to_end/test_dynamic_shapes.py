@@ -445,3 +445,29 @@ def test_a_backward_knows_sizes_that_are_seen_only_in_products() -> None:
         compiled(twin, table).sum().backward()
         close(twin.grad, leaf.grad)
     assert compiles(compiled) == 1
+
+
+def test_the_length_of_a_range_in_floats() -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        n = x.shape[0]
+        return [x.sum() * torch.arange(*bounds) for bounds in ((n - 1, -1, -1.0), (0, n, 0.5), (0.5, n, 2.0), (n, 0.25, -1.5))]
+
+    compiled = minicompile.compile(program, dynamic=True, options=STRICT)
+    for size in (5, 6, 9):
+        x = torch.randn(size)
+        for actual, expected in zip(compiled(x), program(x), strict=True):
+            close(actual, expected)
+    assert compiles(compiled) == 1
+
+
+def test_the_gradient_of_an_expanded_output() -> None:
+    def program(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return scale.exp().expand_as(x), x * 2
+
+    compiled = minicompile.compile(program, dynamic=True, options=STRICT)
+    for size in (5, 6):
+        x, scale = torch.randn(size, 3), torch.randn(3, requires_grad=True)
+        weights = torch.randn(size, 3)
+        (mine,), (theirs,) = (torch.autograd.grad((f(x, scale)[0] * weights).sum(), scale) for f in (compiled, program))
+        close(mine, theirs)
+    assert compiles(compiled) == 1

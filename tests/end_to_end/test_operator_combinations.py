@@ -229,6 +229,7 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "complex numbers": (lambda x, y: (lambda z: (z * z.conj()).real.sum() + z.abs().sum() + z.angle().sum() + torch.view_as_real(z * 2j).sum())(torch.complex(x, y)), lambda: (leaf(3, 4), leaf(3, 4))),
     "complex products": (lambda x: ((x @ x.T).real, x.imag * 2, x.conj().resolve_conj().abs(), x.exp().real), lambda: (leaf(3, 3, dtype=torch.complex64),)),
     "fft": (lambda x: (torch.fft.rfft(x).abs(), torch.fft.irfft(torch.fft.rfft(x), n=9), torch.fft.fft2(x).real, torch.fft.fftshift(x)), lambda: (leaf(4, 9),)),
+    "complex arguments and results": (lambda z, w: (torch.fft.ifft(z * w), (z.conj() * w).real, z.abs(), z.sum()), lambda: (leaf(2, 3, dtype=torch.complex64), leaf(2, 3, dtype=torch.complex64))),
     "rotary embedding by complex numbers": (lambda x, t: torch.view_as_real(torch.view_as_complex(x.reshape(2, 5, 3, 2)) * torch.polar(torch.ones_like(t), t)).flatten(2), lambda: (leaf(2, 5, 6), torch.randn(5, 3))),
     "linear algebra": (lambda a: (lambda s: (torch.linalg.det(s), torch.linalg.inv(s), torch.linalg.cholesky(s), torch.linalg.solve(s, a), torch.logdet(s), torch.linalg.eigvalsh(s), torch.linalg.matrix_norm(a), s.trace(),
                                              torch.linalg.matrix_power(s, 2)))(a @ a.T + 3 * torch.eye(4)), lambda: (leaf(4, 4),)),

@@ -91,6 +91,22 @@ def test_attention_with_dropout() -> None:
     torch.testing.assert_close((gradient * v).sum(), (outs[0] * weight).sum())  # the result is linear in the values
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: F.dropout(x.transpose(0, 1), 0.3), lambda x: F.dropout((x @ x.mT).permute(2, 0, 1), 0.3),
+    lambda x: torch.empty_like(x.transpose(0, 1)).bernoulli_(0.3), lambda x: torch.bernoulli(x.transpose(0, 1), 0.3),
+    lambda x: torch.empty_like(x.mT).bernoulli_(x.sigmoid().mT), lambda x: x.mT.bernoulli(0.4), lambda x: x[:, ::2].clone().normal_(),
+    lambda x: torch.distributions.Laplace(x, 1.0, validate_args=False).rsample(),
+])  # fmt: skip
+def test_eager_s_own_numbers_lie_where_eager_has_them(function: Callable[[Tensor], Tensor]) -> None:
+    x, ours = torch.randn(4, 3, 5), compiled(function, fallback_random=True)
+    torch.manual_seed(3)
+    expected = function(x)
+    torch.manual_seed(3)
+    actual = ours(x)
+    torch.testing.assert_close(actual, expected)
+    assert actual.stride() == expected.stride()
+
+
 def test_eager_s_own_numbers_when_asked_for() -> None:
     def draws(x: Tensor) -> Any:
         return F.dropout(x, 0.3), torch.rand_like(x), torch.randn(5), torch.randint(0, 9, (4,)), torch.bernoulli(x.sigmoid()), torch.randperm(7)

@@ -585,3 +585,45 @@ def bound_method_of_a_module_other_than_forward():
             return functional.normalize(z, dim=-1) if normalize else z
 
     return Model().encode, [call(normal(2, 3)), call(normal(2, 3), normalize=True)]
+
+
+class Reversible(nn.Module):
+    """Runs its layers forwards, and back in an order of the user's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, place):
+        return self.layers[place]
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = layer(x)
+        for layer in reversed(self):
+            x = layer(x).tanh()
+        return x
+
+
+class Backwards:
+    """An object with a `__reversed__`."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __reversed__(self):
+        yield from self.items[::-2]
+
+
+@program(core=True)
+def layers_from_last_to_first():
+    return Reversible(), [call(normal(2, 4)), call(leaf(3, 4))]
+
+
+@program
+def objects_that_say_how_they_are_reversed():
+    items = Backwards([1.0, 2.0, 3.0])
+    return lambda x: [x * item for item in reversed(items)], [call(normal(2)), call(leaf(3))]
