@@ -17,21 +17,24 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 import minicompile.config as configuration
-from minicompile.capture.entry import CompiledCallable
-from minicompile.capture.frame_cache import guard_test
-from minicompile.compiled_module import CompiledModule, compile_module
-from minicompile.compiler import Compiler
-from minicompile.config import Config
-from minicompile.ir.schedule import FusionRefusal
-from minicompile.report import compare as comparing
-from minicompile.report import explain as explaining
-from minicompile.report import logs, profiling
-from minicompile.report.compare import Comparison
-from minicompile.report.explanation import Explanation
-from minicompile.report.sandbox import copied
-from minicompile.report.stages import Listing, numbered, stages_of
-from minicompile.runtime.code_cache import CodeCache
-from minicompile.runtime.kernel_binary import machine_code
+from minicompile.capture.collector import collection_postponed
+
+with collection_postponed():  # amid all that is loaded here a collection takes a third of the time
+    from minicompile.capture.entry import CompiledCallable
+    from minicompile.capture.frame_cache import guard_test
+    from minicompile.compiled_module import CompiledModule, compile_module
+    from minicompile.compiler import Compiler
+    from minicompile.config import Config
+    from minicompile.ir.schedule import FusionRefusal
+    from minicompile.report import compare as comparing
+    from minicompile.report import explain as explaining
+    from minicompile.report import logs, profiling
+    from minicompile.report.compare import Comparison
+    from minicompile.report.explanation import Explanation
+    from minicompile.report.sandbox import copied
+    from minicompile.report.stages import Listing, numbered, stages_of
+    from minicompile.runtime.code_cache import CodeCache
+    from minicompile.runtime.kernel_binary import machine_code
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,17 +24,9 @@ watch = dict_version
 """Have all later changes of a dictionary noticed."""
 
 
-class Latest:
-    """The number of our own latest change, and the epoch that began with the latest change of anybody else's."""
-
-    __slots__ = ("number", "epoch")
-
-    def __init__(self) -> None:
-        self.number, self.epoch = -1, object()
-
-
 PROBE: dict[int, Any] = {}
-LATEST = Latest()
+LATEST = types.SimpleNamespace(number=-1, epoch=object())
+"""The number of our own latest change, and the epoch that began with the latest change of anybody else's."""
 
 
 def epoch() -> object:
@@ -48,7 +41,7 @@ def epoch() -> object:
     if number != before + 1:
         LATEST.epoch = object()
     LATEST.number = number
-    return LATEST.epoch
+    return LATEST.epoch  # type: ignore[no-any-return]
 
 
 class Sample:

@@ -51,13 +51,12 @@ class Tree:
             that held nothing then: to fill such a one with `update` is the one change that goes unnoticed.
     """
 
-    def __init__(self, roots: tuple[Any, ...], tables: tuple[Any, ...], owners: tuple[Any, ...],
+    def __init__(self, roots: tuple[Any, ...], tables: tuple[Any, ...], owners: tuple[Any, ...], failures: int,
                  forget: Callable[[Any], None]) -> None:
         self.roots = [weakref.ref(root, forget) for root in roots]
-        self.tables, self.owners = tables, owners
+        self.tables, self.owners, self.failures = tables, owners, failures
         self.values: tuple[Any, ...] = ()
         self.epoch: object = None
-        self.failures = 0
         self.empty: list[Any] = []
         for table in tables:
             watch(table)
@@ -100,9 +99,7 @@ class ModuleTrees:
                 (*tree.tables, *tree.owners, *(known() for known in tree.roots))):
             tree.epoch, tree.empty, tree.values = began, empty, values
         elif len(trees) < MOST_TREES and all(type(table) in TABLES for table in tables):
-            failures = tree.failures if tree is not None else 0
-            tree = trees[key] = Tree(roots, tables, owners, lambda _: trees.pop(key, None))
-            tree.failures = failures
+            tree = trees[key] = Tree(roots, tables, owners, tree.failures if tree else 0, lambda _: trees.pop(key, None))
         if tree is not None:
             tree.failures += 1
 

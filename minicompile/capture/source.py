@@ -22,10 +22,11 @@ class Source:
         label: the value in the user's terms, with `{0}` for the parent's words.
     """
 
-    __slots__ = ("parent", "text", "label")
+    __slots__ = ("parent", "text", "label", "owner_words")
 
     def __init__(self, parent: Source | None, text: str, label: str = "") -> None:
         self.parent, self.text, self.label = parent, text, label or text
+        self.owner_words: str | None = None if parent else ""
 
     def expression(self, base: str, constant: Any) -> str:
         """Python text that reads the value; `base` is the parent's text, `constant(value, hint)` names an object."""
@@ -33,7 +34,9 @@ class Source:
 
     def owner(self) -> str:
         """The value that this one is read from, in the user's terms."""
-        return self.parent.words() if self.parent else ""
+        if self.owner_words is None and self.parent is not None:
+            self.owner_words = self.parent.words()
+        return self.owner_words or ""
 
     def words(self) -> str:
         """The value in the user's terms."""
