@@ -173,11 +173,10 @@ def store_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
 @opcode("DELETE_GLOBAL")
 def delete_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Delete a global, later."""
-    name = instruction.value
-    tracer.load_global(frame.globals, name)
-    if name not in frame.globals:
-        raise Break("unsupported value", f"the global `{name}` is deleted, but was not there before")
-    tracer.effects.globals[(id(frame.globals), name)] = (frame.globals, MISSING)
+    tracer.load_global(frame.globals, instruction.value)
+    if instruction.value not in frame.globals:
+        raise Break("unsupported value", f"the global `{instruction.value}` is deleted, but was not there before")
+    tracer.effects.globals[(id(frame.globals), instruction.value)] = (frame.globals, MISSING)
 
 
 @opcode("POP_TOP", "END_FOR", "POP_ITER")

@@ -129,6 +129,7 @@ def _autograd_function(
     def forward(ctx: Any, *inputs: Any) -> Any:
         with below_autograd():
             results = forward_call(list(inputs))
+        count_writes(plan, inputs)  # before the saving: what is saved may be an input with its new value
         ctx.save_for_backward(*[results[i] for i in saved_tensors], *[inputs[i] for i in saved_inputs])
         if saved_sizes:
             ctx.sizes = [results[i] for i in saved_sizes]
@@ -221,6 +222,11 @@ def split_saved(plan: CallPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tensors, tuple(i for i in plan.binding.saved if i not in tensors)
 
 
+def count_writes(plan: CallPlan, inputs: tuple[Any, ...]) -> None:
+    """Tell autograd of the inputs that the forward's kernels wrote to."""
+    torch.autograd.graph.increment_version([inputs[i] for i in plan.overwritten if not inputs[i].is_inference()])
+
+
 def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None:
     """From inputs and forward results to the user's outputs; `None` if the results are the outputs already."""
     binding = plan.binding
@@ -229,15 +235,13 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
     extra = len(plan.tensor_results) if plan.tangents is None else plan.user_results
     if not mutations and direct == list(range(len(direct))) and extra == len(direct):
         return None
-    written = plan.overwritten
     copied = tuple(m for m in mutations if not m.in_graph)
     bindings = binding.outputs
     delayed = [i for i, b in enumerate(bindings) if isinstance(b, (ViewOutput, RepeatedOutput))]
 
     def build(inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
-        for index in written:
-            if not inputs[index].is_inference():
-                torch.autograd.graph.increment_version(inputs[index])
+        if plan.tangents is None:
+            count_writes(plan, inputs)
         for mutated in copied:
             copy_back(mutated, inputs, results)
         outputs: list[Any] = []

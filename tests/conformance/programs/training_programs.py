@@ -1114,3 +1114,15 @@ def logging_inside_the_loss():
         return loss * 2
 
     return step, [call(normal(3, 2), True), call(normal(3, 2), False), call(normal(3, 2), True)], history
+
+
+@program
+def memory_bank_written_then_compared_with():
+    bank, filled = torch.zeros(4, 2), torch.zeros(1, dtype=torch.int64)
+
+    def f(x, places):
+        bank[places] = x.detach()
+        filled[0] = (filled[0] + len(places)) % len(bank)
+        return (x @ bank.t()).logsumexp(-1)
+
+    return f, [call(normal(2, 2).requires_grad_(), torch.tensor(at)) for at in ([0, 1], [2, 3], [3, 0])], (bank, filled)
