@@ -332,8 +332,8 @@ def disable(function: Any = None, recursive: bool = True, *, reason: str | None 
         return function(*args, **kwargs)
 
     # The marks of torch.compiler.disable, so that each compiler honours the other's.
-    uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]
-    uncompiled._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+    uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]  # an attribute of ours by torch's name
+    uncompiled._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]  # an attribute of ours by torch's name
     return uncompiled
 
 

@@ -71,7 +71,7 @@ class CompiledModule(torch.nn.Module):
         return self._minicompile_original
 
     @property
-    def forward(self) -> Any:  # type: ignore[override]
+    def forward(self) -> Any:
         """The compiled forward; assigning another function to it compiles that one."""
         return self._minicompile_forward
 

@@ -78,7 +78,7 @@ class Config:
     def replace(self, **changes: object) -> Config:
         """A copy with `changes` applied; an unknown name or a value out of range raises `InvalidOption`."""
         check_names(changes, [field.name for field in dataclasses.fields(self)])
-        changed = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        changed = dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by name and value
         changed.validate()
         return changed
 

@@ -239,7 +239,7 @@ def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
         return None
     if type(store) is not dict:
         return None
-    return outside_attribute(tracer, owner, "__dict__", store) if outside else store  # type: ignore[no-any-return]
+    return outside_attribute(tracer, owner, "__dict__", store) if outside else store
 
 
 def is_data_descriptor(raw: Any) -> bool:

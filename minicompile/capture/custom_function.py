@@ -114,7 +114,7 @@ class JoinedOnce(Joined):
         return Joined.backward(ctx, *gradients)
 
 
-@special(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
+@special(torch.autograd.Function.apply.__func__)
 def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
     """`kind.apply(*inputs)`."""
     kind, *inputs = args
@@ -170,7 +170,7 @@ class Application:
             tracer.graph.state_call(torch._C._set_grad_enabled, (False,), tracer.location())
         try:
             function = get_attribute(tracer, kind, "forward")
-            if kind.setup_context is _SingleLevelFunction.setup_context:  # type: ignore[attr-defined]
+            if kind.setup_context is _SingleLevelFunction.setup_context:
                 return call(tracer, function, (self.context, *self.inputs), {})
             result = call(tracer, function, tuple(self.inputs), {})
             call(tracer, get_attribute(tracer, kind, "setup_context"), (self.context, tuple(self.inputs), result), {})

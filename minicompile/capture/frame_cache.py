@@ -113,7 +113,7 @@ class Session:
                 raise DynamicGraphFailed(takes_floats) from error
             reason = f"the compiler failed on a graph: {type(error).__name__}: {str(error)[:200]}"
             self.fall_back(captured.name, reason, captured.location)
-            return captured.module.forward  # type: ignore[no-any-return]
+            return captured.module.forward
 
     def run_original(self, error: Exception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A graph without side effects failed at run time: the user's own code raises, at its line, what it has to."""

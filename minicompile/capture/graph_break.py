@@ -225,7 +225,7 @@ def unpack_step(cutter: Cutter) -> Step:
     """`a, b = value`."""
     count, (value,) = cutter.instruction.arg, cutter.operands(1)
     names = [cutter.result() for _ in range(count)]
-    return Step(1, [f"[{', '.join(names)}] = {value}"], list(reversed(names)))  # type: ignore[arg-type]
+    return Step(1, [f"[{', '.join(names)}] = {value}"], list(reversed(names)))
 
 
 def with_step(cutter: Cutter) -> Step:

@@ -123,9 +123,9 @@ def decode_afresh(code: types.CodeType) -> Program:
         instruction.target = index_of(target)
     ranges = tuple(
         ExceptionRange(index_of(entry.start), index_of(entry.end), index_of(entry.target), entry.depth, entry.lasti)
-        for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
+        for entry in dis._parse_exception_table(code)
     )
     return Program(code, tuple(stream), ranges)
 
 
-BINARY_SYMBOLS: tuple[str, ...] = tuple(symbol for _, symbol in dis._nb_ops)  # type: ignore[attr-defined]
+BINARY_SYMBOLS: tuple[str, ...] = tuple(symbol for _, symbol in dis._nb_ops)

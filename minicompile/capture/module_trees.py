@@ -153,7 +153,7 @@ class Plan:
                     return base.__closure__[int(position)], False
                 return getattr(base, source.name), False
             if kind in (Item, Argument):
-                return base[source.key], below and kind is Item and self.is_fixed(source.parent, base)  # type: ignore[attr-defined]
+                return base[source.key], below and kind is Item and self.is_fixed(source.parent, base)
         except Exception:  # properties and keys are user code, which raises what it likes
             return UNKNOWN, False
         return UNKNOWN, False

@@ -289,7 +289,7 @@ def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     values: list[Any] | None = []
     for key in keys:
         try:
-            values.append(get_item(tracer, subject, key))  # type: ignore[union-attr]
+            values.append(get_item(tracer, subject, key))
         except RaisedInUserCode as error:
             if not isinstance(error.value, KeyError):
                 raise

@@ -314,7 +314,7 @@ class OutputGraph:
     def graph_inputs(self) -> tuple[GraphInput, ...]:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
-                                entry.kind, entry.value) for entry in self.inputs)  # type: ignore[arg-type]
+                                entry.kind, entry.value) for entry in self.inputs)
 
 
 def needs_gradient(value: Any) -> bool:

@@ -98,7 +98,7 @@ class Emitter:
     def output(self, value: Any) -> str:
         """The variable of a graph output."""
         if is_symbolic(value):
-            return self.tracer.dynamic.expression(self.tracer, self.writer, value)  # type: ignore[no-any-return]
+            return self.tracer.dynamic.expression(self.tracer, self.writer, value)
         if id(value) not in self.tracer.graph.traced:
             raise RunEager("a tensor was made outside of the traced operations")
         self.outputs.append(value)

@@ -347,7 +347,7 @@ TRACED = ("functional_call", "checkpoint_sequential")
 def unpatched(function: types.FunctionType) -> types.FunctionType:
     """The function itself, or what Dynamo has wrapped: once it was used, `Module.__init__` also counts modules for it."""
     if function.__qualname__ == "install_generation_tagging_init.<locals>.patched_init" and function.__closure__:
-        return function.__closure__[function.__code__.co_freevars.index("init")].cell_contents  # type: ignore[no-any-return]
+        return function.__closure__[function.__code__.co_freevars.index("init")].cell_contents
     return function
 
 

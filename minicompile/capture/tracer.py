@@ -319,7 +319,7 @@ class Tracer:
     def forget_places(self) -> None:
         """Let go of the tracer in what lives as long as the graph."""
         if self.graph.fake_mode.shape_env is not None:
-            self.graph.fake_mode.shape_env.guards.here = lambda: None  # type: ignore[attr-defined]
+            self.graph.fake_mode.shape_env.guards.here = lambda: None
 
     def location_of(self, frame: Frame) -> Location:
         """The user's line that a frame is at."""
@@ -477,7 +477,7 @@ class Tracer:
         if position < count:
             attribute, key, held = "__defaults__", position - (count - len(defaults)), dict(enumerate(defaults))
         else:
-            attribute, key, held = "__kwdefaults__", name, keyword_defaults  # type: ignore[assignment]
+            attribute, key, held = "__kwdefaults__", name, keyword_defaults
         value = held.get(key, MISSING)
         if value is MISSING:
             return MISSING

@@ -81,7 +81,7 @@ def tokens_first(module: GraphModule) -> GraphModule:
 def swaps_heads(node: Node) -> bool:
     """Whether a node is (batch, heads, length, head dim) as (batch, length, heads, head dim)."""
     if name_of(node) == "permute":
-        return list(node.args[1]) == [0, 2, 1, 3]  # type: ignore[arg-type]
+        return list(node.args[1]) == [0, 2, 1, 3]  # type: ignore[arg-type]  # a list
     return name_of(node) == "transpose" and node.meta["val"].dim() == 4 and sorted(d % 4 for d in node.args[1:]) == [1, 2]  # type: ignore
 
 

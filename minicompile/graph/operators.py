@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -110,10 +110,15 @@ def hinted(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else 4096
 
 
+def operand(node: Node) -> Node:
+    """The first argument of an operator whose first argument is a tensor: in a graph, a node."""
+    return cast("Node", node.args[0])
+
+
 def storage_root(node: Node) -> Node:
     """The node whose storage the result of `node` lies in."""
-    while is_view(node) or is_item(node) and is_view(node.args[0]):  # type: ignore[arg-type]
-        node = node.args[0]  # type: ignore[assignment]
+    while is_view(node) or is_item(node) and is_view(operand(node)):
+        node = operand(node)
     return node
 
 

@@ -44,7 +44,7 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     inputs, tangents = placeholders[: len(captured.inputs)], placeholders[len(captured.inputs) :]
     closing = next(iter(reversed(graph.nodes)))
-    outputs = list(closing.args[0])  # type: ignore[arg-type]
+    outputs = list(closing.args[0])
     forward_outputs, rest = outputs[: joint.forward_outputs], outputs[joint.forward_outputs :]
     gradients, passed_on = rest[: len(joint.differentiable_inputs)], rest[len(joint.differentiable_inputs) :]
     mutated = {inputs[entry.input_index] for entry in joint.mutated_inputs}

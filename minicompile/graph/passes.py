@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from minicompile.graph.layout import channels_last, tokens_first
-from minicompile.graph.operators import is_impure, is_view, name_of, storage_root
+from minicompile.graph.operators import is_impure, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def remove_no_op_casts(module: GraphModule) -> GraphModule:
 
 def widens(cast: Node) -> bool:
     """Whether a cast loses nothing: a half precision to fp32 or fp64, fp32 to fp64."""
-    before, after = cast.args[0].meta["val"], cast.meta["val"]  # type: ignore[union-attr]
+    before, after = operand(cast).meta["val"], cast.meta["val"]
     exact = {torch.bfloat16: (torch.float32, torch.float64), torch.float16: (torch.float32, torch.float64),
              torch.float32: (torch.float64,)}
     return after.dtype in exact.get(before.dtype, ()) and before.device == after.device
@@ -100,7 +100,7 @@ def remove_clones(module: GraphModule) -> GraphModule:
 
 def keeps_a_value(clone: Node) -> bool:
     """Whether a copy of an input is what the backward reads, so that the user may write the input in between."""
-    source = storage_root(clone.args[0])  # type: ignore[arg-type]
+    source = storage_root(operand(clone))
     return source.meta.get("kind") in ("tensor", "buffer") and is_read_in_backward(clone)
 
 
@@ -175,10 +175,10 @@ def split_of_cat(module: GraphModule) -> GraphModule:
 
 def slice_arguments(node: Node) -> tuple[int, int, int, int]:
     """Dim, start, stop and step of a slice, defaults filled in and bounds clamped."""
-    dim, start, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])  # type: ignore[misc]
-    length = node.args[0].meta["val"].shape[dim]  # type: ignore[union-attr,index]
+    dim, start, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])  # type: ignore[misc]  # by the schema
+    length = operand(node).meta["val"].shape[dim]
     start, stop, step = slice(start, stop, step).indices(length)
-    return dim, start, stop, step  # type: ignore[return-value]
+    return dim, start, stop, step  # type: ignore[return-value]  # by the schema
 
 
 def same_layout(node: Node, other: Any) -> bool:

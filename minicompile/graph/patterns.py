@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.attention import broadcasts_to, written_attention
+from minicompile.graph.operators import operand
 from minicompile.graph.position_masks import FILLS, Band, PositionReader
 from minicompile.graph.torch_interface import surely_equal
 from minicompile.ir.graph import CapturedGraph, PatternRecord
@@ -307,7 +308,7 @@ def without_repeats(query: Node, key: Node, value: Node, product: Node, found: F
     short = [before_repeat(key), before_repeat(value)]
     if None in short or value_of(query).dim() != 4:
         return key, value
-    (key_node, key_made), (value_node, value_made) = short  # type: ignore[misc]
+    (key_node, key_made), (value_node, value_made) = short  # type: ignore[misc]  # no None, as tested above
     heads = [value_of(node).shape[1] for node in (query, key_node, value_node)]
     if not all(type(count) is int for count in heads) or heads[1] != heads[2] or heads[0] % heads[1]:
         return key, value
@@ -319,14 +320,14 @@ def without_repeats(query: Node, key: Node, value: Node, product: Node, found: F
 def before_repeat(node: Node) -> tuple[Node, Node] | None:
     """Heads (dim 1 of 4) before each was repeated, and the first node that repeats them."""
     if name_of(node) == "repeat_interleave" and argument(node, 2, "dim", None) == 1 and not isinstance(node.args[1], Node):
-        return node.args[0], node  # type: ignore[return-value]
+        return operand(node), node
     if name_of(node) not in ("reshape", "view", "flatten") or name_of(node.args[0]) != "expand":
         return None
-    expanded = node.args[0]
-    inserted = expanded.args[0]  # type: ignore[union-attr]
+    expanded = operand(node)
+    inserted = operand(expanded)
     if name_of(inserted) not in ("getitem", "unsqueeze"):
         return None
-    source = inserted.args[0]  # type: ignore[union-attr]
+    source = operand(inserted)
     four, five, wide = value_of(source).shape, value_of(inserted).shape, value_of(expanded).shape
     if len(wide) != 5 or len(four) != 4:
         return None
@@ -334,7 +335,7 @@ def before_repeat(node: Node) -> tuple[Node, Node] | None:
     wanted = (four[0], wide[1] * wide[2], *four[2:], *four[:2], 1, *four[2:], four[1])
     if len(whole) != len(wanted) or not all(map(surely_equal, whole, wanted)):
         return None
-    return source, inserted  # type: ignore[return-value]
+    return source, inserted
 
 
 def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:

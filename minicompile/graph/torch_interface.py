@@ -100,7 +100,7 @@ def replace(value: torch.Tensor, inner: torch.Tensor) -> None:
 
 def data_was_mutated(value: torch.Tensor) -> bool:
     """Whether the data of a functional tensor, or of any view of it, was written."""
-    return torch._functionalize_has_data_mutation(value)  # type: ignore[attr-defined]
+    return torch._functionalize_has_data_mutation(value)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def storage_was_changed(value: torch.Tensor) -> bool:

@@ -254,7 +254,7 @@ class _Tracer:
             result = opaque_call(node.target, args, kwargs)
         elif node.target in BATCH_NORMS:
             with torch_interface.python_dispatcher():
-                result = node.target(*args, **kwargs)  # type: ignore[operator]
+                result = node.target(*args, **kwargs)
         else:
             result = REPLACED.get(node.target, node.target)(*args, **kwargs)
             if getattr(node.target, "views", False):
@@ -382,7 +382,7 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     for node in placeholders if first is not None else ():
-        first.prepend(node)  # type: ignore[union-attr]
+        first.prepend(node)  # type: ignore[union-attr]  # there is one
 
 
 def last_uses(module: GraphModule) -> dict[Node, list[Node]]:

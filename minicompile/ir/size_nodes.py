@@ -41,7 +41,7 @@ class SizeArithmetic(PythonReferenceAnalysis):
     round_to_int = call(round)
     minimum = call(torch.sym_min)
     maximum = call(torch.sym_max)
-    sqrt = call(torch.sym_sqrt)  # type: ignore[attr-defined]  # not in the stubs
+    sqrt = call(torch.sym_sqrt)
 
     @staticmethod
     def to_dtype(value: Any, dtype: torch.dtype) -> Any:

@@ -59,7 +59,7 @@ def verify_partitioned(partitioned: PartitionedGraph) -> None:
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:
     output = next(iter(reversed(module.graph.nodes)))
     results = output.args[0]
-    return results if isinstance(results, (tuple, list)) else (results,)  # type: ignore[return-value]  # of a tuple of nodes
+    return results if isinstance(results, (tuple, list)) else (results,)
 
 
 def _verify_module(module: torch.fx.GraphModule) -> None:

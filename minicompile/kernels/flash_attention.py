@@ -322,7 +322,7 @@ class _FlashAttention(torch.autograd.Function):
     """Ties the two functions above to autograd."""
 
     @staticmethod
-    def forward(ctx: Any, q, k, v, mask, seed, lower, upper, scale, dropout, nan_rows):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, q, k, v, mask, seed, lower, upper, scale, dropout, nan_rows):
         out, lse = attention_forward(q, k, v, mask, lower, upper, scale, dropout, seed, nan_rows)
         ctx.save_for_backward(q, k, v, out, lse, mask, seed)
         ctx.options = (lower, upper, scale, dropout)
@@ -331,7 +331,7 @@ class _FlashAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout, dlse):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, dout, dlse):
         q, k, v, out, lse, mask, seed = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         lower, upper, scale, dropout = ctx.options

@@ -75,7 +75,7 @@ class Sandbox:
         if isinstance(target, types.MethodType) and isinstance(target.__self__, torch.nn.Module):
             return types.MethodType(target.__func__, copy.deepcopy(target.__self__).double())
         if not isinstance(target, types.FunctionType) or not self.modules:
-            return target  # type: ignore[no-any-return]  # it is callable
+            return target
         names = {name: doubled(value) for name, value in target.__globals__.items() if name in target.__code__.co_names}
         cells = tuple(types.CellType(doubled(cell.cell_contents)) for cell in target.__closure__ or ())
         twin = types.FunctionType(target.__code__, {**target.__globals__, **names}, closure=cells)
@@ -146,7 +146,7 @@ def copied(value: Any, double: bool = False) -> Any:
         memory = tensor.untyped_storage()
         key = (memory.data_ptr(), tensor.dtype)
         if key not in storages:
-            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory)
             storages[key] = whole.double() if double and tensor.is_floating_point() else whole.clone()
         copy_ = storages[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         memo[id(tensor)] = copy_.detach().requires_grad_(tensor.requires_grad)

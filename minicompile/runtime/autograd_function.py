@@ -67,7 +67,7 @@ def _with_gradient(
 ) -> Callable[..., tuple[Any, ...]]:
     function = _autograd_function(plan, tangents, forward_call, backward_call, split_call)
     # `Function.apply` looks at every argument in Python before it calls this.
-    apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # torch overrides a classmethod of C
     if 0 < len(plan.unreached) < len(plan.binding.differentiable_inputs):  # without any, results would need no gradient
         apply = cut_off(plan.unreached, apply)
     connections, gradients = plan.binding.connections, len(plan.binding.differentiable_inputs)

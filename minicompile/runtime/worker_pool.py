@@ -104,7 +104,7 @@ class WorkerPool:
             with self._changed:
                 self._here -= worker is None
                 if worker in self._workers:
-                    self._idle.append(worker)  # type: ignore[arg-type]
+                    self._idle.append(worker)
                 self._changed.notify_all()
 
     def compiled(self, job: Job, here: Callable[[], Machine]) -> Machine:
