@@ -177,8 +177,7 @@ def slice_arguments(node: Node) -> tuple[int, int, int, int]:
     """Dim, start, stop and step of a slice, defaults filled in and bounds clamped."""
     dim, start, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])  # type: ignore[misc]  # by the schema
     length = operand(node).meta["val"].shape[dim]
-    start, stop, step = slice(start, stop, step).indices(length)
-    return dim, start, stop, step  # type: ignore[return-value]  # by the schema
+    return dim, *slice(start, stop, step).indices(length)  # type: ignore[return-value]  # by the schema
 
 
 def same_layout(node: Node, other: Any) -> bool:

@@ -333,9 +333,8 @@ def before_repeat(node: Node) -> tuple[Node, Node] | None:
         return None
     whole = (*value_of(node).shape, *five, wide[1])
     wanted = (four[0], wide[1] * wide[2], *four[2:], *four[:2], 1, *four[2:], four[1])
-    if len(whole) != len(wanted) or not all(map(surely_equal, whole, wanted)):
-        return None
-    return source, inserted
+    same = len(whole) == len(wanted) and all(map(surely_equal, whole, wanted))
+    return (source, inserted) if same else None
 
 
 def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
