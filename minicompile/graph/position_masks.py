@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.operators import operand
 from minicompile.graph.torch_interface import surely_equal
 
 VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "detach")
@@ -129,14 +128,14 @@ class PositionReader:
             args = [next(remaining) if isinstance(value, Band) else value for value in values]
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:])
-            result: Tensor = node.target(*args)  # type: ignore[operator]  # a function
+            result: Tensor = node.target(*args)  # type: ignore[operator]
             return result
 
         return mapped(compute, bands, example)
 
     def _view(self, node: Node, name: str, example: Tensor) -> Positions | Band:
         source = self._value(node.args[0])
-        before, after = operand(node).meta["example_value"].shape, example.shape
+        before, after = node.args[0].meta["example_value"].shape, example.shape  # type: ignore[union-attr]
         if isinstance(source, Band) and source.edge is None:
             return source
         index = node.args[1] if name == "getitem" and isinstance(node.args[1], tuple) else node.args[1:2]
@@ -160,7 +159,7 @@ class PositionReader:
 
     def _transposed(self, node: Node, name: str) -> Positions | Band:
         source = self._value(node.args[0])
-        rank = operand(node).meta["example_value"].dim()
+        rank = node.args[0].meta["example_value"].dim()  # type: ignore[union-attr]
         turned = {dim % rank for dim in node.args[1:]} == {rank - 2, rank - 1} if name == "transpose" else rank == 2
         if rank < 2 or not turned or name == "getattr" and node.args[1] not in ("T", "mT"):
             raise Unknown

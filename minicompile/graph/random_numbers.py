@@ -36,9 +36,8 @@ class Seeds:
         if device not in self._drawn:
             first = next((n for n in recorder.graph.nodes if n.op != "placeholder"), None)
             value = recorder.fake_empty((1,), torch.int64, device)
-            graph = recorder.graph
-            with graph.inserting_before(first) if first is not None else graph.inserting_after():
-                node = graph.call_function(ours.seeds.default, (1,), {"device": device})
+            with recorder.graph.inserting_before(first) if first is not None else recorder.graph.inserting_after():
+                node = recorder.graph.call_function(ours.seeds.default, (1,), {"device": device})
             node.meta.update(val=value, stage="forward")
             recorder.register(value, node)
             self._drawn[device] = (value, node, 0)

@@ -24,7 +24,6 @@ from minicompile.graph.operators import (
     is_view,
     name_of,
     num_bytes,
-    operand,
     storage_root,
 )
 
@@ -252,7 +251,7 @@ def keeping_cost(view: JointView, node: Node, mutated: set[Node], distance: int)
         return 1 + size // 16 if node.meta.get("kind") in ("parameter", "buffer") else 1 + size * 32
     if keep_out_of_checkpoint(view, node):
         return None
-    if is_view(node) and num_bytes(operand(node)) <= size:
+    if is_view(node) and num_bytes(node.args[0]) <= size:  # type: ignore[arg-type]
         return None
     weight = 64 if view.is_materialised(node) else 128
     return max(size, 1) * (weight + min(distance, 32))
