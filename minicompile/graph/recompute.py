@@ -240,8 +240,8 @@ def keeping_cost(view: JointView, node: Node, mutated: set[Node], distance: int)
     A value that the forward would not otherwise write costs the write too; among equals the one nearest to its use wins.
     """
     value = node.meta.get("val")
-    if is_size(node):
-        return 1
+    if is_size(node):  # a float computed from sizes is computed again: programs return whole numbers only
+        return 1 if node.op == "placeholder" or not isinstance(value, torch.SymFloat) else None
     if not isinstance(value, torch.Tensor) or node.op == "get_attr":
         return None
     size = num_bytes(node)

@@ -6,6 +6,7 @@ not compile anything and must not look into the graphs: the `CallPlan` says all.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -141,11 +142,27 @@ def _autograd_function(
             ctx.layouts = [gradient_layout(results[t.position]) for t in tangents]
         return tuple(results[:user_count])
 
+    def came(grads: Any) -> int:
+        """The bits, among the backward's placeholders, of the gradients that there are."""
+        return sum(1 << first_tangent + n for n, t in enumerate(tangents) if grads.get(t.position) is not None)
+
+    def saved_values(ctx: Any, given: int) -> list[Any]:
+        """What the forward kept; after a backward from other outputs, which freed it, the part that this one needs."""
+        kept: Kept | None = getattr(ctx, "kept", None)
+        if kept is not None and not kept.used & given:
+            needed = functools.reduce(operator.or_, (sources for sources in plan.gradient_sources if sources & given), 0)
+            values = kept.unchanged(needed)
+        else:
+            values = list(ctx.saved_tensors)
+            if saved_sizes:
+                values[len(saved_tensors) : len(saved_tensors)] = ctx.sizes
+        if any(sources and not sources & given for sources in plan.gradient_sources):
+            ctx.kept = Kept(values, given | (kept.used if kept is not None else 0))
+        return values
+
     def differentiate(ctx: Any, grads: Any, call: _Lazy) -> tuple[Any, ...]:
         """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
-        arguments = list(ctx.saved_tensors)
-        if saved_sizes:
-            arguments[len(saved_tensors) : len(saved_tensors)] = ctx.sizes
+        arguments = saved_values(ctx, came(grads))
         given = [grads.get(tangent.position) for tangent in tangents]
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
             shape, strides = ctx.layouts[number] if tangent.shape is None else (tangent.shape, tangent.strides)
@@ -158,13 +175,14 @@ def _autograd_function(
 
     def backward(ctx: Any, *grads: Any) -> Any:
         gradients: list[Any] = [None] * ctx.input_count
-        given = sum(1 << first_tangent + n for n, tangent in enumerate(tangents) if grads[tangent.position] is not None)
+        by_output = dict(enumerate(grads))
+        given = came(by_output)
         if not given:
             return tuple(gradients)
         call = backward_call
         if binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id():
             call = split_call
-        found = differentiate(ctx, dict(enumerate(grads)), call)
+        found = differentiate(ctx, by_output, call)
         for slot, gradient in zip(gradient_slots, found):  # the split backward returns more
             gradients[slot] = gradient
         for slot, sources in zip(gradient_slots, plan.gradient_sources):
@@ -174,6 +192,29 @@ def _autograd_function(
     members = {name: staticmethod(function) for name, function in
                (("forward", forward), ("backward", backward), ("differentiate", differentiate))}  # fmt: skip
     return type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
+
+
+class Kept:
+    """What the forward kept, after a backward from some outputs: eager frees only what that one went through.
+
+    Attributes:
+        used: the bits of the gradients that came in so far.
+    """
+
+    def __init__(self, values: list[Any], used: int) -> None:
+        # Detached: an output held by its own node would never be freed.
+        self._values = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
+        self._versions = [getattr(value, "_version", 0) for value in values]
+        self.used = used
+
+    def unchanged(self, needed: int) -> list[Any]:
+        """The values, if nobody has written into those of the bits in `needed`."""
+        for number, (value, version) in enumerate(zip(self._values, self._versions, strict=True)):
+            if needed >> number & 1 and getattr(value, "_version", 0) != version:
+                found = f"{value.type()} {list(value.shape)} is at version {value._version}; expected version {version} instead"
+                raise RuntimeError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {found}")
+        return list(self._values)
 
 
 class _SecondDerivative(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import math
 import itertools
 import linecache
 import warnings
@@ -107,6 +108,18 @@ def test_training_on_thirty_lengths_compiles_twice() -> None:
         close(losses[1], losses[0])
         close([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])
     assert compiles(minicompile.api.compiled_function(compiled)) <= 2
+
+
+def test_a_scale_made_of_a_size_trains_without_compiling_again() -> None:
+    def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x * math.sqrt(x.shape[0])) @ w
+
+    compiled = minicompile.compile(scaled, dynamic=True, options=STRICT)
+    for rows in (5, 7, 9):
+        x, w = torch.randn(rows, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+        found, expected = (torch.autograd.grad(run(x, w).square().sum(), (x, w)) for run in (compiled, scaled))
+        close(found, expected)
+    assert compiles(compiled) == 1
 
 
 def test_batches_of_1_to_64_compile_at_most_three_times() -> None:

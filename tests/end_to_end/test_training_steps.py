@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -59,3 +61,39 @@ def test_a_detached_output_beside_the_output_needs_no_gradient() -> None:
 
     for output, expected in zip(minicompile_compile(both)(torch.ones(3, requires_grad=True)), (True, False, False), strict=True):
         assert output.requires_grad is expected
+
+
+def test_a_backward_from_one_output_leaves_what_another_one_needs() -> None:
+    generator, critic = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+
+    def step(x):
+        fake = (generator * x).tanh()
+        return fake, (fake.detach() * critic).exp().sum()
+
+    results = []
+    for run in (step, minicompile_compile(step)):
+        fake, loss = run(torch.arange(3.0))
+        loss.backward()
+        with torch.no_grad():
+            critic.add_(1).sub_(1)
+        seen = critic.grad, generator.grad
+        fake.sum().backward()
+        results.append((*seen, generator.grad))
+        critic.grad = generator.grad = None
+    (one, nothing, two), (mine, none, mine_too) = results
+    assert nothing is None and none is None
+    torch.testing.assert_close(mine, one)
+    torch.testing.assert_close(mine_too, two)
+
+
+def test_a_backward_from_one_output_does_not_hide_a_second_one_or_a_write() -> None:
+    generator, critic, scale = (torch.randn(3, requires_grad=True) for _ in range(3))
+    for write in (False, True):
+        fake, loss = minicompile_compile(lambda x: ((generator * x) * scale, (critic * x).exp().sum()))(torch.ones(3))
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        with torch.no_grad():
+            scale.add_(1) if write else None
+        with pytest.raises(RuntimeError, match="modified by an inplace") if write else contextlib.nullcontext():
+            fake.sum().backward()
