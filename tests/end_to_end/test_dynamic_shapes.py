@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import copy
-import math
 import itertools
 import linecache
+import math
 import warnings
 from typing import Any
 
