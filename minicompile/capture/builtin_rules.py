@@ -396,10 +396,16 @@ for _function in (range, slice, property, staticmethod, classmethod, functools.p
     special(_function)(simple(_function))
 
 
+@special(sys.exception)
+def rule_exception(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`sys.exception()`."""
+    return next((frame.handled[-1] for frame in reversed(tracer.frames) if frame.handled), None)
+
+
 @special(sys.exc_info)
 def rule_exc_info(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`sys.exc_info()`."""
-    error = next((frame.handled[-1] for frame in reversed(tracer.frames) if frame.handled), None)
+    error = rule_exception(tracer, args, kwargs)
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 

@@ -6,6 +6,7 @@ by precompiled ones. On a CPU they are left alone: the file runs its kernels und
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import importlib.util
 import marshal
 import os
 import pathlib
+import shutil
 import tempfile
 import threading
 import types
@@ -69,9 +71,18 @@ def _write_file(program: Program, cache: CodeCache | None) -> pathlib.Path:
         path = cache.directory / "programs" / program.key[:2] / program.key / f"{program.name}.py"
         if _holds(path, content) or write_atomically(path, content):
             return path
-    path = pathlib.Path(tempfile.mkdtemp(prefix="minicompile-")) / f"{program.name}.py"
+    path = _own_folder(os.getpid()) / program.key / f"{program.name}.py"
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     return path
+
+
+@functools.cache
+def _own_folder(process: int) -> pathlib.Path:
+    """A temporary folder that goes when `process`, this one, ends; a child that it forks gets one of its own."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="minicompile-"))
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == process else None)
+    return folder
 
 
 def _holds(path: pathlib.Path, content: bytes) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -92,6 +95,25 @@ def test_a_damaged_program_file_is_written_again(tmp_path: pathlib.Path) -> None
 
 def test_without_a_cache_a_program_still_runs() -> None:
     assert check("cpu", None).read_text() == FILE
+
+
+WITHOUT_A_CACHE = """
+import os, pathlib, sys, torch, minicompile
+compiled = minicompile.compile(lambda x: x + 1, options={"cache": False})
+compiled(torch.ones(3))
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print([pathlib.Path(path).exists() for path in minicompile.source_paths(compiled)])
+"""
+
+
+def test_without_a_cache_files_last_as_long_as_the_process_that_wrote_them(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_A_CACHE]
+    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert done.stdout == "[True]\n", done.stderr
+    assert not list(tmp_path.glob("minicompile-*"))
+
 
 
 @pytest.mark.gpu

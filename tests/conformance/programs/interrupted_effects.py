@@ -33,8 +33,8 @@ def break_inside_an_except_block():
             print("handling", error, y.sum().item())
             log.append(str(error))
             y = y + 1
-            log.append(type(sys.exc_info()[1]).__name__)
-        log.append(sys.exc_info()[0])
+            log.append((type(sys.exc_info()[1]).__name__, sys.exception() is sys.exc_info()[1]))
+        log.append((sys.exc_info()[0], sys.exception()))
         return y
 
     return outer, [call(count(3), []), call(normal(3), [])]
