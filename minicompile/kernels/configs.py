@@ -83,6 +83,7 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "split", 64, "64x64 w4 s2", f"{_M} 0.629, tf32x3 0.773", 128),
     _row("forward", "split", 128, "64x32 w4 s2", f"{_M} 1.28, tf32x3 2.72", 192),
     _row("forward", "split", 256, "64x32 w4 s1 one", "16 keys are miscompiled with tf32x3 (see `width`)", 2048),
+    _row("masked forward", "half", 64, "64x64 w4 s3 tma", f"pointers serialise with a boolean mask; {_UNTIMED}"),
     _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias; {_UNTIMED}"),
     _row("masked query gradient", "half", 128, "64x64 w4 s2 tma", f"8 warps serialise with a boolean mask; {_UNTIMED}"),
     _row("query gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 436 / 587 / 567", causal=True),

@@ -47,6 +47,8 @@ from triton.runtime import jit as triton_jit
 
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
+OPTIONS = {"enable_fp_fusion": True}  # multiply-adds, as up to Triton 3.9, which warns that the next one will not by itself
+
 LOCK = threading.RLock()
 _WATCHER: contextvars.ContextVar[Callable[..., None] | None] = contextvars.ContextVar("launch_watcher", default=None)
 _PLANNED: contextvars.ContextVar[list[Callable[[], Any]] | None] = contextvars.ContextVar("planned_launches", default=None)
@@ -59,9 +61,9 @@ def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
         return
     planned = _PLANNED.get()
     if planned is not None:
-        planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta))
+        planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta, **OPTIONS))
         return
-    compiled = kernel[grid](*args, **meta)
+    compiled = kernel[grid](*args, **meta, **OPTIONS)
     watcher = _WATCHER.get()
     if watcher is not None:
         watcher(kernel, compiled, grid, args, meta)

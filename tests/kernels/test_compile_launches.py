@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minicompile.kernels.interpret import compile_launches, launch
+from minicompile.kernels.interpret import OPTIONS, compile_launches, launch
 
 
 class Kernel:
@@ -38,10 +38,10 @@ def test_kernels_are_compiled_at_once_and_not_launched() -> None:
         launch(second, (3,), tensor, BLOCK=32)
 
     compile_launches(wrapper, torch.device("meta"))
-    assert first.compiled == [((2,), {"BLOCK": 16})] and second.compiled == [((3,), {"BLOCK": 32})]
+    assert first.compiled == [((2,), {"BLOCK": 16} | OPTIONS)] and second.compiled == [((3,), {"BLOCK": 32} | OPTIONS)]
     assert not first.launched and not second.launched
     wrapper()
-    assert first.launched == [((2,), {"BLOCK": 16})] and second.launched == [((3,), {"BLOCK": 32})]
+    assert first.launched == [((2,), {"BLOCK": 16} | OPTIONS)] and second.launched == [((3,), {"BLOCK": 32} | OPTIONS)]
 
 
 def test_a_wrapper_that_raises_raises_when_it_is_called_in_earnest() -> None:
