@@ -7,6 +7,7 @@ Stores to objects from outside go to stand-ins and are replayed later. Must not 
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import types
 from typing import Any
@@ -24,6 +25,9 @@ from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside,
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex)
 Module = torch.nn.Module
+
+
+OF_METHODS = (frozenset(vars(types.MethodType)) | frozenset(vars(object))) - {"__doc__"}
 
 
 class TensorMethod:
@@ -46,14 +50,14 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return module_attribute(tracer, owner, name)
     if kind is SymbolicFloat:
         return native_attribute(owner.fix(), name)
+    if kind is types.MethodType and name not in OF_METHODS:
+        return get_attribute(tracer, owner.__func__, name)
     if kind in CONSTANT_TYPES or kind in NATIVE_TYPES or is_symbolic(owner):
         return native_attribute(concrete(owner), name)
     if kind is super:
         return super_attribute(tracer, owner, name)
     if kind is types.FunctionType:
         return function_attribute(tracer, owner, name)
-    if kind is types.MethodType and not name.startswith("__"):
-        return get_attribute(tracer, owner.__func__, name)
     return object_attribute(tracer, owner, name)
 
 
@@ -90,6 +94,7 @@ def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | 
     return MISSING, None
 
 
+HEAP_TYPE = 1 << 9  # CPython's flag of classes made by `class`
 IMMUTABLE = 1 << 8  # CPython's flag of classes whose attributes cannot be set
 
 
@@ -192,9 +197,22 @@ def cached_property(tracer: Tracer, raw: Any, owner: Any) -> Any:
     return value
 
 
-def no_attribute(owner: str, name: str) -> RaisedInUserCode:
+def no_attribute(kind: type | str, name: str, owner: Any) -> RaisedInUserCode:
     """The error for an attribute that there is not."""
-    return RaisedInUserCode(AttributeError(f"'{owner}' object has no attribute '{name}'"))
+    shown = kind if isinstance(kind, str) else kind.__name__
+    if isinstance(kind, type) and not kind.__flags__ & HEAP_TYPE and kind.__module__ != "builtins":
+        shown = f"{kind.__module__}.{shown}"
+    return RaisedInUserCode(AttributeError(f"'{shown}' object has no attribute '{name}'", name=name, obj=owner))
+
+
+def own_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
+    """What a function or a class says of itself; the user's may be made to say something else."""
+    value = getattr(owner, name)
+    if id(owner) in tracer.fresh or is_trusted_module(owner.__module__) and not isinstance(value, (dict, tuple)):
+        return value
+    if id(owner) not in tracer.sources:
+        tracer.register(owner, owner, Baked(owner, owner.__qualname__))
+    return outside_attribute(tracer, owner, name, value)
 
 
 def outside_attribute(tracer: Tracer, owner: Any, name: str, real: Any) -> Any:
@@ -226,8 +244,20 @@ def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
     written = tracer.effects.attributes.get((id(owner), name))
     if written is not None:
         return written[1]
-    value = run_by_python(raw.__get__, tracer.reals.get(id(owner), owner))
-    return outside_attribute(tracer, owner, name, value) if id(owner) in tracer.sources else value
+    if id(owner) not in tracer.sources:
+        return run_by_python(raw.__get__, owner)
+    if is_unset(raw, tracer.reals[id(owner)]):
+        tracer.guards.test(tracer.sources[id(owner)], "{1}({2}, {0})", (is_unset, raw), f"`{{0}}` has no {name}", "absent")
+    return outside_attribute(tracer, owner, name, run_by_python(raw.__get__, tracer.reals[id(owner)]))
+
+
+def is_unset(slot_of_class: Any, owner: Any) -> bool:
+    """Whether a slot of an object holds nothing."""
+    try:
+        slot_of_class.__get__(owner)
+    except AttributeError:
+        return True
+    return False
 
 
 def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
@@ -247,6 +277,12 @@ def is_data_descriptor(raw: Any) -> bool:
     return isinstance(raw, property) or hasattr(type(raw), "__set__") or hasattr(type(raw), "__delete__")
 
 
+def guard_hidden(tracer: Tracer, base: type | None, name: str, raw: Any) -> None:
+    """Guard that a class attribute which an instance's own hides is none that would win over it."""
+    if base is not None and id(base) not in tracer.fresh and not is_trusted_module(base.__module__):
+        tracer.guards.type(Item(Attribute(Baked(base, base.__name__), "__dict__"), name), raw)
+
+
 def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """An attribute of an instance by the rules of `object.__getattribute__`."""
     kind = type(owner)
@@ -255,6 +291,8 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     getter = python_method(tracer, kind, "__getattribute__")
     if getter is not None:
         return tracer.call(getter, (owner, name))
+    if isinstance(owner, enum.Enum) and not is_outside(tracer, owner):
+        tracer.register(owner, owner, Baked(owner, str(owner)))
     if kind.__getattribute__ is not object.__getattribute__ and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
         if id(owner) in tracer.sources and not isinstance(owner, functools.partial):
             raise Break("unsupported value", f"attribute `{name}` of an object of type {kind.__name__}")
@@ -270,15 +308,16 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
     """Data descriptors, the instance dictionary, then class attributes."""
     raw, base = class_lookup(tracer, kind, name)
-    if raw is not MISSING and is_data_descriptor(raw):
+    if raw is not MISSING and is_data_descriptor(raw) and hasattr(type(raw), "__get__"):
         return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
     value = stored_attribute(tracer, owner, name)
     if value is not MISSING:
+        guard_hidden(tracer, base, name, raw)
         return value
     if raw is not MISSING:
         return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
     run_by_python(object.__getattribute__, tracer.reals.get(id(owner), owner), name)
-    raise RaisedInUserCode(AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=owner))
+    raise no_attribute(kind, name, owner)
 
 
 def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error: RaisedInUserCode) -> Any:
@@ -294,7 +333,7 @@ def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error:
                 if name in table:
                     return slot(tracer, table, name)
                 guard_absent(tracer, table, name)
-        raise no_attribute(kind.__name__, name)
+        raise no_attribute(kind, name, owner)
     if isinstance(getter, types.FunctionType):
         function = class_value(tracer, base or kind, "__getattr__", getter)
         return tracer.call(function, (owner, name))
@@ -303,8 +342,11 @@ def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error:
 
 def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
     """An attribute read from a class."""
-    if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__doc__", "__class__"):
+    if name in ("__mro__", "__bases__", "__class__"):
+        tracer.class_orders.add(owner)
         return getattr(owner, name)
+    if name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        return own_attribute(tracer, owner, name)
     if name == "__dict__":
         raise Break("unsupported value", f"the dictionary of the class {owner.__name__}")
     meta = type(owner)
@@ -325,6 +367,14 @@ def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
     """An attribute of a Python module."""
     if name in owner.__dict__:
         return tracer.load_global(owner.__dict__, name)
+    if is_trusted_module(owner.__name__) or hasattr(types.ModuleType, name):
+        return native_attribute(owner, name)
+    tracer.absent_globals.setdefault(id(owner.__dict__), (owner.__dict__, set()))[1].add(name)
+    kind: Any = type(owner)
+    if kind is not types.ModuleType and not isinstance(kind.__getattribute__, types.FunctionType):
+        return object_attribute(tracer, owner, name)
+    if "__getattr__" in owner.__dict__:
+        return tracer.call(tracer.load_global(owner.__dict__, "__getattr__"), (name,))
     return native_attribute(owner, name)
 
 
@@ -335,29 +385,27 @@ def super_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     rest = mro[mro.index(start) + 1 :]
     raw, base = class_lookup(tracer, kind, name, rest)
     if raw is MISSING:
-        raise no_attribute("super", name)
+        raise no_attribute("super", name, owner)
     value = class_value(tracer, base or kind, name, raw)
     return bind_descriptor(tracer, value, MISSING if instance is kind else instance, kind)
 
 
 def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> Any:
     """An attribute of a Python function."""
-    if name in ("__name__", "__qualname__", "__module__", "__doc__", "__code__"):
-        return getattr(owner, name)
     if id(owner) in tracer.fresh:
         return native_attribute(owner, name)
-    if name in ("__defaults__", "__kwdefaults__"):
-        source = tracer.sources.get(id(owner)) or Baked(owner, owner.__qualname__)
-        return tracer.wrap(getattr(owner, name), Attribute(source, name))
-    if name in ("__call__", "__get__", "__class__"):
+    if name in ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__closure__",
+                "__annotations__"):
+        return own_attribute(tracer, owner, name)
+    if name in ("__call__", "__get__", "__class__", "__code__"):
         return getattr(owner, name)
     if id(owner) not in tracer.sources:
         return native_attribute(owner, name)
-    value = stored_attribute(tracer, owner, name)
+    value = instance_dict(tracer, owner) if name == "__dict__" else stored_attribute(tracer, owner, name)
     if value is not MISSING:
         return value
     if name == "__wrapped__" or not hasattr(owner, name):
-        raise no_attribute("function", name)
+        raise no_attribute("function", name, owner)
     raise Break("unsupported value", f"the attribute `{name}` of a function")
 
 
@@ -385,7 +433,7 @@ def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         raise Break("tensor attribute", f"the attribute `{name}` of a tensor")
     value = MISSING if real is None else stored_attribute(tracer, owner, name)
     if value is MISSING:
-        raise no_attribute(tensor_class(tracer, owner).__name__, name)
+        raise no_attribute(tensor_class(tracer, owner).__name__, name, owner)
     return value
 
 
@@ -447,9 +495,10 @@ def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
 
 def set_on_module(tracer: Tracer, owner: Any, name: str, value: Any) -> bool:
     """Store a plain value to an `nn.Module` as its `__setattr__` would; whether that was enough."""
-    raw, _ = class_lookup(tracer, type(owner), name)
+    raw, base = class_lookup(tracer, type(owner), name)
     if raw is not MISSING and is_data_descriptor(raw):
         return False
+    guard_hidden(tracer, base, name, raw)
     store = instance_dict(tracer, owner)
     if store is None or isinstance(value, Module) or value is MISSING:
         return False
@@ -480,6 +529,7 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if raw is not MISSING and is_data_descriptor(raw):
         set_through_descriptor(tracer, owner, name, value, class_value(tracer, base or kind, name, raw))
         return
+    guard_hidden(tracer, base, name, raw)
     store = instance_dict(tracer, owner)
     if store is None:  # always raises, in the words of this version of Python
         run_by_python(*((object.__delattr__, owner, name) if value is MISSING else (object.__setattr__, owner, name, None)))
@@ -487,7 +537,7 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if name not in store:
         guard_absent(tracer, store, name)
         if value is MISSING:
-            raise no_attribute(kind.__name__, name)
+            raise no_attribute(kind, name, owner)
     if value is MISSING:
         dict.__delitem__(store, name)
     else:
@@ -512,7 +562,7 @@ def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, ra
         special = "__set__" if value is not MISSING else "__delete__"
         setter, base = class_lookup(tracer, type(raw), special)
         if not isinstance(setter, types.FunctionType):
-            if id(owner) in tracer.sources or not isinstance(owner, BaseException):
+            if id(owner) in tracer.sources or not isinstance(owner, (BaseException, types.FunctionType)):
                 raise Break("unsupported value", f"the attribute `{name}` of {type(owner).__name__} is set")
             setattr(owner, name, value)
             return

@@ -36,6 +36,7 @@ from minicompile.capture.calls import (
     call_pure,
     check_printable,
     native_argument,
+    ruled,
     run_native,
     special,
 )
@@ -135,7 +136,7 @@ def cell_value(tracer: Tracer, cell: Any) -> Any:
     try:
         value = tracer.resolve(cell.cell_contents)
     except ValueError:
-        raise RaisedInUserCode(NameError("free variable referenced before assignment")) from None
+        raise RaisedInUserCode(RuntimeError("super(): empty __class__ cell")) from None
     cell.cell_contents = value
     return value
 
@@ -243,7 +244,8 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
             for item in args:
                 force(tracer, item)
         if function in (set, frozenset) and values:
-            values = ([concrete(item) for item in values[0]],)  # symbolic numbers have no hash
+            items = run_native(tracer, list, values[:1], {})
+            values = ([concrete(item) for item in items], *values[1:])  # symbolic numbers have no hash
         result = run_native(tracer, function, values, keywords)
         return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
 
@@ -315,9 +317,12 @@ def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> No
             for key in list(native_iterable(tracer, call(tracer, get_attribute(tracer, item, "keys"), (), {}))):
                 put(target, key, get_item(tracer, item, key))
         else:
-            pairs = [list(native_iterable(tracer, tracer.resolve(pair))) for pair in native_iterable(tracer, item)]
-            for key, value in entries(run_native(tracer, dict, (pairs,), {})):
-                put(target, key, value)
+            for position, pair in enumerate(drain(tracer, item)):
+                part = native_iterable(tracer, pair)
+                part = tuple(part) if hasattr(type(part), "__iter__") else part
+                if type(part) is not tuple or len(part) != 2:
+                    run_native(tracer, dict, ([*[("", "")] * position, part],), {})  # raises
+                run_native(tracer, put, (target, concrete(part[0]), part[1]), {}, False)
     for key, value in kwargs.items():
         put(target, key, value)
 
@@ -427,6 +432,19 @@ def rule_record_function(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return tracer.call(contextlib.nullcontext, ())
 
 
+@special(itertools.chain.from_iterable)
+def rule_from_iterable(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`itertools.chain.from_iterable(iterables)`."""
+    return tracer.made(itertools.chain.from_iterable(native_iterable(tracer, item) for item in drain(tracer, args[0])))
+
+
+@special(types.FunctionType.__get__)
+def rule_bind(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`function.__get__(owner, kind)`."""
+    function, owner, *_ = args
+    return function if owner is None else tracer.made(types.MethodType(function, owner))
+
+
 @special(functools.reduce)
 def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`functools.reduce(function, iterable[, initial])`."""
@@ -526,13 +544,13 @@ def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -
 def rule_extend(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`l.extend(iterable)`."""
     force(tracer, owner, False)
-    owner.extend(list(native_iterable(tracer, args[0])))
+    (list if isinstance(owner, list) else collections.deque).extend(owner, drain(tracer, args[0]))
 
 
 @method(collections.deque, "extendleft")
 def rule_extendleft(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.extendleft(iterable)`."""
-    owner.extendleft(list(native_iterable(tracer, args[0])))
+    collections.deque.extendleft(owner, drain(tracer, args[0]))
 
 
 @method(str, "format", "format_map")
@@ -563,7 +581,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     """Make an instance of a class."""
     rule = SPECIAL.get(kind)
     if rule is not None:
-        return rule(tracer, args, kwargs)
+        return ruled(tracer, rule, kind, args, kwargs)
     meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
     if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES:
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), kwargs)

@@ -152,6 +152,16 @@ def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     return tracer.global_values[key]
 
 
+def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...]) -> Any:
+    """The function that `functools.singledispatch` chooses for a class, asked for again in each call."""
+    (kind,) = resolved(tracer, args, {})[0]
+    key = (id(function), f"{kind.__qualname__} {id(kind)}")
+    if key not in tracer.global_values:
+        source = tracer.sources.get(id(function)) or Baked(function, function.__qualname__)
+        tracer.global_values[key] = tracer.wrap(function(kind), CachedCall(source, (kind,), {}))
+    return tracer.global_values[key]
+
+
 def resolved(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments that are not lazy themselves."""
     return tuple(map(tracer.resolve, args)), {key: tracer.resolve(item) for key, item in kwargs.items()}
@@ -187,6 +197,8 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
             return call_pure(tracer, function, args, kwargs)
         raise Break(kind, f"`{module}.{function.__qualname__}` is called")
     function = torch_interface.unpatched(function)
+    if function.__qualname__ == "singledispatch.<locals>.dispatch" and function.__globals__ is vars(functools):
+        return dispatched(tracer, function, args)
     untraced = torch_interface.why_untraced(function)
     if untraced is not None:
         raise Break(untraced, f"`{function.__module__}.{function.__qualname__}` is called as it is")
@@ -267,7 +279,7 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     except TypeError:
         rule = None
     if rule is not None:
-        return rule(tracer, args, kwargs)
+        return ruled(tracer, rule, function, args, kwargs)
     owner = getattr(function, "__self__", None)
     name = function.__name__
     if isinstance(function, types.MethodWrapperType):
@@ -298,6 +310,14 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     if is_pure_native(function):
         return call_pure(tracer, function, args, kwargs)
     raise unknown_call(function)
+
+
+def ruled(tracer: Tracer, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the rule of a builtin gives; arguments that it does not expect are for Python to refuse."""
+    try:
+        return rule(tracer, args, kwargs)
+    except (TypeError, ValueError, IndexError):
+        raise Break("unsupported argument", f"`{native_name(function)[1]}` is called with unusual arguments") from None
 
 
 def unknown_call(function: Any) -> Break:
@@ -359,12 +379,14 @@ def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
 
 def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native function that has no side effects, on values it may look into."""
-    if not kwargs and any(type(item) is SymbolicFloat for item in args) and all(type(item) in OPERANDS for item in args):
-        return run_native(tracer, computed, (function, args), {}, False)
-    if function in SYMBOLIC_MATH and len(args) == 1 and is_symbolic(args[0]):
+    if function in SYMBOLIC_MATH and len(args) == 1 and type(args[0]) in TORCH_NUMBERS:
         return SYMBOLIC_MATH[function](args[0])
-    values = tuple(native_argument(tracer, item) for item in args)
-    keywords = {key: native_argument(tracer, item) for key, item in kwargs.items()}
+    if not kwargs and all(type(item) in OPERANDS for item in args) and any(
+            type(item) is SymbolicFloat or type(item) is torch.SymInt and tracer.dynamic.floats for item in args):
+        return run_native(tracer, computed, (tracer, function, args), {}, False)
+    plain = spelled_out if getattr(function, "__module__", None) in ("math", "cmath") else concrete
+    values = tuple(plain(native_argument(tracer, item)) for item in args)
+    keywords = {key: plain(native_argument(tracer, item)) for key, item in kwargs.items()}
     for item in (*values, *keywords.values()):
         check_safe(tracer, item)
     return tracer.resolve(run_native(tracer, function, values, keywords))
@@ -373,7 +395,7 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
 def check_safe(tracer: Tracer, value: Any, seen: set[int] | None = None) -> None:
     """Refuse values on which a native function would run unguarded user code."""
     kind = type(value)
-    if kind in CONSTANT_TYPES or isinstance(value, (type, FakeTensor, Callback, types.BuiltinFunctionType)):
+    if kind in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, (type, FakeTensor, Callback, types.BuiltinFunctionType)):
         return
     if isinstance(value, (list, tuple, dict, set, frozenset)):
         seen = seen or set()
@@ -466,6 +488,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise RaisedInUserCode(error) from None
 
 
+TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
     getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "lt", "le",

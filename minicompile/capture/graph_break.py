@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minicompile.capture.break_kinds import Break, RunEager
@@ -221,6 +221,11 @@ def convert_text(cutter: Cutter, value: str) -> str:
     return f"{conversion}({value})" if conversion else value
 
 
+def display(keys: Sequence[str], values: Sequence[str]) -> str:
+    """A dictionary display."""
+    return f"{{{', '.join(f'{key}: {value}' for key, value in zip(keys, values, strict=True))}}}"
+
+
 def unpack_step(cutter: Cutter) -> Step:
     """`a, b = value`."""
     count, (value,) = cutter.instruction.arg, cutter.operands(1)
@@ -255,6 +260,10 @@ STEPS: dict[str, Callable[[Cutter], Step]] = {
     **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "LIST_APPEND", "SET_ADD"), extend_step),
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), expression_step(1, "{0}.{name}")),
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), expression_step(0, "{namespace}[{name!r}]")),
+    "BUILD_SET": expression_step(int, lambda cutter, *items: f"{{{', '.join(items)}}}"),
+    "BUILD_MAP": expression_step(lambda count: 2 * count, lambda cutter, *items: display(items[::2], items[1::2])),
+    "BUILD_CONST_KEY_MAP": expression_step(
+        lambda count: count + 1, lambda cutter, *items: f"dict(zip({items[-1]}, ({', '.join(items[:-1])},)))"),
     "LOAD_SUPER_ATTR": expression_step(3, "{0}({1}, {2}).{name}"),
     "IMPORT_NAME": expression_step(2, "__import__({name!r}, {namespace}, None, {1}, {0})"),
     "BINARY_OP": expression_step(2, binary_text), "COMPARE_OP": expression_step(2, compare_text),

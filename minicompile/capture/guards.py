@@ -127,6 +127,8 @@ class GuardSet:
             condition, constants = "same_float({0}, {1})", (value,)
         elif isinstance(value, (torch.dtype, torch.layout, torch.memory_format, type)):
             condition, constants = "{0} is {1}", (value,)
+        elif isinstance(value, (range, slice, complex)):  # these are equal with other parts
+            condition, constants = "type({0}) is {2} and repr({0}) == {1}", (repr(value), type(value))
         else:
             condition, constants = "type({0}) is {2} and {0} == {1}", (value, type(value))
         shown = repr(value) if len(repr(value)) < 60 else f"{type(value).__name__} seen first"

@@ -38,16 +38,16 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
         if isinstance(value, (set, frozenset)):
             guard_order(tracer, value)
         return tracer.made(iter(value))
+    if method is MISSING and isinstance(class_lookup(tracer, kind, "__getitem__")[0], types.FunctionType):
+        return tracer.made(ByIndex(tracer, value))
     if is_outside(tracer, value):
         if hasattr(kind, "__next__"):
             return value
         raise Break("unsupported value", f"iteration over an object of type {kind.__name__}")
-    if method is MISSING and isinstance(class_lookup(tracer, kind, "__getitem__")[0], types.FunctionType):
-        return tracer.made(ByIndex(tracer, value))
     try:
         return tracer.made(iter(value))
     except TypeError as error:
-        raise RaisedInUserCode(error) from None
+        raise RaisedInUserCode(error.with_traceback(None)) from None
 
 
 class ByIndex:
@@ -112,7 +112,7 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
     except (StopIteration, *CONTROL):
         raise
     except Exception as error:  # an iterator is user code, which raises what it likes
-        raise RaisedInUserCode(error) from None
+        raise RaisedInUserCode(error.with_traceback(None)) from None
 
 
 def native_iterable(tracer: Tracer, value: Any) -> Any:

@@ -25,7 +25,8 @@ BREAKING_MODULES: dict[str, str] = {
     "concurrent": "unknown call", "multiprocessing": "unknown call", "queue": "unknown call", "sched": "time",
     "pprint": "input or output", "weakref": "unknown call", "codecs": "pure", "datetime": "pure", "fnmatch": "pure",
 }
-INLINED = ("os._Environ.__getitem__", "os._createenviron.", "os.getenv", "logging.Logger.debug", "logging.Logger.info",
+INLINED = ("os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.property.__get__",
+           "enum.Enum.name", "enum.Enum.value", "logging.Logger.debug", "logging.Logger.info",
            "logging.Logger.warning")
 """The functions of such modules that are traced like any other: they end the graph where they do more than to look."""
 PURE_BUILTINS = frozenset({

@@ -14,7 +14,8 @@ from typing import Any
 from minicompile.capture.attributes import get_attribute, set_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.builtin_rules import cell_value, rule_super, update_dict
-from minicompile.capture.calls import call
+from minicompile.capture.calls import call, has_python_comparison, run_native
+from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import (
@@ -28,7 +29,7 @@ from minicompile.capture.operators import (
     truth,
     unary,
 )
-from minicompile.capture.side_effects import MISSING, Lazy
+from minicompile.capture.side_effects import MISSING, Lazy, put
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer, stop_as_error
@@ -125,13 +126,21 @@ def make_cell(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     frame.cells[name] = tracer.made(types.CellType() if value is MISSING else types.CellType(value))
 
 
+def filled_cell(frame: Frame, name: str) -> types.CellType:
+    """The cell of a variable that has a value."""
+    cell: types.CellType | None = frame.cells.get(name)
+    if cell is None or is_empty_cell(cell):
+        if name not in frame.code.co_freevars:
+            raise unbound(name)
+        raise RaisedInUserCode(NameError(
+            f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope", name=name))
+    return cell
+
+
 @opcode("LOAD_DEREF")
 def load_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push what a cell holds."""
-    cell = frame.cells.get(instruction.value)
-    if cell is None:
-        raise unbound(instruction.value)
-    frame.stack.append(cell_value(tracer, cell))
+    frame.stack.append(cell_value(tracer, filled_cell(frame, instruction.value)))
 
 
 @opcode("STORE_DEREF")
@@ -146,7 +155,7 @@ def store_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("DELETE_DEREF")
 def delete_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Empty a cell."""
-    del frame.cells[instruction.value].cell_contents
+    del filled_cell(frame, instruction.value).cell_contents
 
 
 @opcode("LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_LOCALS", "LOAD_BUILD_CLASS",
@@ -237,9 +246,17 @@ def formatted(tracer: Tracer, at: Instruction, value: Any, specification: Any = 
     return call(tracer, format, (value if conversion is None else call(tracer, conversion, (value,), {}), specification), {})
 
 
-def table_of(keys: Any, values: Any) -> dict[Any, Any]:
+def hashed(tracer: Tracer, function: Callable[..., Any], keys: Any, *rest: Any) -> Any:
+    """What Python makes of keys, whose hash it asks for, and more."""
+    for key in keys:
+        if has_python_comparison(key):
+            raise Break("user object", f"an object of type {type(key).__name__} is hashed by a container")
+    return run_native(tracer, function, ([concrete(key) for key in keys], *rest), {}, False)
+
+
+def table_of(tracer: Tracer, keys: Any, values: Any) -> Any:
     """The dictionary that a display makes."""
-    return dict(zip(map(concrete, keys), values, strict=True))
+    return hashed(tracer, lambda keys: dict(zip(keys, values, strict=True)), keys)
 
 
 CONVERSIONS = (None, str, repr, ascii)
@@ -251,9 +268,11 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
     "BUILD_TUPLE": (int, lambda tracer, at, *values: values),
     "BUILD_LIST": (int, lambda tracer, at, *values: tracer.made(list(values))),
-    "BUILD_SET": (int, lambda tracer, at, *values: tracer.made(set(map(concrete, values)))),
-    "BUILD_MAP": (lambda count: 2 * count, lambda tracer, at, *values: tracer.made(table_of(values[::2], values[1::2]))),
-    "BUILD_CONST_KEY_MAP": (lambda count: count + 1, lambda tracer, at, *values: tracer.made(table_of(values[-1], values[:-1]))),
+    "BUILD_SET": (int, lambda tracer, at, *values: tracer.made(hashed(tracer, set, values))),
+    "BUILD_MAP": (lambda count: 2 * count, lambda tracer, at, *values: tracer.made(
+        table_of(tracer, values[::2], values[1::2]))),
+    "BUILD_CONST_KEY_MAP": (lambda count: count + 1, lambda tracer, at, *values: tracer.made(
+        table_of(tracer, values[-1], values[:-1]))),
     "BUILD_SLICE": (int, lambda tracer, at, *values: slice(*values)),
     "BUILD_STRING": (int, lambda tracer, at, *values: "".join(values)),
     "FORMAT_VALUE": (lambda flags: 2 if flags & 4 else 1, formatted),
@@ -307,23 +326,50 @@ def compare_values(tracer: Tracer, instruction: Instruction, left: Any, right: A
     return truth(tracer, result) if VERSION >= (3, 13) and instruction.arg & 16 else result
 
 
-def merge(tracer: Tracer, target: Any, value: Any) -> None:
+def function_text(function: Any) -> str:
+    """How Python names a callable in the errors of a call."""
+    name = getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    return str(function) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+def refuse_unless(value: Any, method: str, message: str) -> None:
+    """Raise what Python raises for a value that cannot be unpacked in a display or a call."""
+    if not hasattr(type(value), method) and not (method == "__iter__" and hasattr(type(value), "__getitem__")):
+        raise RaisedInUserCode(TypeError(message.format(type(concrete(value)).__name__)))
+
+
+def extend(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:
+    """`[*value]`."""
+    refuse_unless(value, "__iter__", "Value after * must be an iterable, not {}")
+    target.extend(native_iterable(tracer, value))
+
+
+def merge(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:
     """The keyword arguments of `f(**a, **b)`."""
-    for key in list(native_iterable(tracer, value)):
+    place = next(place for place, item in enumerate(frame.stack) if item is target)
+    called = function_text(tracer.resolve(frame.stack[place - (3 if VERSION >= (3, 13) else 2)]))
+    refuse_unless(value, "keys", f"{called} argument after ** must be a mapping, not {{}}")
+    for key in list(native_iterable(tracer, call(tracer, get_attribute(tracer, value, "keys"), (), {}))):
         if key in target:
-            raise Break("unsupported argument", f"two values for the keyword argument `{key}`")
+            raise RaisedInUserCode(TypeError(f"{called} got multiple values for keyword argument '{key}'"))
+    update_dict(tracer, target, (value,), {})
+
+
+def update(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:
+    """`{**value}`."""
+    refuse_unless(value, "keys", "'{}' object is not a mapping")
     update_dict(tracer, target, (value,), {})
 
 
 # What an instruction does to a display or comprehension below the values that it pops.
 DISPLAYS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "LIST_APPEND": (1, lambda tracer, target, value: target.append(value)),
-    "SET_ADD": (1, lambda tracer, target, value: target.add(concrete(value))),
-    "MAP_ADD": (2, lambda tracer, target, key, value: target.__setitem__(concrete(key), value)),
-    "LIST_EXTEND": (1, lambda tracer, target, value: target.extend(native_iterable(tracer, value))),
-    "SET_UPDATE": (1, lambda tracer, target, value: target.update(native_iterable(tracer, value))),
-    "DICT_UPDATE": (1, lambda tracer, target, value: update_dict(tracer, target, (value,), {})),
-    "DICT_MERGE": (1, merge),
+    "LIST_APPEND": (1, lambda tracer, frame, target, value: target.append(value)),
+    "SET_ADD": (1, lambda tracer, frame, target, value: hashed(tracer, target.update, (value,))),
+    "MAP_ADD": (2, lambda tracer, frame, target, key, value: hashed(tracer, lambda keys: put(target, keys[0], value), (key,))),
+    "LIST_EXTEND": (1, extend), "DICT_UPDATE": (1, update), "DICT_MERGE": (1, merge),
+    "SET_UPDATE": (1, lambda tracer, frame, target, value: hashed(
+        tracer, target.update, run_native(tracer, list, (native_iterable(tracer, value),), {}))),
 }
 
 
@@ -335,7 +381,7 @@ def fill(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     target = frame.stack[-instruction.arg] = tracer.resolve(frame.stack[-instruction.arg])
     if not isinstance(target, list):
         force(tracer, target, False)
-    function(tracer, target, *values)
+    function(tracer, frame, target, *values)
 
 
 def call_intrinsic(tracer: Tracer, at: Instruction, value: Any) -> Any:

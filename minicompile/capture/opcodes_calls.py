@@ -14,7 +14,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, get_iterator, native_iterable
-from minicompile.capture.opcodes import opcode, top
+from minicompile.capture.opcodes import function_text, opcode, refuse_unless, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked
 from minicompile.capture.tracer import NULL, Frame, Handling, Tracer
@@ -69,10 +69,13 @@ def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> 
     else:
         function = tracer.resolve(frame.stack.pop())
         tracer.resolve(frame.stack.pop())
+    refuse_unless(args, "__iter__", f"{function_text(function)} argument after * must be an iterable, not {{}}")
     positional = tuple(tracer.resolve(item) for item in native_iterable(tracer, args))
     keywords = {}
     if kwargs:
         for key in list(native_iterable(tracer, kwargs)):
+            if not isinstance(key, str):
+                raise RaisedInUserCode(TypeError("keywords must be strings"))
             keywords[key] = get_item(tracer, kwargs, key)
     frame.stack.append(call(tracer, function, positional, keywords))
 
@@ -305,14 +308,19 @@ def match_class(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     if not truth(tracer, call(tracer, isinstance, (subject, kind), {})):
         frame.stack.append(None)
         return
-    values = []
+    values, positional = [], ()
+    if instruction.arg:
+        positional = call(tracer, getattr, (kind, "__match_args__", None), {})
+        itself = positional is None and bool(kind.__flags__ & MATCHES_ITSELF)
+        accepted = 1 if itself else len(positional or ())
+        if type(positional) is not tuple and positional is not None:
+            raise RaisedInUserCode(TypeError(
+                f"{kind.__name__}.__match_args__ must be a tuple (got {type(positional).__name__})"))
+        if instruction.arg > accepted:
+            raise RaisedInUserCode(TypeError(f"{kind.__name__}() accepts {accepted} positional sub-pattern"
+                                             f"{'' if accepted == 1 else 's'} ({instruction.arg} given)"))
+        values, positional = [subject] if itself else [], (positional or ())[: instruction.arg]
     try:
-        positional: list[str] = []
-        if instruction.arg:
-            if kind in SELF_MATCHING:
-                values.append(subject)
-            else:
-                positional = list(get_attribute(tracer, kind, "__match_args__"))[: instruction.arg]
         for name in (*positional, *names):
             values.append(get_attribute(tracer, subject, name))
     except RaisedInUserCode as error:
@@ -323,4 +331,4 @@ def match_class(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(tuple(values))
 
 
-SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+MATCHES_ITSELF = 1 << 22  # CPython's flag of classes whose one positional pattern is the value itself

@@ -16,7 +16,7 @@ from minicompile.capture.calls import call, check_printable, check_safe, has_pyt
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.symbolic_float import SymbolicFloat
-from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
+from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -43,6 +43,7 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
 }
 COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion}
+NUMBERS = (int, float, *SYMBOLIC)
 NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
 
 
@@ -170,6 +171,8 @@ def is_same(tracer: Tracer, left: Any, right: Any) -> bool:
     """`left is right`."""
     if type(left) is SymbolicFloat is type(right):
         return left.fix() is right.fix()
+    if is_symbolic(left) and isinstance(right, NUMBERS) or is_symbolic(right) and isinstance(left, NUMBERS):
+        return concrete(left) is concrete(right)
     if left is not right:
         note_identity(tracer, left, right)
     return left is right
@@ -293,7 +296,14 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
         return run_native(tracer, operator.getitem, (owner, key), {})
     if type(owner).__module__.partition(".")[0] == "numpy":
         raise Break("NumPy", "a NumPy array is indexed")
+    if type(owner) in CONSTANT_TYPES or cannot(owner, "__getitem__"):
+        return run_native(tracer, operator.getitem, (concrete(owner), key), {})
     raise Break("unsupported value", f"an object of type {type(owner).__name__} is indexed")
+
+
+def cannot(owner: Any, method: str) -> bool:
+    """Whether Python refuses what a special method does, because there is none; of our own objects it cannot be told."""
+    return not hasattr(type(owner), method) and not type(owner).__module__.startswith("minicompile.capture")
 
 
 def look_up(tracer: Tracer, table: dict[Any, Any], key: Any) -> Any:
@@ -358,7 +368,7 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
         if type(key) is slice and hasattr(type(value), "__iter__"):
             value = list(drain(tracer, value))
         run_native(tracer, operator.setitem, (owner, key, value), {})
-    elif is_native(owner):
+    elif is_native(owner) or cannot(owner, "__setitem__"):
         run_native(tracer, operator.setitem, (owner, key, value), {})
     else:
         raise Break("NumPy" if type(owner).__module__.partition(".")[0] == "numpy" else "unsupported value",
@@ -372,6 +382,8 @@ def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
     if invoke_special(tracer, owner, "__delitem__", key) is not MISSING:
         return
     key = concrete(key)
+    if is_native(owner) and not isinstance(owner, (dict, list, collections.deque)) or cannot(owner, "__delitem__"):
+        run_native(tracer, operator.delitem, (owner, key), {})
     if not isinstance(owner, (dict, list, collections.deque)):
         raise Break("unsupported value", f"an item of an object of type {type(owner).__name__} is deleted")
     if isinstance(owner, dict):

@@ -216,6 +216,8 @@ def build_function(emitter: Emitter, value: types.FunctionType) -> str:
         emitter.body.append(f"{name}.__kwdefaults__ = {emitter.value(value.__kwdefaults__)}")
     if value.__annotations__:
         emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}")
+    for attribute in ("__doc__", "__module__"):
+        emitter.body.append(f"{name}.{attribute} = {emitter.value(getattr(value, attribute))}")
     for key, item in value.__dict__.items():
         emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
     return name
@@ -351,6 +353,12 @@ def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
         emitter.body.append(f"{name}.__traceback__ = {emitter.constant(value.__traceback__, 'trace_of_error')}")
     if value.__context__ is not None:
         emitter.body.append(f"{name}.__context__ = {emitter.value(value.__context__)}")
+    for base in type(value).__mro__ if not isinstance(value, BaseExceptionGroup) else ():
+        for attribute, raw in base.__dict__.items():  # `StopIteration.value`, `AttributeError.name`
+            if isinstance(raw, types.MemberDescriptorType) and base.__module__ == "builtins":
+                held = raw.__get__(value)
+                if held is not None and held is not False:
+                    emitter.body.append(f"{name}.{attribute} = {emitter.value(held)}")
 
 
 def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:

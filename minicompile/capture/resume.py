@@ -14,7 +14,7 @@ from typing import Any
 import bytecode
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label
 
-from minicompile.capture.instruction import UNCOUNTED, VERSION, Program
+from minicompile.capture.instruction import UNCOUNTED, VERSION, Program, split_superinstruction
 
 STACK_PREFIX = "stack_"
 RAISED = "raised_"
@@ -82,7 +82,10 @@ def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
 
 
 def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[list[Any], Label]:
-    """The original instructions without their prologue, with a label at the target."""
+    """The original instructions without their prologue, with a label at the target.
+
+    The pairs of 3.13 have room for the first sixteen variables only; a resume function may have more than the original.
+    """
     label, body = Label(), []
     ordinal, in_prologue = 0, True
     cells = set(shape.cells)
@@ -100,7 +103,8 @@ def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[lis
         if in_prologue and item.name in ("MAKE_CELL", "COPY_FREE_VARS", "RESUME", "RETURN_GENERATOR"):
             in_prologue = item.name != "RESUME"
             continue
-        body.append(converted(item, cells))
+        parts = split_superinstruction(item.name, item.arg) if isinstance(item.arg, tuple) else [(item.name, item.arg)]
+        body.extend(converted(Instr(name, arg, location=item.location) if parts[1:] else item, cells) for name, arg in parts)
     return body, label
 
 

@@ -45,17 +45,11 @@ class SymbolicFloat:
         if type(other) not in OPERANDS:
             return NotImplemented
         result = COMPARISONS[symbol](self.real, real_of(other))
-        source = self.source_of(other)
+        source = source_of(self.tracer, other)
         words = f"`{{0}} {symbol} {literal(other) if source is None else source.words()}` is {result}"
         text = f"{'' if result else 'not '}{{0}} {symbol} {literal(other) if source is None else '{others[0]}'}"
         self.tracer.guards.test(self.source, text, (), words, "constant", self.real, () if source is None else (source,))
         return result
-
-    def source_of(self, operand: Any) -> Source | None:
-        """Where an operand comes from, unless it is a constant."""
-        if type(operand) is SymbolicFloat:
-            return operand.source
-        return self.tracer.dynamic.source_of(self.tracer, operand) if type(operand) is torch.SymInt else None
 
     def __bool__(self) -> bool:
         return bool(self.compared("!=", 0))
@@ -81,17 +75,24 @@ def real_of(value: Any) -> Any:
     return value.real if type(value) is SymbolicFloat else value.node.hint if type(value) is torch.SymInt else value
 
 
+def source_of(tracer: Any, operand: Any) -> Source | None:
+    """Where an operand comes from, unless it is a constant."""
+    if type(operand) is SymbolicFloat:
+        return operand.source
+    source: Source | None = tracer.dynamic.source_of(tracer, operand) if type(operand) is torch.SymInt else None
+    return source
+
+
 def fixed(value: Any) -> Any:
     """The value itself, guarded if it may vary."""
-    return value.fix() if type(value) is SymbolicFloat else value
+    return value.fix() if type(value) is SymbolicFloat else int(value) if type(value) is torch.SymInt else value
 
 
-def computed(function: Callable[..., Any], operands: tuple[Any, ...], text: str = "") -> Any:
-    """`function(*operands)` of floats that vary and plain numbers; `text` says it with `{0}`, `{1}`, ... for the operands.
+def computed(tracer: Any, function: Callable[..., Any], operands: tuple[Any, ...], text: str = "") -> Any:
+    """`function(*operands)` of numbers that vary and plain ones; `text` says it with `{0}`, `{1}`, ... for the operands.
 
-    A result that is no float is a constant: it is guarded, or the floats are.
+    A result that is no float is a constant: it is guarded, or the operands are.
     """
-    first = next(operand for operand in operands if type(operand) is SymbolicFloat)
     try:
         real = function(*map(real_of, operands))
     except Exception:  # which one depends on the values, so these are fixed
@@ -101,7 +102,7 @@ def computed(function: Callable[..., Any], operands: tuple[Any, ...], text: str 
     texts: list[str] = []
     parts: list[Source] = []
     for operand in operands:
-        source = first.source_of(operand)
+        source = source_of(tracer, operand)
         texts.append(f"({literal(operand)})" if source is None else f"{{{len(parts)}}}")
         parts.extend([] if source is None else [source])
     if text:
@@ -111,11 +112,12 @@ def computed(function: Callable[..., Any], operands: tuple[Any, ...], text: str 
     if type(real) is not float:
         if type(real) not in (int, bool, str):
             return function(*map(fixed, operands))
-        first.tracer.guards.constant(source, real)
+        tracer.guards.constant(source, real)
         return real
     if function not in CLOSED:
-        first.tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
-    return SymbolicFloat(first.tracer, source, real)
+        tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
+    tracer.floats = True
+    return SymbolicFloat(tracer, source, real)
 
 
 def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> Callable[[Any, Any], Any]:
@@ -125,14 +127,14 @@ def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> C
         operands = (other, self) if reflected else (self, other)
         if type(other) is torch.SymFloat:
             return function(*map(fixed, operands))
-        return computed(function, operands, text) if type(other) in OPERANDS else NotImplemented
+        return computed(self.tracer, function, operands, text) if type(other) in OPERANDS else NotImplemented
 
     return method
 
 
 def unary_method(function: Callable[..., Any]) -> Callable[[Any], Any]:
     """The special method of an operator or a builtin with one operand."""
-    return lambda self: computed(function, (self,))
+    return lambda self: computed(self.tracer, function, (self,))
 
 
 COMPARISONS = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}

@@ -208,6 +208,9 @@ def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
         return wrap_object(tracer, real, source)
     tracer.guards.test(source, "type({0}) is {1} and {0} == {2}", (type(real), type(real)(real)),
                        "`{0}` has the same elements", "structure", set(real))
+    if not all(isinstance(item, str) for item in real):
+        tracer.guards.test(source, "set(map({1}, {0})) == {2}", (typed, set(map(typed, real))),
+                           "`{0}` has elements of the same types", "structure", set(real))
     if isinstance(real, frozenset):
         tracer.register(real, real, source)
         return real
@@ -275,6 +278,14 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
         else:
             text = "list({0}) == {1}" if plain else "list(dict.keys({0})) == {1}"
             tracer.guards.test(source, text, (keys,), f"`{{0}}` has the keys {shown(keys)}"[:200], "structure", keys)
+            if not all(isinstance(key, str) for key in keys):
+                tracer.guards.test(source, "list(map({1}, {0})) == {2}", (typed, list(map(typed, keys))),
+                                   "`{0}` has keys of the same types", "structure", keys)
+
+
+def typed(value: Any) -> Any:
+    """A key or an element with its type: `1`, `True` and `1.0` are equal."""
+    return (type(value), *map(typed, value)) if isinstance(value, (tuple, frozenset)) else (type(value), value)
 
 
 def guard_order(tracer: Tracer, value: Any) -> None:
