@@ -50,6 +50,12 @@ def _modulo(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return modulo
 
 
+def _checked(value: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    if not valid.all():
+        raise EvaluationFailed("a value out of range")
+    return value
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{
         name: getattr(torch, name)
@@ -62,6 +68,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
             "isinf", "signbit", "copysign", "hypot", "nextafter", "where",
         )
     },
+    "checked": _checked,
     "truediv": torch.true_divide,
     "floordiv": _divide("floor"),
     "truncdiv": _divide("trunc"),

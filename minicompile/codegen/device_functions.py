@@ -11,6 +11,13 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def checked(value, valid, mask=None):
+    """The value; an assertion fails where it is not valid (and the mask holds), for what eager refuses too."""
+    tl.device_assert(valid, "a value out of range", mask)
+    return value
+
+
+@triton.jit
 def larger(a, b):
     """The larger of two numbers; NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

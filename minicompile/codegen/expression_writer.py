@@ -143,6 +143,7 @@ class ExpressionWriter:
             for current in walk(expression):
                 if current not in self._reads:
                     own = isinstance(current, Load) and current not in self.known_axes
+                    own |= isinstance(current, Apply) and current.operation == "checked"  # only where it is wanted
                     self._reads[current] = own or any(self._reads[c] for c in children(current))
         return self._reads[expression]
 
@@ -224,6 +225,10 @@ class ExpressionWriter:
         arguments = [self._hoisted(argument, conditions, home) for argument in expression.arguments]
         sources = tuple(argument.dtype for argument in expression.arguments)
         texts = self._operands(expression, arguments)
+        if expression.operation == "checked":
+            mask = self.mask(frozenset().union(*(value.axes for value in arguments)), conditions)
+            arguments, texts = [*arguments, *([mask] if mask else [])], [*texts, *([mask.text] if mask else [])]
+            self._uses[expression] += 1  # a line of its own
         text = operation_text(Operation(expression.operation, tuple(texts), sources, expression.dtype))
         self._note_function(text)
         exact = expression.operation in ("cast", "bitcast")
@@ -369,6 +374,8 @@ class ExpressionWriter:
             case Symbol():
                 self.symbols.add(atom)
                 return Text(atom.name)
+            case Indirect() if isinstance(atom.value, IndexValue) and not self.geometry.wide:
+                return self.offset(atom.value.index, conditions).text
             case Indirect():
                 value = self.value(atom.value, conditions)
                 narrow = not value.is_literal and not self.geometry.wide and atom.size.constant is not None

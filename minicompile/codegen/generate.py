@@ -222,6 +222,7 @@ def _file_text(
         fast_helpers=_fast_helpers(host, device),
         guarded=guarded,
         indent="        " if guarded else "    ",
+        checks="checked" in called,
         uses_libdevice=any("libdevice." in text for text in (*definitions, *(kernel.source.text for kernel in printed))),
         inputs=[_input_text(graph, name) for name in graph.inputs],
         constants=[(name, _constant_text(graph.buffers[name], t)) for name, t in graph.constants.items()],

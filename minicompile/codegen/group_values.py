@@ -6,8 +6,10 @@ results of reductions and scans stay loads of their buffers (*leaves*). This mod
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ from minicompile.ir.expr import (
     Expr,
     IndexValue,
     Load,
+    Masked,
     Random,
     cast,
     exponential_below,
@@ -29,11 +32,12 @@ from minicompile.ir.expr import (
     walk,
     without_widening,
 )
-from minicompile.ir.index import Axis, Index, as_index, hint
+from minicompile.ir.index import Axis, Index, as_index, hint, is_nonnegative, lower_bound, upper_bound
 from minicompile.ir.loops import Buffer, Loop, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup, OnlineSoftmax
 
 LARGEST_INT32 = 2**31 - 1
+ALWAYS = Constant(True, torch.bool)
 
 
 class GroupValues:
@@ -187,17 +191,74 @@ _INTEGER_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 
 
 def folded_integers(value: Expr) -> Expr:
-    """A constant position, or arithmetic of constant whole numbers, as a constant."""
+    """A constant position, arithmetic of constant whole numbers, or what is known of positions, as a constant."""
     if isinstance(value, IndexValue) and value.index.constant is not None:
         return Constant(torch.tensor(int(value.index)).to(value.dtype).item(), value.dtype)
-    function = _INTEGER_ARITHMETIC.get(value.operation) if isinstance(value, Apply) else None
-    if not isinstance(value, Apply) or function is None or value.dtype not in (torch.int32, torch.int64):
+    if isinstance(value, Masked) and isinstance(value.condition, Constant):
+        return value.value if value.condition.value else value.other
+    if not isinstance(value, Apply):
         return value
+    function = _INTEGER_ARITHMETIC.get(value.operation)
+    if function is None or value.dtype not in (torch.int32, torch.int64):
+        return _without_known_truths(value)
     numbers = [int(number.value) for number in value.arguments if isinstance(number, Constant)]
     bounds = torch.iinfo(value.dtype)
-    if len(numbers) < len(value.arguments) or not bounds.min <= (result := function(*numbers)) <= bounds.max:
+    if len(numbers) < len(value.arguments):
+        return _without_known_truths(value)
+    if not bounds.min <= (result := function(*numbers)) <= bounds.max:
         return value
     return Constant(result, value.dtype)
+
+
+def _without_known_truths(value: Apply) -> Expr:
+    """A comparison of positions that holds always, or never, as a constant; what such constants decide without them."""
+    first, second = value.arguments[0], value.arguments[-1]
+    if value.operation in ("lt", "ge"):
+        below = _is_below(first, second)
+        return value if below is None else Constant(below == (value.operation == "lt"), torch.bool)
+    if value.operation in ("minimum", "maximum"):
+        least, most = (first, second) if _is_below(second, first) is False else (second, first)
+        known = _is_below(most, least) is False
+        return (least if value.operation == "minimum" else most) if known else value
+    if value.operation == "where" and isinstance(first, Constant):
+        return value.arguments[1 if first.value else 2]
+    if value.operation in ("logical_and", "checked") and second is ALWAYS and first.dtype == value.dtype:
+        return first
+    if value.operation == "logical_and" and first is ALWAYS and second.dtype == torch.bool:
+        return second
+    return value
+
+
+def _is_below(left: Expr, right: Expr) -> bool | None:
+    """Whether `left < right` between whole numbers, if that is known."""
+    (least, most), (low, high) = _range(left), _range(right)
+    if None not in (most, low) and is_nonnegative(low - most - 1):
+        return True
+    return False if None not in (least, high) and is_nonnegative(least - high) else None
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _range(value: Expr) -> tuple[Any, Any]:
+    """The smallest and the largest value of a whole number made of positions, as far as they are known."""
+    match value:
+        case Constant() if type(value.value) is int:
+            return as_index(value.value), as_index(value.value)
+        case IndexValue() if value.dtype in _WHOLE and not indirect_values(value.index):
+            return lower_bound(value.index), upper_bound(value.index)
+        case Apply() if value.dtype in _WHOLE and value.operation in _RANGES:
+            ends = [end for argument in value.arguments for end in _range(argument)]
+            numbers = [None if end is None else end.constant for end in ends]
+            if None not in numbers:
+                return tuple(map(as_index, _RANGES[value.operation](*numbers)))  # type: ignore[return-value]
+    return None, None
+
+
+_WHOLE = (torch.int32, torch.int64)
+_RANGES: dict[str, Callable[..., tuple[int, int]]] = {
+    "add": lambda a, b, c, d: (a + c, b + d), "sub": lambda a, b, c, d: (a - d, b - c), "neg": lambda a, b: (-b, -a),
+    "minimum": lambda a, b, c, d: (min(a, c), min(b, d)), "maximum": lambda a, b, c, d: (max(a, c), max(b, d)),
+    "abs": lambda a, b: (max(a, -b, 0), max(b, -a)), "cast": lambda a, b: (a, b),
+}  # fmt: skip
 
 
 def without_final_rounding(value: Expr, dtype: torch.dtype, round_each: bool) -> Expr:

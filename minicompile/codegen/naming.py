@@ -82,7 +82,7 @@ def _wishes(graph: LoweredGraph) -> dict[str, str]:
 RESULT_WORDS: dict[str, str] = {
     "add": "total", "sub": "difference", "mul": "product", "truediv": "quotient", "floordiv": "quotient",
     "approximate_truediv": "quotient", "truncdiv": "quotient", "remainder": "rest", "fmod": "rest", "pow": "power",
-    "neg": "negated",
+    "neg": "negated", "checked": "valid",
     "abs": "magnitude", "minimum": "smaller_value", "maximum": "larger_value", "where": "selected", "cast": "converted",
     "exp": "exponential", "log": "logarithm", "sqrt": "root", "rsqrt": "inverse_root", "sigmoid": "gate",
     "tanh": "tanh", "erf": "erf", "eq": "is_equal", "ne": "differs", "lt": "is_below", "le": "is_at_most",

@@ -66,7 +66,7 @@ NEEDS_ROUNDED_OPERANDS = frozenset({
 """Operations that jump: an operand of bf16 or fp16 must be the value that eager would have stored."""
 
 KEEPS_EXACTNESS = frozenset({"neg", "abs", "minimum", "maximum", "fmin", "fmax", "where", "copysign", "sign",
-                             "floor", "ceil", "trunc", "round", "cast", "bitcast"})  # fmt: skip
+                             "floor", "ceil", "trunc", "round", "cast", "bitcast", "checked"})  # fmt: skip
 """Operations whose result is representable in a 16-bit dtype if the operands are."""
 
 
@@ -207,6 +207,7 @@ _LIBDEVICE = ("expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "at
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 TRITON_OPS: dict[str, Emit] = {
+    "checked": _call("checked"),
     "cast": lambda op: cast(op.arguments[0], op.source, op.dtype),
     "bitcast": _bitcast,
     "add": _unless_boolean(_infix("+", SUM), "|", OR),

@@ -74,7 +74,7 @@ def more_from_torch() -> dict[Any, Decomposition]:
         "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
         "_native_batch_norm_legit_functional _batch_norm_with_update_functional batch_norm_backward std_mean "
         "addmv nll_loss_forward nll_loss2d_forward grid_sampler_2d rrelu_with_noise_functional rrelu_with_noise_backward "
-        "unfold_backward dist"
+        "unfold_backward dist binary_cross_entropy"
     ).split()
     return {found: CHANGED.get(name, lambda function: function)(available[found])
             for name in (*wanted, *RESIZING) for found in overloads(name, "") if found in available}  # fmt: skip
@@ -114,8 +114,23 @@ def unless_a_size_stays(function: Decomposition) -> Decomposition:
     return run
 
 
+def of_probabilities(function: Decomposition) -> Decomposition:
+    """`function` of a value and a target that eager refuses unless they lie between 0 and 1."""
+
+    def run(value: Tensor, target: Tensor, *rest: Any) -> Any:
+        return function(checked_unit(value), checked_unit(target), *rest)
+
+    return run
+
+
+def checked_unit(value: Tensor) -> Tensor:
+    """`value`, with an assertion that all of it lies between 0 and 1."""
+    return torch.ops.minicompile.checked(value, (value >= 0) & (value <= 1))
+
+
 CHANGED: dict[str, Callable[[Decomposition], Decomposition]] = {
     "grid_sampler_2d": unless_half,
+    "binary_cross_entropy": of_probabilities,
     "_native_batch_norm_legit_functional": in_double_on_cpu,
     "_batch_norm_with_update_functional": in_double_on_cpu,
     **dict.fromkeys(RESIZING, unless_a_size_stays),

@@ -29,6 +29,10 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "truth values"
     if packet in (aten.floor_divide, aten.remainder, aten.fmod, aten.div) and any(type(n) is int and n == 0 for n in args[1:]):
         return "" if result.dtype.is_floating_point or result.device.type != "cpu" else "integers by zero"
+    if packet is aten.bernoulli and any(isinstance(p, float) and not 0 <= p <= 1 for p in (*args[1:], *kwargs.values())):
+        return "a probability outside of 0 and 1"
+    if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
+        return "a place outside of the tensor"
     return "two dtypes" if packet is aten.heaviside and args[0].dtype != args[1].dtype else ""
 
 

@@ -21,7 +21,7 @@ MORE_POINTWISE = frozenset(
     gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward leaky_relu_backward hardtanh_backward
     hardswish_backward hardsigmoid_backward softplus_backward mish_backward log_sigmoid_backward logit_backward
     hardshrink_backward softshrink_backward log_sigmoid_forward random_uniform random_normal random_randint lift_fresh_copy
-    prelu_backward _prelu_kernel copy flip roll stack slice_scatter select_scatter repeat iota empty_strided
+    checked prelu_backward _prelu_kernel copy flip roll stack slice_scatter select_scatter repeat iota empty_strided
     diagonal_scatter new_empty_strided empty empty_like new_empty""".split()
 )
 MORE_VIEWS = frozenset("reshape _unsafe_view _reshape_alias lift_fresh".split())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from minicompile.graph.decompositions import checked_unit
 from minicompile.graph.recorder import Recorder
 
 aten = torch.ops.aten
@@ -127,12 +128,12 @@ class Draws:
     def bernoulli(self, probability: Tensor) -> Tensor:
         """`aten.bernoulli`."""
         drawn = self.uniform_numbers(probability.shape, wide_dtype(probability.dtype), probability.device)
-        return in_layout_of((drawn < probability).to(probability.dtype), probability, None)
+        return in_layout_of((drawn < checked_unit(probability)).to(probability.dtype), probability, None)
 
     def bernoulli_like(self, like: Tensor, p: Any = 0.5) -> Tensor:
         """`aten.bernoulli.p`, and with a tensor of probabilities."""
         drawn = self.uniform_numbers(like.shape, torch.float32, like.device)
-        limit = p.to(like.device) if isinstance(p, Tensor) else p
+        limit = checked_unit(p.to(like.device)) if isinstance(p, Tensor) else p
         return in_layout_of((drawn < limit).to(like.dtype), like, None)
 
     def native_dropout(self, value: Tensor, p: float, train: bool | None) -> Any:
@@ -160,6 +161,8 @@ class Draws:
         if tensors[0].dtype not in SIXTEEN_AND_UP:
             return NotImplemented
         size = torch.broadcast_shapes(*(value.shape for value in tensors))
+        if isinstance(std, Tensor):
+            std = ours.checked(std, std >= 0)
         return self.normal_numbers(size, tensors[0].dtype, tensors[0].device) * std + mean
 
     def exponential(self, like: Tensor, rate: float = 1.0) -> Any:

@@ -20,9 +20,10 @@ def polygamma_(value: Tensor, order: int) -> Tensor:
 
 
 def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
-    """`one_hot` without eager's look at the values."""
+    """`one_hot` without eager's look at the values before anything is computed."""
     if num_classes <= 0:
         return torch.nn.functional.one_hot(index, num_classes)
+    index = torch.ops.minicompile.checked(index, (index >= 0) & (index < num_classes))
     return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).long()
 
 

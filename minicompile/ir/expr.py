@@ -156,6 +156,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     **dict.fromkeys(("tan", "asin", "acos", "atan", "asinh", "acosh", "atanh"), ScalarOp(1, "the function of that name", 20)),
     "erfc": ScalarOp(1, "1 - erf(a) without cancellation", 20),
     "erfinv": ScalarOp(1, "inverse error function", 24),
+    "checked": ScalarOp(2, "a; where b does not hold, eager refuses it, and an assertion fails"),
 }
 
 

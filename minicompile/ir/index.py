@@ -75,7 +75,7 @@ class Mod(Interned):
 
 class Indirect(Interned):
     """An integer read from memory, used as an index. `value` is a scalar expression of integer dtype; the program
-    guarantees `0 <= value < size` (lowering wraps negative values and clamps where eager would check)."""
+    guarantees `0 <= value < size` (lowering wraps negative values and checks where eager would)."""
 
     __slots__ = ("value", "size")
     value: Any

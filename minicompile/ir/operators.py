@@ -15,6 +15,8 @@ With `w0..w3` the four 32-bit words of the block:
   `u = ((w0 >> 5) * 2**26 + (w1 >> 6) + 1) * 2**-53`, `v = ((w2 >> 5) * 2**26 + (w3 >> 6)) * 2**-53`.
 - randint: `low + w0 mod (high - low)`, for spans of at most 2**32.
 
+Checks. `checked` gives its first argument; where the second does not hold an assertion fails, as eager refuses such values.
+
 Attention. A query that sees no key gets zeros, or NaN (and NaN gradients) with `nan_rows`, as a softmax written out gives.
 """
 
@@ -110,6 +112,14 @@ _define("random_normal(Tensor seeds, int index, SymInt[] size, ScalarType dtype)
         lambda seeds, index, size, dtype: _normal_from(_words(seeds, index, size), dtype), _random_fake)
 _define("random_randint(Tensor seeds, int index, int low, int high, SymInt[] size, ScalarType dtype) -> Tensor",
         lambda seeds, index, low, high, size, dtype: (_words(seeds, index, size)[0] % (high - low) + low).to(dtype), _random_fake)
+
+
+def _checked(value: Tensor, valid: Tensor) -> Tensor:
+    torch._assert_async(valid.all(), "a value out of range")
+    return value.clone()
+
+
+_define("checked(Tensor value, Tensor valid) -> Tensor", _checked, lambda value, valid: torch.empty_like(value))
 
 
 def attention_weights(

@@ -229,7 +229,9 @@ def _fault_of(expression: Apply) -> str:
         return ""
     if operation == "where" and arguments[0].dtype != torch.bool:
         return "a select by something not boolean"
-    operands = arguments[1:] if operation == "where" else arguments
+    if operation == "checked" and arguments[1].dtype != torch.bool:
+        return "a check of something not boolean"
+    operands = arguments[1:] if operation == "where" else arguments[:1] if operation == "checked" else arguments
     if len({a.dtype for a in operands}) != 1:
         return f"operands of {', '.join(str(a.dtype) for a in operands)}"
     expected = torch.bool if operation in BOOLEAN else operands[0].dtype

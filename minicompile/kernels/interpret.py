@@ -164,7 +164,7 @@ def interpreting() -> Iterator[Any]:
             _patch_libdevice(scope, interpreter)
             _patch_folds(scope, interpreter)
             # A GPU wraps around without checking either, and the checks are half of the interpreter's time.
-            unchecked = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+            unchecked = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False, debug=True)
             scope.set_attr(interpreter.interpreter_builder, "options", unchecked)
             scope.set_attr(interpreter.interpreter_builder, "minicompile_active", True)
             yield interpreter
@@ -247,6 +247,10 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
     def erf(arg: Any) -> Any:
         return handle_type(torch.erf(torch.from_numpy(arg.data.copy())).numpy(), arg.dtype.scalar)
 
+    def fail_unless(condition: Any, message: str) -> None:
+        if not condition.data.all():  # also under `python -O`, which leaves Triton's own assertion out
+            raise AssertionError(message)
+
     precisions = (*builder.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
     options = dataclasses.replace(builder.options, allowed_dot_input_precisions=precisions)
     scope.set_attr(builder, "options", options)
@@ -254,6 +258,7 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
         return handle_type(np.full(target.shape, arg.data.reshape(-1)[0], dtype=arg.data.dtype), arg.dtype.scalar)
 
     scope.set_attr(builder, "create_splat", splat)  # Triton's turns a boolean into int32
+    scope.set_attr(builder, "create_assert", fail_unless)
     scope.set_attr(builder, "cast_impl", cast)
     scope.set_attr(builder, "create_fp_to_fp", fp_to_fp)
     scope.set_attr(builder, "binary_op", functools.partial(compute, "binary_op"))

@@ -1,8 +1,7 @@
 """Gathers and scatters: reads and writes at positions that are themselves read from memory.
 
-An index out of range, for which eager raises on the CPU and stops the device on CUDA, is clamped: nothing outside a
-tensor is ever touched. A scatter copies its target first, unless it writes a graph input in place. This module must not
-order writes: where two hit one place without adding up, either may win, as in eager.
+An index out of range fails an assertion before it is used, as in eager: nothing outside a tensor is ever touched. A
+scatter copies its target first, unless it writes a graph input in place. This module must not order writes: where two hit one place without adding up, either may win, as in eager.
 """
 
 from __future__ import annotations
@@ -22,16 +21,19 @@ from minicompile.lowering.sizes import is_empty, is_one, size_index, stride_indi
 from minicompile.lowering.values import TensorValue, loop_axes
 from minicompile.lowering.view import clamped_position, selected, sliced, wrap
 
+aten = torch.ops.aten
 ADDABLE = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
-def position(index: Expr, size: Index, negatives: bool = False) -> Index:
-    """An index read from memory, made safe for a dimension of `size`."""
+def position(index: Expr, size: Index, negatives: bool = False, check: bool = True) -> Index:
+    """An index read from memory, checked against a dimension of `size`, or clamped where eager does not check."""
     value = Scalar(cast(index, torch.int64))
     extent = index_value(size)
     if negatives:
         value = where(value < 0, value + extent, value)
-    return as_index(Indirect(value.call("maximum", 0).call("minimum", extent - 1).expr, size))
+    inside = (value >= 0) & (value < extent)
+    value = value.call("checked", inside) if check else value.call("maximum", 0).call("minimum", extent - 1)
+    return as_index(Indirect(value.expr, size))
 
 
 def replaced(indices: Sequence[Index], dim: int, index: Index) -> list[Index]:
@@ -85,8 +87,8 @@ def lower_embedding(builder: GraphBuilder, weight: TensorValue, index: TensorVal
 class Selection:
     """`tensor[i, :, j]` with index tensors: which dimension of the result feeds which of the tensor."""
 
-    def __init__(self, sizes: Indices, chosen: Sequence[TensorValue | None]) -> None:
-        self.sizes = sizes
+    def __init__(self, sizes: Indices, chosen: Sequence[TensorValue | None], operator: Any) -> None:
+        self.sizes, self.check = sizes, operator in (aten.index.Tensor, aten.index_put.default)
         self.chosen = [*chosen, *[None] * (len(sizes) - len(chosen))]
         indexed = [d for d, index in enumerate(self.chosen) if index is not None]
         _require_integers(*(index for index in self.chosen if index is not None))
@@ -101,7 +103,7 @@ class Selection:
         end = self.first + len(self.shared)
         shared, kept = indices[self.first : end], iter((*indices[: self.first], *indices[end:]))
         return [
-            next(kept) if index is None else position(index.load_broadcast(shared), size, negatives=True)
+            next(kept) if index is None else position(index.load_broadcast(shared), size, True, self.check)
             for index, size in zip(self.chosen, self.sizes, strict=True)
         ]
 
@@ -121,7 +123,7 @@ def lower_index(builder: GraphBuilder, value: TensorValue, chosen: Sequence[Tens
     """Advanced indexing by integer tensors."""
     if all(index is None for index in chosen):
         return builder.like_node(value.load)
-    selection = Selection(value.sizes, chosen)
+    selection = Selection(value.sizes, chosen, builder.node.target)
     return builder.like_node(lambda i: value.load(selection.source(i)))
 
 
@@ -186,7 +188,7 @@ def lower_index_put(
             )
     if all(index is None for index in chosen):
         raise UseExtern("an assignment to everything")
-    selection = Selection(value.sizes, chosen)
+    selection = Selection(value.sizes, chosen, builder.node.target)
     return _scattered(builder, value, selection.result_sizes, source.load_broadcast, selection.source, accumulate)
 
 

@@ -42,6 +42,9 @@ def _truth(operation: str) -> Callable[..., Scalar]:
     return lambda a, *others: a.call(operation, *others, dtype=torch.bool)
 
 
+FMOD, FLOOR_DIVIDE, REMAINDER = _call("fmod"), _either_side("floordiv"), _either_side("remainder")
+DIVISIONS = (FMOD, FLOOR_DIVIDE, REMAINDER, formulas.divide)
+
 # Computed in the result's dtype (integers become floats where the result is one).
 # Forms of one operator that share a formula are named together.
 IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
@@ -52,12 +55,12 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     )},
     **formulas.BY_NAME,
     "nextafter": formulas.next_after, "round.decimals": formulas.round_decimals,
-    "copysign.Tensor|Scalar": _call("copysign"), "fmod.Tensor|Scalar": _call("fmod"),
+    "copysign.Tensor|Scalar": _call("copysign"), "fmod.Tensor|Scalar": FMOD,
     "sinc": formulas.sinc, "logit": formulas.logit,
     "add.Tensor|Scalar": formulas.add, "sub.Tensor|Scalar": formulas.subtract, "mul.Tensor|Scalar": operator.mul,
     "div.Tensor|Scalar|Tensor_mode|Scalar_mode": formulas.divide,
-    "floor_divide.default|Scalar": _either_side("floordiv"),
-    "remainder.Tensor|Scalar|Scalar_Tensor": _either_side("remainder"),
+    "floor_divide.default|Scalar": FLOOR_DIVIDE,
+    "remainder.Tensor|Scalar|Scalar_Tensor": REMAINDER,
     "pow.Tensor_Scalar|Tensor_Tensor|Scalar": formulas.power,
     "logaddexp": formulas.log_add_exp, "logaddexp2": functools.partial(formulas.log_add_exp, two=True),
     "xlogy.Tensor|Scalar_Other|Scalar_Self": formulas.xlogy,
@@ -128,6 +131,7 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
         # Eager rounds the result of an operator, not what it is made of.
         one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula is not formulas.next_after
         inside = torch.float32 if one_rounding else dtype
+        divides = formula in DIVISIONS and not dtype.is_floating_point and builder.device.type == "cpu"  # where eager looks
 
         def body(indices: Indices) -> Expr:
             def operand(argument: Any) -> Any:
@@ -135,7 +139,10 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
                     return Scalar(cast(cast(argument.load_broadcast(indices), dtype), inside))
                 return Scalar(number(argument, inside)) if isinstance(argument, (Expr, Index)) else argument
 
-            result = formula(*map(operand, args), **{k: operand(v) for k, v in kwargs.items()}).expr
+            operands = list(map(operand, args))
+            if divides and isinstance(operands[1], Scalar):
+                operands[1] = operands[1].call("checked", operands[1].differs(0))
+            result = formula(*operands, **{k: operand(v) for k, v in kwargs.items()}).expr
             return cast(result, dtype) if result.dtype == inside else result
 
         return builder.like_node(body)
@@ -155,6 +162,12 @@ def _register_tables() -> None:
 
 
 _register_tables()
+
+
+@lowers("minicompile.checked.default")
+def lower_checked(builder: GraphBuilder, value: TensorValue, valid: TensorValue) -> TensorValue:
+    """`value`, where the condition holds."""
+    return builder.like_node(lambda i: Scalar(value.load(i)).call("checked", Scalar(valid.load(i))).expr)
 
 
 @lowers("aten.where.self")

@@ -86,8 +86,9 @@ class CompiledGraph:
 
     @property
     def writes_last(self) -> bool:
-        """Whether no input has changed when a call raises."""
-        return not self.plan.overwritten
+        """Whether no input has changed when a call raises; on the CPU what had changed is undone."""
+        program = self.parts["forward"].program
+        return not self.plan.overwritten or program is not None and program.device.type == "cpu"
 
     @functools.cached_property
     def partitioned(self) -> PartitionedGraph:

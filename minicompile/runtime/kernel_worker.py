@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 IDLE_SECONDS = 60.0
 MOST_WARPS = 32
 WANTED = ("@triton.jit", "import triton", "from triton")  # how the statements of a file begin that kernels need
+OPTIONS = {"enable_fp_fusion": True, "debug": True, "sanitize_overflow": False}  # the kernel's own assertions, and no others
 KEPT = ("name", "shared", "num_warps", "global_scratch_size")
 
 
@@ -81,7 +82,7 @@ def compiled_with(job: Job, function: Any, num_warps: int) -> Machine:
 
     source, target = triton_source(job, function), GPUTarget(*job.target)
     backend, context = make_backend(target), ir.context()
-    settings = backend.parse_options({"num_warps": num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True})
+    settings = backend.parse_options({"num_warps": num_warps, "num_stages": job.num_stages, **OPTIONS})
     stages: dict[str, Any] = {}
     backend.add_stages(stages, settings, source.language)
     ir.load_dialects(context)

@@ -48,6 +48,8 @@ def load_program(
     module = bound_module(program, cache)
     call = for_any_size(module.call, other) if program.limited and other is not None else module.call
     aligned = align_inputs(call, program.aligned_inputs, frozenset(overwritten_inputs), program.name)
+    if overwritten_inputs and program.device.type == "cpu":
+        aligned = undone_on_failure(aligned, overwritten_inputs)
     return aligned, pathlib.Path(str(module.__file__))
 
 
@@ -197,6 +199,22 @@ def for_any_size(call: Call, other: Callable[[], Call]) -> Call:
             return made[0](inputs)
 
     return either
+
+
+def undone_on_failure(call: Call, overwritten: Sequence[int]) -> Call:
+    """`call`, after a failure of which the inputs that it had begun to change are as before: eager runs with them then."""
+
+    @functools.wraps(call)
+    def run(inputs: list[Any]) -> tuple[Any, ...]:
+        before = [(inputs[position], inputs[position].clone()) for position in overwritten]
+        try:
+            return call(inputs)
+        except Exception:  # of a kernel's assertion or of an operator of PyTorch
+            for tensor, value in before:
+                tensor.copy_(value)
+            raise
+
+    return run
 
 
 def align_inputs(

@@ -118,12 +118,12 @@ def compile_kernels(program: Program, targets: Sequence[Any]) -> None:
     import triton  # slow to import, and only the compile tests need it
 
     from minicompile.runtime.kernel_binary import compile_job
-    from minicompile.runtime.kernel_worker import triton_source
+    from minicompile.runtime.kernel_worker import OPTIONS, triton_source
 
     module = load(program)
     for kernel in program.kernels:
         for target in targets:
-            options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+            options = {**OPTIONS, "num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
             function = getattr(module, kernel.name)
             source = triton_source(compile_job(kernel, function, target, ""), function)
             compiled = triton.compile(source, target=target, options=options)

@@ -220,11 +220,19 @@ def cumprod_looped() -> Schedule:
     return running("cumprod", "looped", 100000, 2048)
 
 
+def checked_index(buffer: str, at: Index, size: int) -> Indirect:
+    """A whole number from memory that is used as an index."""
+    value = Load(buffer, at, I64)
+    inside = apply("logical_and", apply("ge", value, number(0, I64), dtype=BOOL), apply("lt", value, number(size, I64), dtype=BOOL),
+                   dtype=BOOL)  # fmt: skip
+    return Indirect(apply("checked", value, inside, dtype=I64), as_index(size))
+
+
 @entry
 def embedding_gradient() -> Schedule:
     x = Axis("x", 4096 * 512)
     at = as_index(x)
-    token = Indirect(Load("tokens", at // 512, I64), as_index(32000))
+    token = checked_index("tokens", at // 512, 32000)
     loops = [Loop("table_gradient", (x,), Load("gradient", at, F32), as_index(token) * 512 + at % 512, accumulate=True,
                   overwrites="zeros")]  # fmt: skip
     buffers = [buffer("tokens", (4096,), I64, "input"), buffer("gradient", (4096, 512), role="input"),
@@ -237,7 +245,7 @@ def embedding_gradient() -> Schedule:
 def embedding_and_position() -> Schedule:
     x = Axis("x", 4096 * 512)
     at = as_index(x)
-    token = Indirect(Load("tokens", at // 512, I64), as_index(32000))
+    token = checked_index("tokens", at // 512, 32000)
     word = Load("table", as_index(token) * 512 + at % 512, BF16)
     place = Load("positions", at // 512 % 1024 * 512 + at % 512, BF16)
     buffers = [buffer("tokens", (4096,), I64, "input"), buffer("table", (32000, 512), BF16, "input"),

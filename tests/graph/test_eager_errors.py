@@ -40,6 +40,93 @@ ALLOWED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+WRONG_CLASS, WRONG_ROW, ZERO = torch.tensor([1, 9, 2]), torch.tensor([0, -6, 1]), torch.tensor([2, 0, 1])
+
+
+def written(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """Two writes, the second of which eager refuses."""
+    x.add_(1)
+    x[i] = 0
+    return x + 1
+
+
+VALUES_REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "index": (lambda x, i: x[i] * 2, WRONG_CLASS),
+    "index from the end": (lambda x, i: x[i] * 2, WRONG_ROW),
+    "index of a later dim": (lambda x, i: x[:, i].sum(1), WRONG_CLASS),
+    "index of a part": (lambda x, i: torch.cat([x, x[i]]) * 2, WRONG_CLASS),
+    "index of varying size": (lambda x, i: x[i].softmax(-1), WRONG_CLASS),
+    "gather": (lambda x, i: x.gather(1, i[:, None]) * 2, WRONG_CLASS),
+    "gather from the end": (lambda x, i: x.gather(1, i[:, None]) * 2, torch.tensor([0, -1, 1])),
+    "index_select": (lambda x, i: x.index_select(0, i) + 1, WRONG_CLASS),
+    "embedding": (lambda x, i: F.embedding(i, x) + 1, WRONG_CLASS),
+    "take": (lambda x, i: x.take(i) + 1, torch.tensor([1, 40])),
+    "scatter": (lambda x, i: (x * 1).scatter(0, i[:, None], 1.0) + 1, WRONG_CLASS),
+    "scatter in place": (lambda x, i: x.scatter_(0, i[:, None], 1.0) + 1, WRONG_CLASS),
+    "written": (written, WRONG_CLASS),
+    "scatter_add": (lambda x, i: x.scatter_add(0, i[:, None], x) + 1, WRONG_CLASS),
+    "index_put": (lambda x, i: x.index_put((i,), x[0]) + 1, WRONG_CLASS),
+    "index_add": (lambda x, i: x.index_add(0, i, x[:3]) + 1, WRONG_CLASS),
+    "index_copy": (lambda x, i: x.index_copy(0, i, x[:3]) + 1, WRONG_CLASS),
+    "index_fill": (lambda x, i: x.index_fill(0, i, 3.0) + 1, WRONG_CLASS),
+    "select_scatter": (lambda x, i: x.select_scatter(x[0], 0, 7), ZERO),
+    "target": (lambda x, i: F.cross_entropy(x[:3], i), WRONG_CLASS),
+    "target below zero": (lambda x, i: F.cross_entropy(x[:3], i, label_smoothing=0.1), torch.tensor([1, -2, 2])),
+    "one_hot": (lambda x, i: F.one_hot(i, 8) + 1, WRONG_CLASS),
+    "one_hot below zero": (lambda x, i: F.one_hot(i, 8) + 1, WRONG_ROW),
+    "floor division": (lambda x, i: x[:3, 1].long() // i, ZERO),
+    "remainder": (lambda x, i: x[:3, 1].long() % i, ZERO),
+    "number by zero": (lambda x, i: 7 // i, ZERO),
+    "fmod": (lambda x, i: torch.fmod(x[:3, 1].long(), i), ZERO),
+    "truncating division": (lambda x, i: torch.div(x[:3, 1].long(), i, rounding_mode="trunc"), ZERO),
+    "division in place": (lambda x, i: i.floor_divide_(i), ZERO),
+    "bernoulli": (lambda x, i: torch.bernoulli(x) + 1, ZERO),
+    "bernoulli in place": (lambda x, i: (x * 1).bernoulli_(x) + 1, ZERO),
+    "bernoulli of a number": (lambda x, i: (x * 1).bernoulli_(1.5) + 1, ZERO),
+    "normal": (lambda x, i: torch.normal(x, -x), ZERO),
+    "multinomial": (lambda x, i: torch.multinomial(-x, 2), ZERO),
+    "binary_cross_entropy": (lambda x, i: F.binary_cross_entropy(x, x * 0), ZERO),
+    "binary_cross_entropy of NaN": (lambda x, i: F.binary_cross_entropy(x * 0 / 0, x * 0), ZERO),
+    "binary_cross_entropy to a target": (lambda x, i: F.binary_cross_entropy(x.sigmoid(), x), ZERO),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", VALUES_REFUSED)
+def test_values_are_refused_as_in_eager(name: str, dynamic: bool) -> None:
+    function, index = VALUES_REFUSED[name]
+    compiled = minicompile.compile(function, dynamic=dynamic, options={"cache": False})
+    for _ in range(2):
+        raised, left = [], []
+        for run in (function, compiled):
+            x, i = torch.arange(40.0).view(5, 8), index.clone()
+            with pytest.raises((IndexError, RuntimeError)) as error:
+                run(x, i)
+            raised.append((type(error.value), str(error.value)))
+            left.append((x, i))
+        assert raised[0] == raised[1]
+        if name != "written":  # the first write has happened
+            torch.testing.assert_close(left[0], left[1])
+
+
+def test_what_the_program_had_written_before_an_error_is_written_once() -> None:
+    for run in (written, minicompile.compile(written)):
+        x = torch.zeros(5, 8)
+        with pytest.raises(IndexError):
+            run(x, WRONG_CLASS)
+        assert set(x.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_an_index_that_is_known_to_be_inside_is_not_checked() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return x[torch.arange(3)] + 1, x[:, torch.arange(4) + 2] + 1, F.pad(x, (2, 2), "reflect")
+
+    compiled = minicompile.compile(function, options={"cache": False})
+    torch.testing.assert_close(compiled(torch.arange(40.0).view(5, 8)), function(torch.arange(40.0).view(5, 8)))
+    (text,) = minicompile.sources(compiled).values()
+    assert "checked" not in text and "maximum" not in text
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_as_in_eager(name: str) -> None:
     x = torch.arange(4.0)

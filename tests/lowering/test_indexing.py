@@ -12,7 +12,7 @@ from minicompile.errors import Unsupported
 from minicompile.ir import verify
 from minicompile.ir.loops import Loop
 from minicompile.lowering.lower import lower_graph
-from tests.evaluate import evaluate_graph
+from tests.evaluate import EvaluationFailed, evaluate_graph
 from tests.lowering.oracle import TABLE, check, externs
 
 
@@ -52,11 +52,12 @@ def test_gradient_of_an_embedding():
     check(lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 7, -1, False), grad.bfloat16(), index, decompose=False)
 
 
-def test_an_index_out_of_range_touches_nothing_outside():
-    graph = check(lambda a, b: a[b], torch.randn(4), torch.tensor([1, 2]))
-    evaluate_graph(graph, [torch.randn(4), torch.tensor([99, -99])])
-    graph = check(lambda a, b: a.index_put((b,), torch.ones(2)), torch.randn(4), torch.tensor([1, 2]))
-    evaluate_graph(graph, [torch.randn(4), torch.tensor([99, -99])])
+def test_an_index_out_of_range_fails_before_anything_is_touched():
+    programs = [lambda a, b: a[b], lambda a, b: a.index_put((b,), torch.ones(2)), lambda a, b: a.gather(0, b)]
+    for graph in [check(program, torch.randn(4), torch.tensor([1, 2])) for program in programs]:
+        for wrong in (4, 99, -5, -99):
+            with pytest.raises(EvaluationFailed, match="a value out of range"):
+                evaluate_graph(graph, [torch.randn(4), torch.tensor([1, wrong])])
 
 
 def in_place(function, *args):
