@@ -1,7 +1,8 @@
 """Gathers and scatters: reads and writes at positions that are themselves read from memory.
 
-An index out of range fails an assertion before it is used, as in eager: nothing outside a tensor is ever touched. A
-scatter copies its target first, unless it writes a graph input in place. This module must not order writes: where two hit one place without adding up, either may win, as in eager.
+An index out of range fails an assertion before it is used, as in eager: nothing outside a tensor is ever touched. A scatter
+copies its target first, unless it writes a graph input in place. This module must not order writes: where two hit one place
+without adding up, either may win, as in eager.
 """
 
 from __future__ import annotations
