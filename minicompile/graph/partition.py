@@ -61,9 +61,9 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
         backward = _backward(joint, tangents, gradients, forward, view)
     split = None
     if view is not None and joint.connections:
-        sources = sorted({number for connection in joint.connections for number in connection.sources})
-        totals = dict(zip(passed_on[-len(sources) :], (tangents[n] for n in sources), strict=True))
-        split = _backward(joint, tangents, [*gradients, *passed_on[: -len(sources)]], forward, view, totals)
+        count = len(joint.sources)
+        totals = dict(zip(passed_on[-count:], (tangents[n] for n in joint.sources), strict=True))
+        split = _backward(joint, tangents, [*gradients, *passed_on[:-count]], forward, view, totals)
     return PartitionedGraph(
         forward=forward.module,
         backward=backward,

@@ -234,19 +234,20 @@ def simplify(joint: JointGraph) -> tuple[JointGraph, dict[str, float]]:
         start = time.perf_counter()
         module = change(module)
         seconds[change.__name__] += time.perf_counter() - start
-    separate_outputs(module, joint.forward_outputs)
+    separate_outputs(module, joint.forward_outputs, len(joint.sources))
     return dataclasses.replace(joint, module=module), seconds
 
 
-def separate_outputs(module: GraphModule, forward_outputs: int) -> None:
+def separate_outputs(module: GraphModule, forward_outputs: int, totals: int) -> None:
     """Forward outputs share storage with no input, no constant and no other output: aliases are rebuilt outside.
 
     Nor do gradients share it with each other: autograd keeps each as the `.grad` of a parameter, which is written in place.
+    The `totals` at the end are no results but places in the graph, which a copy of them is not.
     """
     closing = next(iter(reversed(module.graph.nodes)))
     outputs = list(closing.args[0])
     claimed: set[Node] = set()
-    for index, node in enumerate(outputs):
+    for index, node in enumerate(outputs[: len(outputs) - totals]):
         if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         root, forward = storage_root(node), index < forward_outputs

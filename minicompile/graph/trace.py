@@ -61,6 +61,11 @@ class JointGraph:
     differentiable_outputs: tuple[int, ...]
     connections: tuple[Connection, ...] = ()
 
+    @property
+    def sources(self) -> list[int]:
+        """The tangents whose totals are the last outputs, in their order. No graph returns totals: they mark where to cut."""
+        return sorted({number for connection in self.connections for number in connection.sources})
+
 
 def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
     """The joint graph of a captured graph; raises `CompileFailed` for what must run eagerly."""

@@ -524,6 +524,23 @@ def test_results_computed_from_results_take_one_compiled_backward_unless_somebod
     assert "split_backward" in [part for graph in compiled.compiler.graphs for part in graph.parts]
 
 
+@pytest.mark.parametrize("result", [lambda x: x + 1, lambda x: x.t() + 1, lambda x: x * 3, lambda x: x.t() + x], ids=str)
+def test_a_result_that_hands_its_gradient_on_adds_what_other_results_send_it_once(result: Callable[[Tensor], Tensor]) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = result(x)
+        return first, first.sum() * torch.full((4,), 2)
+
+    compiled = minicompile.compile(program)
+    for watched in (False, True):
+        gradients = []
+        for function in (program, compiled):
+            x = torch.ones(3, 3, requires_grad=True)
+            first, second = function(x)
+            outputs = [x, first] if watched else [x]
+            gradients += [torch.autograd.grad(first.sum() + 2 * second.sum(), outputs)]
+        torch.testing.assert_close(gradients[1], gradients[0])
+
+
 @torch.library.custom_op("minicompile_tests::grouped_product", mutates_args=())
 def grouped_product(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Rows of `x` times the matrix of their group, as mixtures of experts do; the groups are read as numbers."""
