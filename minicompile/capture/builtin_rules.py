@@ -59,7 +59,7 @@ from minicompile.capture.operators import (
 )
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.source import Attribute
-from minicompile.capture.symbolic_float import SymbolicFloat
+from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
@@ -246,6 +246,11 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
         if function in (set, frozenset) and values:
             items = run_native(tracer, list, values[:1], {})
             values = ([concrete(item) for item in items], *values[1:])  # symbolic numbers have no hash
+        if function is sum and values:
+            values = (run_native(tracer, list, values[:1], {}), *values[1:])
+            numbers = tuple(in_python(tracer, item) for item in (*(args[1:] or kwargs.values() or (0,)), *values[0]))
+            if any(type(item) is SymbolicFloat for item in numbers) and all(type(item) in OPERANDS for item in numbers):
+                return call_pure(tracer, summed, numbers, {})
         result = run_native(tracer, function, values, keywords)
         return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
 
@@ -331,8 +336,9 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
     """The rule of a builtin that calls one special method of its argument."""
 
     def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        value = args[0] if args else MISSING
+        value = in_python(tracer, args[0]) if args else MISSING
         if type(value) is SymbolicFloat and function is not hash:
+            args = (value, *args[1:])
             return value if function is float else call_pure(tracer, function, args, kwargs)
         if isinstance(value, FakeTensor):
             if function in (abs, pow, divmod):

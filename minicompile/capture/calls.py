@@ -25,7 +25,7 @@ from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, Ru
 from minicompile.capture.native import BREAKING_MODULES, INLINED, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall, Item
-from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed
+from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
@@ -379,6 +379,8 @@ def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
 
 def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native function that has no side effects, on values it may look into."""
+    if any(type(item) is torch.SymFloat and (function not in SYMBOLIC_MATH or has_rounded_numbers(item)) for item in args):
+        args = tuple(in_python(tracer, item) for item in args)
     if function in SYMBOLIC_MATH and len(args) == 1 and type(args[0]) in TORCH_NUMBERS:
         return SYMBOLIC_MATH[function](args[0])
     if not kwargs and all(type(item) in OPERANDS for item in args) and any(

@@ -87,7 +87,8 @@ class DynamicPlan:
             tracer.floats = True
             tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
             return SymbolicFloat(tracer, source, real)
-        at_once = self.policy is True and type(source) is Argument and abs(real) > 1
+        # What is computed from numbers that vary varies with them.
+        at_once = (type(source) is Computed or self.policy is True and type(source) is Argument) and abs(real) > 1
         if not self.varies((source.words(), "number"), real) and not at_once:
             return None
         sign = "negative" if real < 0 else "not negative"

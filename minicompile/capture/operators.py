@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import operator
 import types
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_printable, check_safe, has_python_comparison, run_native
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
-from minicompile.capture.symbolic_float import SymbolicFloat
-from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, spelled_out
+from minicompile.capture.symbolic_float import SymbolicFloat, in_python
+from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -96,8 +97,23 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
                 raise Break(kind, f"`{symbol}` on an object of type {type(value).__name__}")
     if is_symbolic(right) and name in ("truediv", "floordiv", "mod") and right == 0:
         left, right = concrete(left), concrete(right)  # Python raises the error
+    left, right = exact_operands(tracer, name, left, right)
     result = run_native(tracer, function, (left, right), {})
     return result if result is left else tracer.made(result)
+
+
+def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[Any, Any]:
+    """The operands of an operator; those that algebra over sizes would not compute to the bit as Python does, in Python."""
+    left, right = known_number(left), known_number(right)
+    kinds = {type(left), type(right)}
+    if torch.SymInt in kinds and float in kinds:
+        number = left if type(left) is float else right
+        if name in ("floordiv", "mod") or number == 0 or not math.isfinite(number):
+            # As Python's operators do with an integer beside a float.
+            left, right = (torch.sym_float(item) if type(item) is torch.SymInt else item for item in (left, right))
+    if torch.SymFloat in {type(left), type(right)}:
+        left, right = in_python(tracer, left), in_python(tracer, right)
+    return left, right
 
 
 def user_binary(tracer: Tracer, name: str, left: Any, right: Any, in_place: bool) -> Any:

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
 
 from minicompile.capture.source import Baked, Computed, Source, literal
@@ -70,6 +71,25 @@ class SymbolicFloat:
 OPERANDS = (int, float, bool, SymbolicFloat, torch.SymInt)
 
 
+def in_python(tracer: Any, value: Any) -> Any:
+    """A float made of sizes as one that Python computes: algebra over sizes regroups sums, and has no zeros with signs."""
+    if type(value) is not torch.SymFloat:
+        return value
+    source, real = tracer.dynamic.source_of(tracer, value), float(value.node.hint)
+    tracer.floats = True
+    return SymbolicFloat(tracer, source, real)
+
+
+def has_rounded_numbers(value: torch.SymFloat) -> bool:
+    """Whether an expression has floats like 0.3, which are no fractions of small integers, so that kernels cannot floor it."""
+    return any(not (float(part) * 2**16).is_integer() for part in value.node.expr.atoms(sympy.Float))
+
+
+def summed(start: Any, *numbers: Any) -> Any:
+    """`sum(numbers, start)`, whose rounding depends on Python's version."""
+    return sum(numbers, start)
+
+
 def real_of(value: Any) -> Any:
     """The value in the call that is captured."""
     return value.real if type(value) is SymbolicFloat else value.node.hint if type(value) is torch.SymInt else value
@@ -112,6 +132,9 @@ def computed(tracer: Any, function: Callable[..., Any], operands: tuple[Any, ...
     if type(real) is not float:
         if type(real) not in (int, bool, str):
             return function(*map(fixed, operands))
+        number = tracer.dynamic.number(tracer, real, source) if type(real) is int else None
+        if number is not None:
+            return number
         tracer.guards.constant(source, real)
         return real
     if function not in CLOSED:
@@ -124,9 +147,8 @@ def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> C
     """The special method of an operator that `text` writes."""
 
     def method(self: SymbolicFloat, other: Any) -> Any:
+        other = in_python(self.tracer, other)
         operands = (other, self) if reflected else (self, other)
-        if type(other) is torch.SymFloat:
-            return function(*map(fixed, operands))
         return computed(self.tracer, function, operands, text) if type(other) in OPERANDS else NotImplemented
 
     return method

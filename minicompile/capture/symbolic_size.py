@@ -21,6 +21,11 @@ def is_symbolic(value: Any) -> bool:
     return type(value) in SYMBOLIC
 
 
+def known_number(value: Any) -> Any:
+    """The number that a symbolic integer without symbols is (`n - n`); any other value as it is."""
+    return int(value) if type(value) is torch.SymInt and value.node.expr.is_number else value
+
+
 def spelled_out(value: Any) -> Any:
     """A value with the symbolic numbers inside of its containers fixed too, for text that shows them."""
     kind = type(value)

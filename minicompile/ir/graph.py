@@ -9,9 +9,11 @@ FX modules are mutable, so freezing is shallow: a pass copies before it changes 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -30,8 +32,20 @@ class GraphModule(torch.fx.GraphModule):
         """Run the graph, without the hooks that calling a module runs."""
         kind = type(self)
         if kind.forward is GraphModule.forward:
-            super().recompile()  # which gives the class, one a graph, a `forward` of its own
+            with readable_powers(self.graph):
+                super().recompile()  # which gives the class, one a graph, a `forward` of its own
         return kind.forward(self, *args)
+
+
+@contextlib.contextmanager
+def readable_powers(graph: torch.fx.Graph) -> Iterator[None]:
+    """Powers of negative numbers as calls while a graph is written as Python: FX writes `(-2) ** x` as `-2 ** x`."""
+    negative = [n for n in graph.nodes if n.target is operator.pow and str(n.args[0]).startswith("-")]
+    for node in negative:
+        node.target = pow
+    yield
+    for node in negative:
+        node.target = operator.pow
 
 
 @dataclasses.dataclass(frozen=True)

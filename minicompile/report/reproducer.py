@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from minicompile.ir.graph import CapturedGraph, GraphInput
+from minicompile.ir.graph import CapturedGraph, GraphInput, GraphModule, readable_powers
 from minicompile.report.accuracy import node_values
 from minicompile.report.sandbox import copied, plain
 
@@ -95,7 +95,7 @@ class Search:
         for node in kept:
             copies[node] = graph.node_copy(node, lambda other: copies[other])
         graph.output((copies[last],))
-        module = torch.fx.GraphModule(self.captured.module, graph)
+        module = GraphModule(self.captured.module, graph)
         return dataclasses.replace(
             self.captured, module=module, inputs=tuple(inputs), guards=(), grad_enabled=False, name=last.name
         ), values
@@ -135,7 +135,8 @@ def write_reproducer(
 
 def repro_text(name: str, module: torch.fx.GraphModule, kernel: str) -> str:
     """A script that runs the graph both ways and prints the differences."""
-    code = module.graph.python_code("self")
+    with readable_powers(module.graph):
+        code = module.graph.python_code("self")
     body = re.sub(r";  [\w, =]+= None", "", code.src.strip())
     imports = []
     for alias, value in code.globals.items():

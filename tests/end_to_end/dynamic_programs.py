@@ -459,3 +459,27 @@ def item_as_size(x, n):
 def unique_values(x):
     values, counts = (x * 2).unique(return_counts=True)
     return values + 1, counts
+
+
+@program(((6, 7), (3, 9), (7, 6), (11, 3), (13, 5)), lambda n, m: (torch.ones(n), m))
+def floats_made_of_sizes(x, m):
+    n = x.shape[0]
+    numbers = [n * 0.1 * 3, 1e16 + n * 1.0 - 1e16, n * 0.0, n * -0.0, (n - n) * 0.5, n * 0.5 - n * 0.5, n * 0.1 * m * 0.1, n % 0.7,
+               n * 0.3 // 0.1, sum([n * 0.1, m * 0.1, 0.3]), sum((n * each for each in (0.1, 0.2)), 0.3), n / 3 * 3, -(n * 0.1)]
+    return numbers, [math.copysign(1.0, each) for each in numbers], [x * each for each in numbers]
+
+
+@program(((10, 3), (20, 5), (13, 4), (30, 2)), lambda t, n: (floats(2, t), n))
+def sizes_made_of_floats(x, n):
+    t = x.shape[1]
+    return x[:, : int(t * 0.7)] * 2, x[:, : math.floor(t * 0.3)] + 1, x[:, math.ceil(t / 3) :], torch.zeros(round(n * 1.3)), int(-n * 0.9)
+
+
+@program((5, 6, 9, 4), lambda n: (floats(3), n))
+def powers_of_negative_numbers(x, n):
+    return (-1) ** n, x * (-1) ** n, x * (-2.0) ** n, (-2) ** torch.arange(n), (-n) ** 2 * x
+
+
+@program(((5, 6), (6, 8), (4, 9), (7, 2)), lambda t, n: (floats(t), n), compiles=4)  # each comparison is a guard
+def comparisons_as_numbers(x, n):
+    return x * (n > 2), x + (n == 6), torch.full((n,), x.shape[0] > 5), x * bool(n % 2)
