@@ -31,6 +31,8 @@ from torch.utils._device import DeviceContext
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from minicompile.ir.fake_mode import FakeMode
+
 FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
                   UnsupportedFakeTensorException)
@@ -38,7 +40,7 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 def new_fake_mode() -> FakeTensorMode:
     """A fake tensor mode whose data-dependent operations raise instead of inventing symbols."""
-    return FakeTensorMode(allow_non_fake_inputs=False)
+    return FakeMode(allow_non_fake_inputs=False)
 
 
 def shape_env_of(mode: FakeTensorMode, here: Callable[[], Any]) -> Any:

@@ -145,14 +145,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def softmax(value: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """`aten._softmax`; half precisions are computed in fp32."""
     exponentials = torch.exp(_below_largest(value, dim))
-    return (exponentials / exponentials.sum(dim, keepdim=True)).to(torch.float32 if half_to_float else value.dtype)
+    result = exponentials / exponentials.sum(dim, keepdim=True)
+    return result.to(torch.float32 if half_to_float else value.dtype).contiguous()
 
 
 def log_softmax(value: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """`aten._log_softmax`."""
     shifted = _below_largest(value, dim)
     logarithm = torch.log(torch.exp(shifted).sum(dim, keepdim=True))
-    return (shifted - logarithm).to(torch.float32 if half_to_float else value.dtype)
+    return (shifted - logarithm).to(torch.float32 if half_to_float else value.dtype).contiguous()
 
 
 def _below_largest(value: Tensor, dim: int) -> Tensor:

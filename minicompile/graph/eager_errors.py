@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from minicompile.graph import eager_strides
+
 aten = torch.ops.aten
 
 CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
@@ -21,6 +23,8 @@ CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
 def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> str:
     """What eager would complain about; nothing if it would not."""
     packet = getattr(func, "overloadpacket", None)
+    if packet in eager_strides.BATCH_NORMS and args[0].dim() < 2:
+        return "a tensor without channels"
     if packet is None or not isinstance(result, torch.Tensor):
         return ""
     if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):

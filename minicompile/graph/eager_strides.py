@@ -1,4 +1,4 @@
-"""Strides as eager gives them, where functionalization, a decomposition or PyTorch's own fake kernel gives others.
+"""Strides as eager gives them, where functionalization or a decomposition gives others.
 
 What eager writes in place keeps its gaps (`x[:, ::2].mul_(2)`); functionalization gives it the dense layout of the functional
 result. A decomposition of softmax follows the layout of its input, eager's kernel is contiguous. In both cases the result is
@@ -20,11 +20,6 @@ aten = torch.ops.aten
 CHANGES_STRIDES = frozenset(
     "t_ transpose_ swapaxes_ swapdims_ unsqueeze_ squeeze_ as_strided_ resize_ resize_as_ set_".split())
 """Operators that are asked to change what a tensor says of its memory."""
-
-BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
-    "logical_and.default logical_or.default logical_xor.default logaddexp.default heaviside.default copysign.Tensor "
-    "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default").split()))
-"""Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
 BATCH_NORMS = frozenset(getattr(aten, name) for name in (
     "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
@@ -74,8 +69,6 @@ def plain_layout(values: Iterable[Any]) -> bool:
 def of_result(func: Any, args: Any, result: Any) -> Any:
     """What stands for the layout of `func`'s results in eager: fake tensors as `result`, which its fake kernel gave."""
     tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
-    if func in BY_OPERANDS and len(tensors) > 1:
-        return aten.eq.Tensor(*tensors[:2])
     if func.overloadpacket in BATCH_NORMS:
         last = tensors[0].dim() == 4 and tensors[0].is_contiguous(memory_format=torch.channels_last)
         laid_out = torch.channels_last if last else torch.contiguous_format

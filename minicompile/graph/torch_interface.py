@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minicompile.ir.fake_mode import FakeMode
 from minicompile.ir.graph import GraphModule
 
 __all__ = ["FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
@@ -195,7 +196,7 @@ def fake_mode_of(values: Iterator[Any]) -> FakeTensorMode:
     for value in values:
         if isinstance(value, FakeTensor):
             return value.fake_mode
-    return FakeTensorMode()
+    return FakeMode()
 
 
 def next_sequence_number() -> int:

@@ -26,6 +26,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "integers over zero": lambda x: x.long() // 0,
     "integers modulo zero": lambda x: x.long() % 0,
     "step of two dtypes": lambda x: torch.heaviside(x, x.long()),
+    "batch norm without channels": lambda x: F.batch_norm(x, None, None, training=True),
     "product in place": lambda x: x.long().mul_(1.5),
     "product of masks in place": lambda x: (x > 1).mul_(2),
 }
@@ -130,9 +131,9 @@ def test_an_index_that_is_known_to_be_inside_is_not_checked() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_as_in_eager(name: str) -> None:
     x = torch.arange(4.0)
-    with pytest.raises(RuntimeError) as eager:
+    with pytest.raises((RuntimeError, IndexError)) as eager:
         REFUSED[name](x)
-    with pytest.raises(RuntimeError) as compiled:
+    with pytest.raises(type(eager.value)) as compiled:
         minicompile.compile(REFUSED[name])(x)
     assert str(compiled.value) == str(eager.value)
 

@@ -57,6 +57,31 @@ def test_strides_are_eagers(function: Callable[..., Any], made: Callable[[], tor
     check(function, made(), calls=1)
 
 
+BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
+    "copysign": torch.copysign, "floor_divide": torch.floor_divide, "xlogy": torch.xlogy, "xlog1py": torch.special.xlog1py,
+    "floor_divide back": lambda a, b: torch.floor_divide(b, a), "logical_and": torch.logical_and,
+    "logical_xor with 0-d": lambda a, b: torch.logical_xor(torch.tensor(1.0), a), "over 0-d": lambda a, b: a // torch.tensor(2.0),
+    "number to a power": lambda a, b: 2.0**a, "one to a power": lambda a, b: 1.0**a, "power in double": lambda a, b: torch.float_power(2, a),
+    "softmax": lambda a, b: a.softmax(-1), "log_softmax": lambda a, b: a.log_softmax(0), "sum": torch.add, "maximum": torch.maximum,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", BY_OPERANDS)
+def test_strides_that_a_program_sees_are_those_of_its_results(name: str, dynamic: bool) -> None:
+    def function(a: torch.Tensor, b: torch.Tensor) -> Any:
+        result = BY_OPERANDS[name](a, b)
+        return result, result.as_strided((24,), (1,)), result.stride(), result.is_contiguous(), result.as_strided((2, 2), result.stride()[:2])
+
+    mixed = torch.arange(24.0).view(2, 3, 4).permute(2, 0, 1), torch.arange(24.0).view(4, 2, 3) + 1
+    compiled = minicompile.compile(function, dynamic=dynamic, options={"suppress_errors": False})
+    for a, b in (mixed, mixed[::-1]):
+        eager, found = function(a, b), compiled(a, b)
+        assert found[0].stride() == eager[0].stride()
+        assert found[2:4] == eager[2:4]
+        torch.testing.assert_close((found[0], found[1], found[4]), (eager[0], eager[1], eager[4]), equal_nan=True)
+
+
 def test_a_view_of_an_input_whose_elements_share_memory_has_eagers_gradient_at_every_size() -> None:
     compiled = minicompile.compile(lambda x: x.expand(2, *x.shape), options={"suppress_errors": False})
     for size in (3, 4, 5):

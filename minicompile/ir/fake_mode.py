@@ -1,0 +1,33 @@
+"""The fake tensors of capture and graph: PyTorch's, with eager's strides where PyTorch's own fake kernels give others.
+
+Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`. This module must not know graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+aten = torch.ops.aten
+
+BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
+    "logical_and.default logical_or.default logical_xor.default logaddexp.default heaviside.default copysign.Tensor "
+    "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default").split()))
+"""Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
+
+
+class FakeMode(FakeTensorMode):
+    """PyTorch's fake tensor mode, in which results lie in memory as in eager."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The fake result of an operator."""
+        result = super().dispatch(func, types, args, kwargs or {})
+        if func is aten.pow.Scalar:  # eager's is contiguous, whatever the exponents are
+            return super().dispatch(aten.new_empty.default, types, (result, result.shape))
+        tensors = [value for value in args if isinstance(value, torch.Tensor)] if func in BY_OPERANDS else ()
+        if len(tensors) < 2:
+            return result
+        like = super().dispatch(aten.eq.Tensor, types, tuple(tensors[:2]))
+        return super().dispatch(aten.empty_like.default, types, (like,), {"dtype": result.dtype})
