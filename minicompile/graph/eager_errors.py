@@ -27,6 +27,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "a tensor without channels"
     if packet is None or not isinstance(result, torch.Tensor):
         return ""
+    if packet in (aten._softmax, aten._log_softmax) and not result.dtype.is_floating_point:
+        return "whole numbers"
     if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
         return f"a number that {result.dtype} does not hold"
     if packet in (aten.sub, aten.rsub) and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:

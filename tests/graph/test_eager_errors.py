@@ -26,6 +26,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "integers over zero": lambda x: x.long() // 0,
     "integers modulo zero": lambda x: x.long() % 0,
     "step of two dtypes": lambda x: torch.heaviside(x, x.long()),
+    "softmax of integers": lambda x: x.long().softmax(0),
     "batch norm without channels": lambda x: F.batch_norm(x, None, None, training=True),
     "product in place": lambda x: x.long().mul_(1.5),
     "product of masks in place": lambda x: (x > 1).mul_(2),
