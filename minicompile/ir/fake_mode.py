@@ -23,11 +23,11 @@ class FakeMode(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
-        result = super().dispatch(func, types, args, kwargs or {})
+        result: Any = super().dispatch(func, types, args, kwargs or {})
         if func is aten.pow.Scalar:  # eager's is contiguous, whatever the exponents are
             return super().dispatch(aten.new_empty.default, types, (result, result.shape))
         tensors = [value for value in args if isinstance(value, torch.Tensor)] if func in BY_OPERANDS else ()
         if len(tensors) < 2:
             return result
-        like = super().dispatch(aten.eq.Tensor, types, tuple(tensors[:2]))
+        like: Any = super().dispatch(aten.eq.Tensor, types, tuple(tensors[:2]))
         return super().dispatch(aten.empty_like.default, types, (like,), {"dtype": result.dtype})
