@@ -23,7 +23,7 @@ from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside, slot
 
-NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex)
+NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, collections.deque)
 Module = torch.nn.Module
 
 

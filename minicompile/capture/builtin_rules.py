@@ -49,6 +49,7 @@ from minicompile.capture.operators import (
     contains,
     delete_item,
     get_item,
+    is_same,
     judged,
     look_up,
     native_contains,
@@ -347,6 +348,8 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
                 raise Break("real memory", "the hash of a tensor is its address")
             kind = "input or output" if function in (str, repr, format, ascii) else "tensor value"
             raise Break(kind, f"`{function.__name__}` of a tensor")
+        if type(value) is torch.SymInt and function is int and len(args) == 1:
+            return value
         if is_symbolic(value) and function is not abs:
             return call_pure(tracer, function, spelled_out(args), kwargs)
         for name in names:
@@ -484,7 +487,7 @@ DIRECT_RULES: dict[Any, Any] = {
     operator.getitem: get_item, operator.setitem: set_item, operator.delitem: delete_item,
     operator.contains: lambda tracer, container, item: contains(tracer, item, container),
     operator.truth: truth, operator.not_: lambda tracer, value: not truth(tracer, value),
-    operator.is_: lambda tracer, left, right: left is right, operator.is_not: lambda tracer, left, right: left is not right,
+    operator.is_: is_same, operator.is_not: lambda tracer, left, right: not is_same(tracer, left, right),
     **{getattr(operator, name): lambda tracer, value, name=name: unary(tracer, name, value) for name in ("neg", "pos", "invert")},
     **{function: lambda tracer, left, right, symbol=symbol: compare(tracer, symbol, left, right)
        for symbol, (function, _, _) in COMPARISONS.items()},
@@ -593,6 +596,8 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), kwargs)
     if kind.__module__ == "itertools":
         return call_itertools(tracer, kind, args, kwargs)
+    if isinstance(meta_call, type):  # of a `TypedDict` it is `dict`
+        return call(tracer, meta_call, args, kwargs)
     if isinstance(meta_call, types.FunctionType):
         if kind in (torch.nn.Parameter, torch.nn.Buffer) or issubclass(kind, torch.Tensor):
             raise Break("unknown call", f"`{kind.__name__}` makes a tensor with state")

@@ -13,6 +13,7 @@ import math
 import operator
 import re
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from minicompile.capture.attributes import TensorMethod, class_lookup, class_val
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
 from minicompile.capture.native import BREAKING_MODULES, INLINED, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.side_effects import MISSING, Lazy
-from minicompile.capture.source import Baked, CachedCall, Item
+from minicompile.capture.source import Baked, CachedCall, Item, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
@@ -343,6 +344,8 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     kind = type(owner)
     if isinstance(owner, types.GeneratorType) and is_outside(tracer, owner):
         raise Break("iterator", f"`{function.__name__}` of a generator that was made outside")
+    if isinstance(owner, BaseException) and is_outside(tracer, owner):
+        raise unknown_call(function)
     if not isinstance(owner, NATIVE_OWNERS) and kind not in CONSTANT_TYPES:
         if is_outside(tracer, owner) and kind is not re.Pattern or kind.__module__.partition(".")[0] not in NATIVE_PACKAGES:
             raise unknown_call(function)
@@ -574,6 +577,12 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         return call(tracer, class_value(tracer, base or kind, "__call__", caller), (function, *args), kwargs)
     if kind is torch.jit.ScriptFunction and function.__qualname__ == "torch.jit.ScriptFunction":  # scripted, not traced
         return call(tracer, get_attribute(tracer, function, "_torchdynamo_inline"), args, kwargs)
-    if is_pure_native(function) or kind.__module__ == "operator":
+    if kind is weakref.ref and not args:
+        source = tracer.sources.get(id(function))
+        return function() if source is None else tracer.wrap(function(), Source(source, "{0}()"))
+    if is_pure_native(function) or kind.__module__ == "operator" or kind is KEY_WRAPPER:
         return call_pure(tracer, function, args, kwargs)
     raise unknown_call(function)
+
+
+KEY_WRAPPER = type(functools.cmp_to_key(max))

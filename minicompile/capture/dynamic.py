@@ -79,7 +79,7 @@ class DynamicPlan:
 
     def number(self, tracer: Tracer, real: Any, source: Source) -> Any:
         """The stand-in for an integer or float from outside that varies, or `None` if it is to be a constant."""
-        if self.policy is False:
+        if self.policy is False or type(real) is int and abs(real) >> 63:
             return None
         if type(real) is float:
             if not self.floats or not self.varies((source.words(), "float"), real.hex()):

@@ -66,7 +66,7 @@ class Session:
             if shape.generator:
                 point = GeneratorPoint(code, namespace, program.code, bool(shape.stack))
             else:
-                point = ResumePoint(code, namespace, CallCache(self, code.co_name))
+                point = ResumePoint(code, namespace, CallCache(self, f"resume_in_{code.co_name}"))
                 self.origins[code] = (program, shape)
             self.resume_points[key] = point
         return point

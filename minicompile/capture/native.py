@@ -1,12 +1,16 @@
-"""Which native functions may run while tracing, and what kind of graph break the others are.
+"""Which native functions may run while tracing, on stand-ins that they may change, and what kind of graph break the others are.
 
 A table, not a mechanism: it must not look at arguments.
 """
 
 from __future__ import annotations
 
+import bisect
 import builtins
 import cmath
+import collections
+import functools
+import heapq
 import itertools
 import math
 import operator
@@ -46,9 +50,10 @@ MODULE_KINDS: dict[str, str] = {"time": "time", "_random": "random numbers", "ra
 def collect_pure() -> frozenset[int]:
     """Identities of the native functions that are free of side effects."""
     found = {id(getattr(builtins, name)) for name in PURE_BUILTINS}
-    for module in (math, cmath, operator, itertools):
+    for module in (math, cmath, operator, itertools, heapq, bisect):
         found.update(id(value) for value in vars(module).values() if callable(value))
-    found.update(map(id, (str.maketrans, float.fromhex, int.from_bytes, bytes.fromhex)))
+    found.update(map(id, (str.maketrans, float.fromhex, int.from_bytes, bytes.fromhex, functools.cmp_to_key,
+                          collections._count_elements)))
     return frozenset(found - {id(getattr(operator, name, None)) for name in ("setitem", "delitem", "call")})
 
 

@@ -16,7 +16,7 @@ from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, get_iterator, native_iterable
 from minicompile.capture.opcodes import function_text, opcode, refuse_unless, top
 from minicompile.capture.operators import get_item, truth
-from minicompile.capture.source import Baked
+from minicompile.capture.source import Baked, Item, is_trusted_module
 from minicompile.capture.tracer import NULL, Frame, Handling, Tracer
 
 
@@ -130,8 +130,11 @@ def import_name(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
         name = f"{base}.{name}" if name else base
     if name not in sys.modules:
         raise Break("imports", f"the module `{name}` is not loaded yet")
-    module = sys.modules[name if from_list or level else name.partition(".")[0]]
-    if id(module) not in tracer.sources:
+    key = name if from_list or level else name.partition(".")[0]
+    module = sys.modules[key]
+    if not is_trusted_module(key):
+        tracer.wrap(module, Item(Baked(sys.modules, "sys.modules"), key))
+    elif id(module) not in tracer.sources:
         tracer.register(module, module, Baked(module, module.__name__))
     frame.stack.append(module)
 

@@ -23,6 +23,7 @@ from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
+from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import ResumeShape
@@ -150,9 +151,13 @@ class Emitter:
         """The call that goes on with a frame at an instruction, with its stack and then some expressions pushed."""
         kinds, saved, names, values = self.frame_state(frame, index, stack)
         kinds += "".join("n" if text is None else "v" for text in pushes)
-        shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator)
+        code, asked = frame.code, VERSION < (3, 12) and "super" in frame.code.co_names and "__class__" in frame.cells
+        shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator, asked)
         point = self.constant(self.resume_point(frame.program, frame.globals, shape), "resume")
         closure = "".join(f"{self.value(cell)}, " for cell in frame.cells.values())
+        if asked:
+            name = code.co_varnames[0]
+            saved.insert(0, self.value(contents(frame.cells[name])[0] if name in frame.cells else frame.variables.get(name)))
         args = [*saved, *(text for text in pushes if text is not None), *values, *([raised] if raised else [])]
         return f"{point}(({closure}){''.join(', ' + text for text in args)})"
 
@@ -287,8 +292,9 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
         reduced = value.__reduce__()
     except RuntimeError:
         raise RunEager("a dictionary or set has changed while it is iterated over") from None
-    table = next((held for held in gc.get_referents(value) if isinstance(held, dict)), None)
-    if table is not None and type(value) in TABLE_ITERATORS:
+    table = next((held for held in gc.get_referents(value) if isinstance(held, (dict, set))), None)
+    known = isinstance(table, dict) or id(table) in emitter.tracer.sources  # a set made anew may have another order
+    if table is not None and known and type(value) in TABLE_ITERATORS:
         return build_table_iterator(emitter, value, table, len(table) - len(reduced[1][0]))
     maker, args = reduced[0], reduced[1]
     name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({', '.join(emitter.value(item) for item in args)})",
@@ -298,17 +304,18 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     return name
 
 
-def build_table_iterator(emitter: Emitter, value: Any, table: dict[Any, Any], done: int) -> str:
-    """An iterator over a dictionary after `done` steps; like the original it notices when the dictionary changes."""
+def build_table_iterator(emitter: Emitter, value: Any, table: Any, done: int) -> str:
+    """An iterator over a dictionary or set after `done` steps; like the original it notices changes."""
     shadow = emitter.tracer.effects.shadows.get(id(table))
-    if shadow is not None and list(table) != list(shadow.before):
-        raise RunEager("a dictionary has changed while it is iterated over")
+    if shadow is not None and (table != shadow.before if isinstance(table, set) else list(table) != list(shadow.before)):
+        raise RunEager("a dictionary or set has changed while it is iterated over")
     name = emitter.assign(f"iter({emitter.value(table)}{TABLE_ITERATORS[type(value)]})", "iterator")
     emitter.body.extend([f"next({name})"] * done)
     return name
 
 
-TABLE_ITERATORS = {type(iter({})): "", type(iter({}.values())): ".values()", type(iter({}.items())): ".items()"}
+TABLE_ITERATORS = {type(iter({})): "", type(iter(set())): "",
+                   type(iter({}.values())): ".values()", type(iter({}.items())): ".items()"}
 
 
 def build_instance(emitter: Emitter, value: Any) -> str:

@@ -18,6 +18,7 @@ from minicompile.capture.instruction import UNCOUNTED, VERSION, Program, split_s
 
 STACK_PREFIX = "stack_"
 RAISED = "raised_"
+FIRST = "first_argument_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ResumeShape:
         cells: the cells that are passed, in the order of the closure.
         raises: the function raises its last argument at the instruction instead of executing it.
         generator: the function makes a generator, which goes on there when it is first advanced.
+        first: its first argument is that of the original, which `super()` asks its frame for.
     """
 
     index: int
@@ -39,6 +41,7 @@ class ResumeShape:
     cells: tuple[str, ...]
     raises: bool = False
     generator: bool = False
+    first: bool = False
 
     @property
     def prologue(self) -> int:
@@ -52,12 +55,11 @@ def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
     block = Bytecode.from_code(code, conserve_exception_block_stackdepth=True)
     target_ordinal = program.instructions[shape.index].ordinal
     stack = [f"{STACK_PREFIX}{place}" for place, kind in enumerate(shape.stack) if kind != "n"]
-    parameters = [*stack, *shape.names, *([RAISED] if shape.raises else [])]
+    parameters = [*([FIRST] if shape.first else []), *stack, *shape.names, *([RAISED] if shape.raises else [])]
     body, label = split_body(block, target_ordinal, shape)
     line = program.instructions[shape.index].line
     result = Bytecode()
-    result.name = f"resume_in_{code.co_name}"
-    result.qualname = f"resume_in_{code.co_qualname}"
+    result.name, result.qualname = code.co_name, code.co_qualname  # tracebacks show them
     result.filename, result.first_lineno, result.docstring = code.co_filename, code.co_firstlineno, None
     result.argnames, result.argcount, result.posonlyargcount, result.kwonlyargcount = parameters, len(parameters), 0, 0
     result.freevars, result.cellvars = list(shape.cells), []
@@ -138,9 +140,9 @@ class ResumePoint:
 
     def __init__(self, code: types.CodeType, namespace: dict[str, Any], cache: Any) -> None:
         self.code, self.namespace, self.cache = code, namespace, cache
-        self.__name__ = code.co_name
+        self.__name__ = cache.name
 
     def __call__(self, closure: tuple[Any, ...], *args: Any) -> Any:
         """Go on after the break."""
-        function = types.FunctionType(self.code, self.namespace, self.code.co_name, None, closure)
+        function = types.FunctionType(self.code, self.namespace, self.__name__, None, closure)
         return self.cache.call(function, args, {})

@@ -475,7 +475,7 @@ class Tracer:
         """The default of a parameter; `MISSING` if it has none."""
         defaults, keyword_defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
         if position < count:
-            attribute, key, held = "__defaults__", position - (count - len(defaults)), dict(enumerate(defaults))
+            attribute, key, held = "__defaults__", position - count, dict(enumerate(defaults, -len(defaults)))
         else:
             attribute, key, held = "__kwdefaults__", name, keyword_defaults
         value = held.get(key, MISSING)

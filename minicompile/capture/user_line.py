@@ -5,6 +5,7 @@ Must not decide what is raised or where execution goes on.
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +22,18 @@ class UserLine:
 
     def __call__(self, error: BaseException) -> BaseException:
         """The same exception, its traceback starting at the user's line."""
-        generated = error.__traceback__
-        inner = generated.tb_next if generated is not None else None
+        entries, entry, inner = [], error.__traceback__, None
+        while entry is not None:
+            if not entry.tb_frame.f_code.co_filename.startswith(OURS):
+                entries.append(entry)
+            entry = entry.tb_next
+        for entry in reversed(entries):
+            inner = types.TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         error.__traceback__ = as_if_raised_at(inner, self.code, self.line)
         return error
+
+
+OURS = ("<minicompile ", os.path.dirname(__file__))
 
 
 def as_if_raised_at(inner: types.TracebackType | None, code: types.CodeType, line: int) -> types.TracebackType:

@@ -149,7 +149,7 @@ def wrap_list(tracer: Tracer, real: list[Any], source: Source) -> Any:
 
 def wrap_deque(tracer: Tracer, real: collections.deque[Any], source: Source) -> Any:
     """A deque: guarded whole, since every use reads its ends."""
-    tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
+    tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2} and {0}.maxlen == {3}", (type(real), len(real), real.maxlen),
                        f"`{{0}}` is a deque of {len(real)}", "structure", len(real))
     copy = collections.deque([wrap(tracer, item, Item(source, position)) for position, item in enumerate(real)],
                              real.maxlen)

@@ -5,7 +5,6 @@ A compiled graph is read as plain attributes (`captured`, `partitioned`, `parts`
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 import re
@@ -171,4 +170,4 @@ def globals_of(part: Any) -> dict[str, Any]:
 def user_location(stack: tuple[Location, ...]) -> Location | None:
     """The innermost line that is not a library's."""
     own = [place for place in stack if "site-packages" not in place.file] or list(stack)
-    return dataclasses.replace(own[-1], function=own[-1].function.removeprefix("resume_in_")) if own else None
+    return own[-1] if own else None
