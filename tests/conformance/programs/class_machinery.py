@@ -38,7 +38,7 @@ class Account:
         self.balance = b
 
 
-@program
+@program(core=True)
 def validating_descriptor():
     def outer(x, a, v):
         x = x * a.balance
@@ -426,7 +426,7 @@ class Child(Point):
         return super().norm() + self.z
 
 
-@program
+@program(core=True)
 def dataclass_features():
     def outer(x, v):
         p = Point(v, tags=["a"])

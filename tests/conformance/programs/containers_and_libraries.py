@@ -87,7 +87,7 @@ def sort_raises_half_way():
     return outer, [call(count(3), [2, 3, 1]), call(count(3), [1, 0])]
 
 
-@program
+@program(core=True)
 def dict_order_and_views():
     def outer(x, d):
         k, v, i = d.keys(), d.values(), d.items()
@@ -269,7 +269,7 @@ def list_operations_in_full():
     return outer, [call(count(3), [1, 2, 3]), call(count(3), [2, 5]), call(count(3), [0, 2, 2, 7])]
 
 
-@program
+@program(core=True)
 def deque_counter_chainmap_in_full():
     def outer(x, w):
         d = collections.deque([1, 2, 3], maxlen=3)

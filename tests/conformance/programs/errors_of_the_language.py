@@ -28,7 +28,7 @@ def ident(*a, **k):
     return a, k
 
 
-@program
+@program(core=True)
 def displays_that_fail():
     def outer(x, bad):
         y = x * 2
@@ -223,7 +223,7 @@ def keyword_twice_leaves():
     return outer, [call(count(3), {"b": 2}), call(count(3), {"a": 3})]
 
 
-@program
+@program(core=True)
 def single_dispatch_functions():
     @functools.singledispatch
     def act(v, x):

@@ -7,7 +7,7 @@ import math
 from tests.conformance.catalogue import call, count, normal, program
 
 
-@program
+@program(core=True)
 def floats_made_of_varying_integers():
     def outer(x, n):
         a = n * 0.1

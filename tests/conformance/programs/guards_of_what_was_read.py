@@ -73,7 +73,7 @@ def setter(obj, name, value):
     return lambda: setattr(obj, name, value)
 
 
-@program
+@program(core=True)
 def name_of_a_function_read():
     h = fresh_function()
 
@@ -291,7 +291,7 @@ def enum_members_listed():
     return outer, [call(count(3)), after(setter(C.A, "_value_", 50), count(3))]
 
 
-@program
+@program(core=True)
 def class_attributes_changed():
     class K(Plain):
         pass

@@ -104,7 +104,7 @@ def raise_half_way_through_an_extend():
     return outer, [call(count(3), a, b), call(count(3), a, b)], (a, b)
 
 
-@program
+@program(core=True)
 def half_way_dict_update():
     def pairs(log):
         yield "a", 1
@@ -157,7 +157,7 @@ def half_way_unpacking_assignment():
     return outer, [call(count(3), t, l), call(count(4), t, l)], (t, l)
 
 
-@program
+@program(core=True)
 def evaluation_order_of_everything():
     def outer(x, log):
         def t(v):

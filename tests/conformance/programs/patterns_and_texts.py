@@ -38,7 +38,7 @@ NT = collections.namedtuple("NT", "p q")
 CONST = 5
 
 
-@program
+@program(core=True)
 def match_all_patterns():
     def describe(v):
         match v:
@@ -504,7 +504,7 @@ def with_traceback_and_reraise():
     return outer, [call(count(3)), call(count(3))]
 
 
-@program
+@program(core=True)
 def finally_overrides_everything():
     def f1(log):
         try:

@@ -96,7 +96,7 @@ def event_system():
     return outer, [call(count(3), 1), call(count(3), 2), call(count(3), 3)], bus.log
 
 
-@program
+@program(core=True)
 def recursive_descent_parser():
     token = re.compile(r"\s*(?:(\d+\.?\d*)|(.))")
 
@@ -156,7 +156,7 @@ def recursive_descent_parser():
     ]
 
 
-@program
+@program(core=True)
 def stack_machine():
     class Op(enum.Enum):
         PUSH = enum.auto()
