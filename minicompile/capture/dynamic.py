@@ -166,7 +166,8 @@ class DynamicPlan:
         text = SymbolPrinter({symbol: f"{{{place}}}" for place, symbol in enumerate(symbols)}).doprint(value.node.expr)
         if any(symbol not in tracer.symbols for symbol in symbols):
             raise RunEager(f"a size without a source ({value})")
-        return Computed(f"{'float' if type(value) is torch.SymFloat else ''}({text})", tuple(tracer.symbols[symbol][0] for symbol in symbols))
+        kind = "float" if type(value) is torch.SymFloat else ""  # a known zero is an integer in text
+        return Computed(f"{kind}({text})", tuple(tracer.symbols[symbol][0] for symbol in symbols))
 
     def expression(self, tracer: Tracer, writer: Any, value: Any) -> str:
         """Python text for a symbolic number."""
