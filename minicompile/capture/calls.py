@@ -509,6 +509,8 @@ NO_HOOKS = f"not ({' or '.join(f'{{0}}[{table!r}]' for table in HOOK_TABLES)})"
 
 def module_has_hooks(tracer: Tracer, module: Module) -> bool:
     """Whether calling a module does more than calling `forward`; guards what it looked at."""
+    if hasattr(tracer.reals.get(id(module), module), "_initialize_hook"):
+        raise RunEager("a lazy module is initialised", expected=True)
     store = instance_dict(tracer, module)
     if store is None:
         return True

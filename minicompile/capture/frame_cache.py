@@ -140,6 +140,7 @@ class CallCache:
         self.entries: list[Variant] = []
         self.plan = DynamicPlan(session.config.dynamic)
         self.overflowed = False
+        self.expects = True
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the first variant whose guards hold; capture one if there is none."""
@@ -183,7 +184,7 @@ class CallCache:
         failed = self.failed_guard(self.entries[0], function, args, kwargs) if self.entries else None
         context = Context(self.session.config, self.plan, self.session.resume_point, self.session.call_compiled,
                           self.session.compile_graph, self.session.records.graph_breaks.append,
-                          self.session.run_original)
+                          self.session.run_original, self.raise_originally, self.expects)
         try:
             try:
                 entry = capture_call(context, function, args, kwargs)
@@ -208,6 +209,13 @@ class CallCache:
                 Recompile(self.name, sentence, old, new, place, time.perf_counter() - start))
         self.entries = [entry, *self.entries]
         return entry
+
+    def raise_originally(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A graph has found that something has to be raised: plain Python does it. Where it does not after all (somebody
+        catches it, or rounding decided), such tests end the graph from now on."""
+        result = function(*args, **kwargs)
+        self.entries, self.expects = [], False
+        return result
 
     def internal_failure(self, error: Exception) -> Variant:
         """The variant for a frame on which the tracer itself failed."""

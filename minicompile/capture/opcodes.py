@@ -15,6 +15,7 @@ from minicompile.capture.attributes import get_attribute, set_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.builtin_rules import cell_value, rule_super, update_dict
 from minicompile.capture.calls import call, has_python_comparison, run_native
+from minicompile.capture.expectations import truth_for_jump
 from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
@@ -286,7 +287,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "UNARY_POSITIVE": (1, lambda tracer, at, value: unary(tracer, "pos", value)),
     "UNARY_INVERT": (1, lambda tracer, at, value: unary(tracer, "invert", value)),
     "UNARY_NOT": (1, lambda tracer, at, value: not truth(tracer, value)),
-    "TO_BOOL": (1, lambda tracer, at, value: truth(tracer, value)),
+    "TO_BOOL": (1, truth_for_jump),
     "GET_ITER": (1, lambda tracer, at, value: get_iterator(tracer, value)),
     "CALL_INTRINSIC_1": (1, lambda tracer, at, value: call_intrinsic(tracer, at, value)),
     "STOPITERATION_ERROR": (1, lambda tracer, at, value: stop_as_error(value)),
@@ -323,7 +324,7 @@ def act(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def compare_values(tracer: Tracer, instruction: Instruction, left: Any, right: Any) -> Any:
     """A comparison (3.13 can ask for its truth at once)."""
     result = compare(tracer, instruction.value, left, right)
-    return truth(tracer, result) if VERSION >= (3, 13) and instruction.arg & 16 else result
+    return truth_for_jump(tracer, instruction, result) if VERSION >= (3, 13) and instruction.arg & 16 else result
 
 
 def function_text(function: Any) -> str:
@@ -472,7 +473,7 @@ def pop_jump(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     if name.endswith("NONE"):
         taken = (value is None) is not name.endswith("NOT_NONE")
     else:
-        taken = truth(tracer, value) is name.endswith("TRUE")
+        taken = truth_for_jump(tracer, instruction, value) is name.endswith("TRUE")
     if taken:
         frame.index = instruction.target
 

@@ -6,9 +6,12 @@ graph break does.
 
 from __future__ import annotations
 
+import inspect
+import operator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils import checkpoint as checkpointing
 
 from minicompile.capture.attributes import get_attribute
@@ -17,6 +20,7 @@ from minicompile.capture.calls import call, special
 from minicompile.capture.iteration import drain
 from minicompile.capture.operators import note_identity
 from minicompile.capture.side_effects import contents
+from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
@@ -114,6 +118,23 @@ def rule_untie(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
             if other.shape == tensor.shape and other.dtype == tensor.dtype:
                 note_identity(tracer, tensor, other)
     return given
+
+
+@special(F.batch_norm)
+def rule_batch_norm(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """A momentum that varies (of modules with `momentum=None`) moves the running statistics outside of the operator, which
+    takes constants only."""
+    given = inspect.signature(F.batch_norm).bind(*args, **kwargs).arguments
+    momentum, running = given.get("momentum"), [given["running_mean"], given["running_var"]]
+    if type(momentum) is not SymbolicFloat or not given.get("training") or running[0] is None:
+        return tracer.operation("call_function", F.batch_norm, args, kwargs)
+    now = [tracer.operation("call_function", torch.zeros_like, (old,)) for old in running]
+    given.update(running_mean=now[0], running_var=now[1], momentum=1.0)
+    result = tracer.operation("call_function", F.batch_norm, (), given)
+    for old, new in zip(running, now, strict=True):
+        tracer.operation("call_method", "mul_", (old, operator.sub(1, momentum)))
+        tracer.operation("call_method", "add_", (old, tracer.operation("call_method", "mul", (new, momentum))))
+    return result
 
 
 @special(torch._C._group_tensors_by_device_and_dtype)

@@ -219,6 +219,7 @@ class Tracer:
         known: id of a user's object to (stand-in, source).
         native: native code runs, and what it does to tensors is to be recorded.
         floats: there are floats that stay symbolic.
+        failed: a tensor that says whether something had to be raised; expects: whether there may be one.
     """
 
     def __init__(self, config: Config, rules: Rules, dynamic: Any = None) -> None:
@@ -242,6 +243,8 @@ class Tracer:
         self.hookless: set[int] = set()
         self.keep: list[Any] = []
         self.native = self.floats = False
+        self.failed: Any = None
+        self.expects = True
         self.state = torch_interface.torch_state()
         self.symbols: dict[Any, tuple[Source, Any]] = {}
         self.symbol_nodes: dict[Any, Any] = {}

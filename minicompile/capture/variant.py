@@ -24,6 +24,7 @@ from minicompile.capture.break_kinds import KINDS, Break, CutHere, RaisedInUserC
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
+from minicompile.capture.expectations import InputsChange, Rewind, check_expectations
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
 from minicompile.capture.module_trees import find_trees
@@ -39,7 +40,7 @@ from minicompile.errors import Location, Unsupported
 from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
-MAXIMUM_ATTEMPTS = 4
+MAXIMUM_ATTEMPTS = 5
 RULES = Rules(HANDLERS, wrap, call, call_class)
 assert copying and custom_function and opcodes_calls  # imported for the rules that they register
 
@@ -74,6 +75,8 @@ class Context:
     compile_graph: Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
     record_break: Callable[[GraphBreak], None]
     run_original: Callable[..., Any]
+    raise_originally: Callable[..., Any]
+    expects: bool
 
 
 class Attempt:
@@ -82,6 +85,7 @@ class Attempt:
     def __init__(self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.context = context
         self.tracer = Tracer(context.config, RULES, context.plan)
+        self.tracer.expects = context.expects
         self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None
@@ -184,6 +188,8 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
             if attempt.frame is None or stop is not None:
                 return Assembly(attempt).eager(f"{error.reason}", error.stack[-1] if error.stack else None)
             stop, step = error, attempt.frame.step - 1
+        except InputsChange:
+            stop, step, context = None, -1, dataclasses.replace(context, expects=False)
         except RaisedInUserCode as error:
             return Assembly(attempt).eager(f"the call raises {type(error.value).__name__}", None, expected=True)
         except RunEager as error:
@@ -239,12 +245,14 @@ class Assembly:
 
     def returning(self, value: Any) -> Variant:
         """The function for a frame that was captured whole."""
+        check_expectations(self.tracer)
         result = self.emitter.value(value)
         write_side_effects(self.emitter)
         return self.finish([f"return {result}"], None)
 
     def cut(self, frame: Frame, stop: Break) -> Variant:
         """The function for a frame that ends in a graph break."""
+        check_expectations(self.tracer)
         cutter = Cutter(self.tracer, frame, stop, self.emitter, self.context.call_compiled)
         lines = cutter.write()
         self.check_intermediates(stop, frame.code.co_names)
@@ -272,6 +280,7 @@ class Assembly:
                 raise Unsupported("dynamic size", complaint)
             warnings.warn(complaint, stacklevel=2)
         call_lines: list[str] = []
+        failed = "" if tracer.failed is None else self.emitter.value(tracer.failed)
         if graph.operations or self.emitter.outputs:
             module = graph.finish(self.emitter.outputs)
             inputs = graph.graph_inputs()
@@ -284,13 +293,24 @@ class Assembly:
             call_lines.append(f"{outputs}= {call}" if outputs else call)
             if not graph.mutated_inputs() or getattr(compiled, "writes_last", False):
                 again = self.emitter.constant(self.context.run_original, "run_original")
-                call_lines = ["failure = None", "try:", f"    {call_lines[0]}", "except Exception as error:",
+                save, rewind = self.rewinding()
+                call_lines = [*save, "failure = None", "try:", f"    {call_lines[0]}", "except Exception as error:",
                               "    failure = error", "if failure is not None:",  # no longer handled: no context of others
-                              f"    return {again}(failure, F, A, K)"]
+                              *rewind, f"    return {again}(failure, F, A, K)"]
+            if failed:
+                again = self.emitter.constant(self.context.raise_originally, "raise_originally")
+                call_lines += [f"if {failed}:", *rewind, f"    return {again}(F, A, K)"]
         if tracer.state != self.state_after:  # torch's global state, as the traced code left it
             restore = self.emitter.constant(torch_interface.restore_state, "set_torch_state")
             call_lines.append(f"{restore}({self.emitter.constant(self.state_after, 'state')})")
         return self.assemble([*call_lines, *self.emitter.body, *lines], None)
+
+    def rewinding(self) -> tuple[list[str], list[str]]:
+        """Statements that remember what a graph with tests in it may change, and that undo it."""
+        if self.tracer.failed is None:
+            return [], []
+        name = self.emitter.constant(Rewind(self.tracer), "rewind")
+        return [f"before = {name}.random_state()"], [f"    {name}(before)"]
 
     def check_mutation(self) -> None:
         """Refuse inputs that are changed in place while another input shares their memory."""

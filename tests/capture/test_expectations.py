@@ -1,0 +1,117 @@
+"""Tests of tensors on which only a `raise` depends cost no graph break, and the error is raised where eager raises it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import distributions, nn
+
+from tests.capture.support import capture
+
+
+def checked(x: torch.Tensor) -> torch.Tensor:
+    assert torch.isfinite(x).all(), f"{x.isnan().sum()} are not finite"
+    if (x < 0).any():
+        raise ValueError(f"negative: {x.min()}")
+    return x.sqrt()
+
+
+def test_one_graph_with_its_tests() -> None:
+    compiled = capture(checked)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3))
+    assert len(compiled.records.graphs) == 1
+    assert not compiled.records.graph_breaks
+
+
+def test_what_fails_is_raised_at_its_line_and_costs_nothing_later() -> None:
+    compiled = capture(checked)
+    compiled(torch.ones(3))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"negative: -2") as caught:
+            compiled(torch.tensor([1.0, -2.0]))
+        assert caught.traceback[-1].name == "checked"
+        with pytest.raises(AssertionError, match="1 are not finite"):
+            compiled(torch.tensor([float("nan"), 2.0, 1.0]))
+    assert len(compiled.records.graphs) <= 2, "one a size"
+    assert not compiled.records.graph_breaks
+
+
+def test_an_error_that_is_caught_inside_ends_the_graph_next_time() -> None:
+    def careful(x: torch.Tensor) -> torch.Tensor:
+        try:
+            if (x < 0).any():
+                raise ValueError("negative")
+            return x.sqrt()
+        except ValueError:
+            return -x
+
+    compiled = capture(careful)
+    for _ in range(3):
+        for x in (torch.ones(2), -torch.ones(2)):
+            assert torch.equal(compiled(x), careful(x))
+    assert {stop.kind for stop in compiled.records.graph_breaks} == {"branch on a tensor"}
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    def drawn(x: torch.Tensor) -> torch.Tensor:
+        x = x + torch.rand(3)
+        if x.max() > 5:
+            raise ValueError("large")
+        return x
+
+    compiled, after = capture(drawn), []
+    for function in (drawn, compiled):
+        torch.manual_seed(0)
+        with pytest.raises(ValueError, match="large"):
+            function(torch.full((3,), 9.0))
+        after.append(torch.rand(1).item())
+    assert after[0] == after[1]
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: distributions.Normal(x, x.exp()),
+    lambda x: distributions.Categorical(logits=x),
+    lambda x: distributions.Categorical(probs=x.softmax(-1)),
+    lambda x: distributions.Independent(distributions.Bernoulli(logits=x), 1),
+    lambda x: distributions.TransformedDistribution(distributions.Normal(x, x.exp()), [distributions.TanhTransform()]),
+    lambda x: distributions.Beta(x.exp(), x.exp()),
+])
+def test_distributions_that_check_their_arguments_are_one_graph(make) -> None:
+    def outer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = make(x)
+        sample = chosen.sample()
+        return sample, chosen.log_prob(sample)
+
+    compiled = capture(outer)
+    results = []
+    for function in (outer, compiled):
+        torch.manual_seed(0)
+        results.append(function(torch.ones(2, 3) / 2))
+    assert all(map(torch.equal, *results))
+    assert len(compiled.records.graphs) == 1
+    assert not compiled.records.graph_breaks
+
+
+def test_a_lazy_module_is_captured_from_its_second_call_on() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+    compiled = capture(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message="Lazy modules are a new feature")
+        for _ in range(3):
+            compiled(torch.ones(2, 3))
+    assert len(compiled.records.graphs) == 1
+    assert not compiled.records.graph_breaks
+    assert not compiled.records.fallbacks
+
+
+def test_a_momentum_that_varies_is_an_input() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    compiled = capture(model)
+    for _ in range(12):
+        compiled(torch.randn(5, 3))
+    assert not compiled.records.fallbacks
+    assert len(compiled.records.graphs) <= 6
