@@ -343,7 +343,7 @@ UNTRACED: dict[str, str] = {
 }
 UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
-TRACED = ("functional_call", "checkpoint_sequential")
+TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate")
 
 
 def unpatched(function: types.FunctionType) -> types.FunctionType:

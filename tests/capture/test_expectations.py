@@ -72,12 +72,13 @@ def test_random_numbers_are_drawn_once() -> None:
 
 
 @pytest.mark.parametrize("make", [
-    lambda x: distributions.Normal(x, x.exp()),
-    lambda x: distributions.Categorical(logits=x),
-    lambda x: distributions.Categorical(probs=x.softmax(-1)),
-    lambda x: distributions.Independent(distributions.Bernoulli(logits=x), 1),
-    lambda x: distributions.TransformedDistribution(distributions.Normal(x, x.exp()), [distributions.TanhTransform()]),
-    lambda x: distributions.Beta(x.exp(), x.exp()),
+    lambda x: distributions.Normal(x, x.exp(), validate_args=True),
+    lambda x: distributions.Categorical(logits=x, validate_args=True),
+    lambda x: distributions.Categorical(probs=x.softmax(-1), validate_args=True),
+    lambda x: distributions.Independent(distributions.Bernoulli(logits=x, validate_args=True), 1),
+    lambda x: distributions.TransformedDistribution(distributions.Normal(x, x.exp()), [distributions.TanhTransform()],
+                                                    validate_args=True),
+    lambda x: distributions.Beta(x.exp(), x.exp(), validate_args=True),
 ])
 def test_distributions_that_check_their_arguments_are_one_graph(make) -> None:
     def outer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,3 +116,12 @@ def test_a_momentum_that_varies_is_an_input() -> None:
         compiled(torch.randn(5, 3))
     assert not compiled.records.fallbacks
     assert len(compiled.records.graphs) <= 6
+
+
+def test_averages_of_models_and_sizes_of_transposed_convolutions_are_captured() -> None:
+    averaged = torch.optim.swa_utils.AveragedModel(nn.Linear(3, 2))
+    transposed = nn.ConvTranspose2d(2, 2, 3, 2)
+    compiled = capture(lambda x, y: (averaged(x), transposed(y, output_size=(6, 6))))
+    compiled(torch.ones(2, 3), torch.ones(1, 2, 2, 2))
+    assert len(compiled.records.graphs) == 1
+    assert not compiled.records.graph_breaks

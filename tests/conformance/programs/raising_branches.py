@@ -122,10 +122,11 @@ def arguments_of_distributions():
             self.spread = nn.Parameter(torch.zeros(2))
 
         def forward(self, x):
-            chosen = distributions.Normal(self.mean(x), self.spread.exp())
+            chosen = distributions.Normal(self.mean(x), self.spread.exp(), validate_args=True)
             action = chosen.rsample()
-            kind = distributions.Categorical(logits=action)
-            divergence = distributions.kl_divergence(chosen, distributions.Normal(torch.zeros(2), torch.ones(2)))
+            kind = distributions.Categorical(logits=action, validate_args=True)
+            other = distributions.Normal(torch.zeros(2), torch.ones(2), validate_args=True)
+            divergence = distributions.kl_divergence(chosen, other)
             return chosen.log_prob(action).sum(-1), kind.log_prob(kind.sample()), kind.entropy(), divergence
 
     policy = Policy()
@@ -135,7 +136,7 @@ def arguments_of_distributions():
 @program(raises=ValueError)
 def samples_outside_of_the_support():
     def outer(chances, taken):
-        return distributions.Categorical(probs=chances).log_prob(taken)
+        return distributions.Categorical(probs=chances, validate_args=True).log_prob(taken)
 
     chances = torch.full((2, 3), 1 / 3)
     return outer, [call(chances, torch.tensor([0, 2])), call(chances, torch.tensor([2, 5])), call(chances, torch.tensor([1, 1]))]
