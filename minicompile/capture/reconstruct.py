@@ -48,11 +48,13 @@ class Emitter:
     Attributes:
         body: statements after the graph call.
         outputs: the graph's outputs in order; each is the variable `output_k`.
+        late: statements after the side effects.
     """
 
     def __init__(self, tracer: Tracer, writer: Writer, resume_point: Callable[..., Any]) -> None:
         self.tracer, self.writer, self.resume_point = tracer, writer, resume_point
         self.body: list[str] = []
+        self.late: list[str] = []
         self.outputs: list[Any] = []
         self.memo: dict[int, str] = {}
 
@@ -300,7 +302,8 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({', '.join(emitter.value(item) for item in args)})",
                           "iterator")
     if len(reduced) > 2 and reduced[2] is not None:
-        emitter.body.append(f"{name}.__setstate__({emitter.value(reduced[2])})")
+        grown = any(id(item) in emitter.tracer.effects.shadows for item in args)  # a place beyond its end would be lost
+        (emitter.late if grown else emitter.body).append(f"{name}.__setstate__({emitter.value(reduced[2])})")
     return name
 
 
@@ -414,7 +417,7 @@ def write_side_effects(emitter: Emitter) -> None:
     for (_, name), (namespace, value) in effects.globals.items():
         table = emitter.constant(namespace, "namespace")
         pending.append(f"del {table}[{name!r}]" if value is MISSING else f"{table}[{name!r}] = {emitter.value(value)}")
-    emitter.body.extend(pending)
+    emitter.body.extend([*pending, *emitter.late])
 
 
 def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import torch
 
@@ -98,3 +99,97 @@ def function_mode_in_the_frame():
     for context in (lambda: Watching(log), inside_a_device, lambda: torch.device("cpu")):
         calls.append(Call((normal(2),), {}, None, context))
     return outer, calls, log
+
+
+def walked(queue, x):
+    found = []
+    for item in queue:
+        found.append((item, int(x[0])))
+    return found
+
+
+def walked_backwards(queue, x):
+    return [(item, int(x[0])) for item in reversed(queue)]
+
+
+def walked_in_pairs(queue, x):
+    found = []
+    for place, (item, other) in enumerate(zip(queue, queue[::-1], strict=True)):
+        found.append((place, item, other, int(x[0])))
+    return found
+
+
+def walked_while_it_grows(queue, x):
+    found = []
+    for item in queue:
+        if len(queue) < 6:
+            queue.append(item + 10)
+        found.append((item, int(x[0])))
+    return found
+
+
+def walked_by_hand(queue, x):
+    items = iter(queue)
+    first = next(items)
+    number = int(x[0])
+    queue.append(9)
+    return first, number, list(items)
+
+
+def grown_and(walk):
+    def outer(queue, x):
+        for number in (0, 1, 2):
+            queue.append(number)
+        return walk(queue, x), queue
+
+    return outer, [call([], torch.tensor([3, 4])), call([7], torch.tensor([5, 6])), call([7, 8], torch.tensor([5, 6]))]
+
+
+@program(core=True)
+def breaks_in_a_loop_over_a_list_that_has_grown():
+    return grown_and(walked)
+
+
+@program
+def breaks_in_a_loop_backwards_over_a_list_that_has_grown():
+    return grown_and(walked_backwards)
+
+
+@program
+def breaks_in_a_loop_over_pairs_of_a_list_that_has_grown():
+    return grown_and(walked_in_pairs)
+
+
+@program
+def breaks_in_a_loop_over_a_list_that_grows():
+    return grown_and(walked_while_it_grows)
+
+
+@program
+def a_break_behind_an_iterator_of_a_list_that_has_grown():
+    return grown_and(walked_by_hand)
+
+
+@program
+def groups_of_numbers_from_a_tensor():
+    def outer(kinds, grids):
+        rows, grid = [], iter(grids)
+        for row in kinds:
+            groups = []
+            for key, group in itertools.groupby(enumerate(row.tolist()), lambda pair: pair[1]):
+                places = [place for place, _ in group]
+                groups.append((key, places[0], places[-1] + 1))
+            parts, position = [], 0
+            for key, start, end in groups:
+                if key == 0:
+                    parts.append(torch.arange(end - start) + position)
+                    position += end - start
+                else:
+                    height, width = next(grid).tolist()
+                    parts.append(torch.arange(height * width) + position)
+                    position += max(height, width)
+            rows.append(torch.cat(parts))
+        return rows
+
+    kinds = torch.tensor([[0, 0, 1, 1, 0], [0, 1, 1, 0, 0]])
+    return outer, [call(kinds, torch.tensor([[1, 2], [2, 1]])), call(kinds.flip(1), torch.tensor([[2, 2], [2, 1]]))]
