@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 
@@ -98,10 +99,10 @@ class ProgramMaker:
         return remainder(as_index(axis), as_index(size)) if pick.random() < 0.5 else floor_divide(
             as_index(axis), as_index(-(-own // size)))
 
-    def load(self, axes: tuple[Axis, ...]) -> Expr:
-        """An element of some buffer, seen through some view."""
+    def load(self, axes: tuple[Axis, ...], exact: bool = False) -> Expr:
+        """An element of some buffer, seen through some view; with `exact` of one that no rounding has touched."""
         recent = self.alive[-4:] if self.random.random() < 0.7 else self.alive
-        source = self.buffers[self.random.choice(recent)]
+        source = self.buffers[self.random.choice(self.exact_sources() if exact else recent)]
         shape = tuple(map(int, source.sizes))
         total = 1
         for axis in axes:
@@ -117,13 +118,21 @@ class ProgramMaker:
                 step *= size
         else:
             indices = [self.index_into(size, axes, position) for position, size in enumerate(shape)]
+        return self.element(source, indices)
+
+    def exact_sources(self) -> list[str]:
+        """The inputs that are still there."""
+        return [name for name in self.inputs if name in self.alive]
+
+    def element(self, source: Buffer, indices: Sequence[Index]) -> Expr:
+        """A load as a floating-point number."""
         found = Load(source.name, offset(source, indices), source.dtype)
         return found if source.dtype.is_floating_point else apply("cast", found, dtype=F32)
 
-    def value(self, axes: tuple[Axis, ...]) -> Expr:
+    def value(self, axes: tuple[Axis, ...], exact: bool = False) -> Expr:
         """A random scalar expression."""
         pick = self.random
-        result = self.load(axes)
+        result = self.load(axes, exact)
         for _ in range(pick.choice([0, 1, 1, 2])):
             kind = pick.random()
             if kind < 0.2:
@@ -134,7 +143,7 @@ class ProgramMaker:
                 inside = apply("lt", IndexValue(as_index(axis), I64), limit, dtype=BOOL)
                 result = Masked(inside, result, Constant(0.5, F32), F32)
             else:
-                result = apply(pick.choice(BINARY), result, self.load(axes), dtype=F32)
+                result = apply(pick.choice(BINARY), result, self.load(axes, exact), dtype=F32)
         return result
 
     def step(self, name: str) -> None:
@@ -179,12 +188,12 @@ class ProgramMaker:
         early = [p - before if d == dim else p for d, p in enumerate(points)]
         late = [p - (before + own) if d == dim else p for d, p in enumerate(points)]
         tail = Masked(apply("ge", inside, Constant(before + own, I64), dtype=BOOL),
-                      Load(second.name, offset(second, late), second.dtype), Constant(0.0, F32), F32)
+                      self.element(second, late), Constant(0.0, F32), F32)
         condition = apply("lt", inside, Constant(before + own, I64), dtype=BOOL)
         if before:
             condition = apply("logical_and", condition, apply("ge", inside, Constant(before, I64), dtype=BOOL),
                               dtype=BOOL)
-        value = Masked(condition, Load(first.name, offset(first, early), first.dtype), tail, F32)
+        value = Masked(condition, self.element(first, early), tail, F32)
         target = self.add_buffer(name, tuple(shape))
         self.operations.append(Loop(name, axes, value, offset(target, points), origins=origins))
 
@@ -208,8 +217,8 @@ class ProgramMaker:
             return self.exponentials(name, axes, origins)
         folded = tuple(a for a in axes if self.random.random() < 0.6) or axes[-1:]
         kept = tuple(a for a in axes if a not in folded)
-        kind = self.random.choice(["sum", "sum", "max", "min", "argmax"])
-        value = self.value(axes)
+        kind = self.random.choice(["sum", "sum", "max", "min", *["argmax"] * bool(self.exact_sources())])
+        value = self.value(axes, exact=kind == "argmax")  # else rounding would choose among equals
         target = self.add_buffer(name, tuple(int(a.size) for a in kept), I64 if kind == "argmax" else F32)
         place = offset(target, [as_index(a) for a in kept])
         self.operations.append(Loop(name, kept, value, place, Reduction(kind, folded), origins=origins))
