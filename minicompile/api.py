@@ -287,7 +287,7 @@ def first_calls() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]
 def stages(compiled: Any) -> Listing:
     """The program of every stage, in order, of everything that `compiled` has compiled so far."""
     compiler = compiled_function(compiled).compiler
-    return stages_of(compiler.graphs, compiler.products)
+    return stages_of(compiler.graphs, compiler.products, compiler.joint_text)
 
 
 def why_not_fused(compiled: Any, first: str, second: str) -> list[FusionRefusal]:
@@ -304,7 +304,9 @@ def profile(path: str | None = None) -> contextlib.AbstractContextManager[torch.
     """A `torch.profiler` profile of a block in which every kernel of what was compiled before has a range (on a GPU an
     NVTX range too) named after the user's module; with `path`, written there as a Chrome trace.
     """
-    return profiling.profile([graph for function in _living for graph in function.compiler.graphs], path)
+    compilers = [function.compiler for function in _living]
+    pairs = [(graph, compiler.products) for compiler in compilers for graph in compiler.graphs]
+    return profiling.profile(pairs, path)
 
 
 def reset() -> None:

@@ -15,11 +15,14 @@ from minicompile.runtime.code_cache import CodeCache
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is returned."""
-    options = parser().parse_args(arguments)
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    if rest and not getattr(options, "target", "").endswith(".py"):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "demo":
         return run_demo(options.size, options.device, options.seconds, options.characters)
     if options.command in ("explain", "compare"):
-        return explain_command.run(options)
+        return explain_command.run(options, rest[1:] if rest[:1] == ["--"] else rest)
     if options.command == "cache":
         return run_cache(options.action, options.file)
     return run_bench(

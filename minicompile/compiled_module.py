@@ -52,6 +52,7 @@ class CompiledModule(torch.nn.Module):
     recompiles = ForwardedRecord()
     graph_breaks = ForwardedRecord()
     timings = ForwardedRecord()
+    differences = ForwardedRecord()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Do nothing: the original class must not see its compiled twin as a new subclass to register."""

@@ -89,10 +89,10 @@ class Compiler:
 
     def why_not_fused(self, first: str, second: str) -> list[FusionRefusal]:
         """Why two operations of what was compiled are in different kernels; `LookupError` if there are no such two."""
-        parts = [part for graph in self.graphs for part in graph.parts.values()]
+        parts = [self.products(graph, half) for graph in self.graphs for half in graph.parts]
         schedules = [part.schedule for part in parts if part.schedule is not None]
         if not schedules:
-            raise LookupError("nothing was scheduled here: call it first, with `options={'cache': False}` if it was on disk")
+            raise LookupError("nothing was scheduled: call it first")
         found = [record for schedule in schedules for record in why_not_fused(schedule, first, second)]
         if not found:
             raise LookupError(f"no two operations are called {first!r} and {second!r} in one graph")
@@ -193,6 +193,11 @@ class Compiler:
         if part.schedule is not None or part.fallback:
             return part
         return self._run_stages(compiled, half, StageClock(None), ArtifactFolder(None))
+
+    def joint_text(self, compiled: CompiledGraph) -> str:
+        """The joint graph as text, which is made only when somebody asks for it."""
+        with_text = self.config.replace(dump_directory=self.config.dump_directory or "unused")
+        return compiled.partitioned.joint_text or build_graph(compiled.captured, with_text).joint_text
 
     def _store(self, compiled: CompiledGraph) -> None:
         """Keep a graph for later processes once all of it is compiled; a forward never without its own backward."""

@@ -78,6 +78,8 @@ class Config:
     def replace(self, **changes: object) -> Config:
         """A copy with `changes` applied; an unknown name or a value out of range raises `InvalidOption`."""
         check_names(changes, [field.name for field in dataclasses.fields(self)])
+        if "cache_directory" in changes:
+            changes["cache_directory"] = pathlib.Path(changes["cache_directory"])  # type: ignore[arg-type]  # raises
         changed = dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by name and value
         changed.validate()
         return changed

@@ -40,10 +40,10 @@ class MinicompileError(Exception):
 class InvalidOption(MinicompileError, ValueError):
     """An option that does not exist, or a value it cannot take."""
 
-    def __init__(self, name: str, value: object, valid: tuple[object, ...], unknown: bool = False) -> None:
+    def __init__(self, name: str, value: object, valid: tuple[object, ...], unknown: bool = False, kind: str = "option") -> None:
         if unknown:
             nearest = f"; the nearest valid one is {valid[0]!r}" if valid else ""
-            message = f"there is no option {name!r}{nearest}"
+            message = f"there is no {kind} {name!r}{nearest}"
         else:
             message = f"option {name!r} cannot be {value!r}; it takes {', '.join(map(repr, valid))}"
         super().__init__(message)

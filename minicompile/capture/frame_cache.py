@@ -244,17 +244,27 @@ class CallCache:
         for guard in entry.guards:
             holds, value = evaluate(guard, function, args, kwargs)
             if not holds:
-                if isinstance(guard, TensorGuard):
-                    return guard.words(), describe(guard.tensor), describe(value), guard.location
-                return guard.words(), guard.expected, value if guard.kind in ("constant", "shape") else None, guard.location
+                return guard.words(), *change(guard, value), guard.location
         return "a guard failed", None, None, None
 
 
+def change(guard: Any, value: Any) -> tuple[Any, Any]:
+    """What a guard that fails was made for, and what came instead; `None` where there is no saying."""
+    if isinstance(guard, TensorGuard):
+        old, new = describe(guard.tensor), describe(value)
+        return old, new + f", strides {tuple(value.stride())}" * (old == new)
+    if guard.kind == "structure" and hasattr(value, "__len__"):
+        return guard.expected, len(value) if isinstance(guard.expected, int) else list(value)
+    return describe(guard.expected), describe(value)
+
+
 def describe(value: Any) -> Any:
-    """A tensor's metadata, as text."""
+    """A plain value as it is; a tensor's metadata, a function's name or the type of anything else as text."""
+    if value is None or isinstance(value, (int, float, str, list)):
+        return value
     if not isinstance(value, (torch.Tensor, TensorKind)):
-        return type(value).__name__
-    return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+        return getattr(value, "__qualname__", f"of type {type(value).__name__}")
+    return f"{value.dtype} {tuple(value.shape)} on {value.device}" + ", requires grad" * value.requires_grad
 
 
 def guard_test(guards: Sequence[Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[bool, Any]]:

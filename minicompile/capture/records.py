@@ -27,7 +27,9 @@ class Recompile:
 
     def __str__(self) -> str:
         needed = f" (needed at {self.location})" if self.location else ""
-        return f"{self.function}: {self.sentence}{needed}; was {self.old}, is {self.new}; {self.seconds:.2f} s"
+        was = f"was {self.old}, " if self.old is not None else ""
+        now = f"; {was}is {self.new}" if self.old is not None or self.new is not None else ""
+        return f"{self.function}: {self.sentence}{needed}{now}; {self.seconds:.2f} s"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -268,7 +268,7 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
     if isinstance(real, list):
         count = list.__len__(real)
         text = "len({0}) == {1}" if type(real) is list else "list.__len__({0}) == {1}"
-        tracer.guards.test(source, text, (count,), f"`{{0}}` has {count} elements", "structure", count)
+        tracer.guards.test(source, text, (count,), f"`{{0}}` has {count} element{'' if count == 1 else 's'}", "structure", count)
     elif isinstance(real, dict):
         keys = [key for key, _ in entries(real)]
         plain = type(real).__len__ is dict.__len__ and type(real).__iter__ in PLAIN_ITERATION

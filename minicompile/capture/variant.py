@@ -108,13 +108,14 @@ class Attempt:
         """The Python function behind the callable, with its symbolic arguments."""
         tracer = self.tracer
         root, positional, keyword = Source(None, "F", "the function"), Source(None, "A", "args"), Source(None, "K", "kwargs")
-        tracer.guards.test(positional, "len({0}) == {1}", (len(self.args),),
-                           f"the call has {len(self.args)} positional arguments", "structure")
-        if self.kwargs:
-            names = list(self.kwargs)
-            tracer.guards.test(keyword, "list({0}) == {1}", (names,), f"the keyword arguments are {names}", "structure")
+        count, names = len(self.args), list(self.kwargs)
+        words = f"the call has {count} positional argument{'' if count == 1 else 's'}"
+        tracer.guards.test(positional, "len({0}) == {1}", (count,), words, "structure", count)
+        if names:
+            words = f"the keyword arguments are {', '.join(names)}"
+            tracer.guards.test(keyword, "list({0}) == {1}", (names,), words, "structure", names)
         else:
-            tracer.guards.test(keyword, "not {0}", (), "the call has no keyword arguments", "structure")
+            tracer.guards.test(keyword, "not {0}", (), "the call has no keyword arguments", "structure", names)
         labels = parameter_names(self.function)
         args: tuple[Any, ...] = tuple(
             Lazy(Argument(positional, place, labels[place] if place < len(labels) else f"args[{place}]"), value)

@@ -37,23 +37,43 @@ def explained_recompile(record: Any) -> ExplainedRecompile:
 def annotation(sentence: str, old: Any, new: Any) -> str:
     """What the user can write so that this change does not compile another variant."""
     name = (re.search(r"`([^`]+)`", sentence) or ["", "x"])[1]
+    known = next((text for word, text in ANNOTATIONS.items() if word in sentence), "")
+    if known:
+        return known.format(name)
     sizes = [re.search(r"\(([\d, ]*)\)", str(value)) for value in (old, new)]
-    if " tensor of size" in sentence and sizes[0] and sizes[1]:
+    guarded = re.search(r" tensor of size (\S+)", sentence)
+    if guarded and sizes[0] and sizes[1]:
         one, other = ([int(n) for n in found[1].split(",") if n.strip()] for found in sizes if found)
-        if len(one) == len(other) and one != other:
-            changed = [i for i, (a, b) in enumerate(zip(one, other)) if a != b]
-            places = str(changed[0]) if len(changed) == 1 else str(changed)
-            return f"minicompile.mark_dynamic({name}, {places}) before the first call, or compile(..., dynamic=True)"
         if len(one) != len(other):
             return f"pass `{name}` with one number of dimensions"
+        fixed = [size != "any" for size in guarded[1].split("x")]
+        changed = [i for i, (a, b) in enumerate(zip(one, other)) if a != b and fixed[i]]
+        if any(min(one[i], other[i]) < 2 for i in changed):
+            return SPECIAL_SIZES
+        if changed:
+            places = str(changed[0]) if len(changed) == 1 else str(changed)
+            return f"minicompile.mark_dynamic({name}, {places}) before the first call, or compile(..., dynamic=True)"
         return f"pass `{name}` with one dtype, device, stride and requires_grad"
+    if new in (0, 1) and ".shape[" in name:
+        return SPECIAL_SIZES
     if type(old) is float or type(new) is float:
         return f"pass `{name}` as a 0-d tensor: torch.tensor({new})"
-    if type(old) is int and type(new) is int and not isinstance(new, bool):
+    if type(old) is int and type(new) is int:
         return "compile(..., dynamic=True) keeps integers symbolic"
-    if "grad mode" in sentence:
-        return "call it always under torch.no_grad(), or never; both variants stay compiled"
     return f"keep `{name}` constant, or compile one function per value"
+
+
+SPECIAL_SIZES = "nothing to do: sizes 0 and 1 always have variants of their own"
+ANNOTATIONS = {
+    "grad mode": "call it always under torch.no_grad(), or never; both variants stay compiled",
+    ".training`": "nothing to do: a variant for train() and one for eval() stay compiled",
+    "the call has": "give the same arguments at every call; each way of calling it has a variant",
+    "keyword arguments": "give the same arguments at every call; each way of calling it has a variant",
+    " element": "pass `{0}` with one number of elements, or as one tensor",
+    " has the keys": "pass `{0}` with one set of keys",
+    "default d": "set it once, before the first call",
+}
+"""What avoids a recompile, by words of the guard that failed."""
 
 
 def named_module(words: str) -> str:

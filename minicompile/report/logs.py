@@ -37,15 +37,15 @@ def enabled_topics() -> frozenset[str]:
     """The topics named by the environment; a name that does not exist raises `InvalidOption`."""
     names = [name.strip().lstrip("+") for name in os.environ.get(VARIABLE, "").split(",")]
     for name in filter(None, names):
-        if name not in TOPICS:
-            raise InvalidOption(name, "", tuple(difflib.get_close_matches(name, TOPICS, 1, 0.0)), unknown=True)
-    return frozenset(filter(None, names))
+        if name not in TOPICS and name != "all":
+            raise InvalidOption(name, "", tuple(difflib.get_close_matches(name, TOPICS, 1, 0.0)), unknown=True, kind=f"{VARIABLE} topic")
+    return frozenset(TOPICS.keys() - {"help"}) if "all" in names else frozenset(filter(None, names))
 
 
 def help_text() -> str:
     """The topics and what each one prints."""
     width = max(map(len, TOPICS))
-    lines = [f"{VARIABLE} takes a comma-separated list of:"]
+    lines = [f"{VARIABLE} takes `all`, or a comma-separated list of:"]
     return "\n".join([*lines, *(f"  {name:<{width}}  {meaning}" for name, meaning in TOPICS.items())])
 
 

@@ -16,28 +16,31 @@ from minicompile.report.collect import step_record
 from minicompile.report.watch import Watched, watching
 
 
+Profiled = Sequence[tuple[Any, Callable[[Any, str], Any]]]
+"""Compiled graphs, each with what gives a half of it with every stage's product."""
+
+
 @contextlib.contextmanager
-def named_ranges(graphs: Sequence[Any]) -> Iterator[None]:
+def named_ranges(graphs: Profiled) -> Iterator[None]:
     """Mark every step of the graphs for `torch.profiler` and, on a GPU, as an NVTX range."""
-    labels: dict[tuple[int, str, int], str] = {}
+    labels = {
+        (place, half): [label(graph, half, number, part) for number in range(len(part.program.steps))]
+        for place, (graph, products) in enumerate(graphs)
+        for half in graph.parts
+        if (part := products(graph, half)).program is not None
+    }
 
     def around(which: Watched, step: Callable[[], Any]) -> Any:
-        key = (which.graph, which.half, which.number)
-        if key not in labels:
-            graph = graphs[which.graph]
-            labels[key] = label(graph, which.half, which.number)
-        with torch.profiler.record_function(labels[key]), nvtx(labels[key]):
+        name = labels[which.graph, which.half][which.number]
+        with torch.profiler.record_function(name), nvtx(name):
             return step()
 
-    with watching(graphs, around):
+    with watching([graph for graph, _ in graphs], around):
         yield
 
 
-def label(graph: Any, half: str, number: int) -> str:
+def label(graph: Any, half: str, number: int, part: Any) -> str:
     """The module, and the kernel in it."""
-    part = graph.parts[half]
-    if part.schedule is None:
-        return f"{graph.captured.name} / {part.program.steps[number][0].removeprefix('run_')}"
     step = step_record(graph.captured.name, half, number, part)
     return f"{step.module or step.graph} / {step.name}" + (" (backward)" if half == "backward" else "")
 
@@ -48,7 +51,7 @@ def nvtx(name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def profile(graphs: Sequence[Any], path: str | pathlib.Path | None) -> Iterator[torch.profiler.profile]:
+def profile(graphs: Profiled, path: str | pathlib.Path | None) -> Iterator[torch.profiler.profile]:
     """A `torch.profiler` profile with named steps; written as a Chrome trace to `path`."""
     with named_ranges(graphs), torch.profiler.profile() as taken:
         yield taken

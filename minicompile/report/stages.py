@@ -31,14 +31,15 @@ def numbered(files: Iterable[tuple[str, str]]) -> Listing:
     return collected
 
 
-def stages_of(graphs: Iterable[Any], products: Callable[[Any, str], Any]) -> Listing:
-    """The programs of every compiled graph; `products(graph, half)` is the half with what each stage made of it."""
+def stages_of(graphs: Iterable[Any], products: Callable[[Any, str], Any], joint: Callable[[Any], str]) -> Listing:
+    """The programs of every compiled graph; `products(graph, half)` is the half with what each stage made of it, and
+    `joint(graph)` the graph of forward and backward in one."""
     found = Listing()
     for number, graph in enumerate(graphs):
         name = f"{graph.captured.name}" + (f" ({number + 1})" if number else "")
         found[f"{name}: captured"] = printer.captured_text(graph.captured)
         found[f"{name}: guards"] = printer.guards_text(graph.captured)
-        found[f"{name}: joint"] = graph.partitioned.joint_text
+        found[f"{name}: joint"] = joint(graph)
         found[f"{name}: partitioned"] = printer.partitioned_text(graph.partitioned)
         for half in graph.parts:
             part = products(graph, half)
