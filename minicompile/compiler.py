@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from minicompile.capture.frame_cache import CAPTURE_LOCK
 from minicompile.codegen.generate import generate_program
 from minicompile.codegen.reference import reference_text
 from minicompile.config import Config
-from minicompile.errors import CompileFailed, Location
+from minicompile.errors import CompileFailed, Location, warn_user
 from minicompile.graph.build import build_graph
 from minicompile.ir import printer, verify
 from minicompile.ir.graph import CapturedGraph
@@ -171,7 +170,7 @@ class Compiler:
         except CompileFailed as failure:
             if not self.config.suppress_errors:
                 raise
-            warnings.warn(f"{failure}; this part runs eagerly", stacklevel=2)
+            warn_user(f"{failure}; this part runs eagerly")
             call = without_autocast(eager_call(getattr(compiled.partitioned, half)))
             part = CompiledPart(call=call, fallback=str(failure), timings=clock.seconds)
         part = self._finish(compiled, half, part)

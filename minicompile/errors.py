@@ -1,13 +1,28 @@
 """Exceptions of the compiler. Each says what was asked, what was found, where in the user's code, and what to do.
 
-This module imports nothing of ours. An exception here never reaches the user's values: `compiler.py` turns it into
-eager execution with one warning, unless the user asked for `fullgraph=True`.
+This module imports nothing of ours; warnings are made here, too. An exception here never reaches the user's values:
+`compiler.py` turns it into eager execution with one warning, unless the user asked for `fullgraph=True`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
+
+OURS = tuple(os.path.dirname(spec.origin) + os.sep for spec in map(importlib.util.find_spec, ("minicompile", "torch"))
+             if spec is not None and spec.origin is not None)  # fmt: skip
+
+
+def warn_user(text: str) -> None:
+    """Warn at the user's line: the innermost one that is neither ours, nor generated, nor PyTorch's."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*OURS, "<")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 @dataclasses.dataclass(frozen=True)

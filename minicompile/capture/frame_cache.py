@@ -9,7 +9,6 @@ import dataclasses
 import threading
 import time
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from minicompile.capture.records import Fallback, Recompile, Records
 from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape, build_resume_code
 from minicompile.capture.variant import MISS, Context, Variant, capture_call, compile_source
 from minicompile.config import Config
-from minicompile.errors import Location, Unsupported
+from minicompile.errors import Location, Unsupported, warn_user
 from minicompile.ir.float_input import is_float_input
 from minicompile.ir.graph import CapturedGraph
 
@@ -129,7 +128,7 @@ class Session:
         text = f"minicompile runs `{function}` in eager: {reason}" + (f" (at {location})" if location else "")
         if warn and text not in self.warned:
             self.warned.add(text)
-            warnings.warn(text, stacklevel=6)
+            warn_user(text)
 
 
 class CallCache:

@@ -11,7 +11,6 @@ import functools
 import linecache
 import operator
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,7 +35,7 @@ from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, R
 from minicompile.capture.upcoming import guard_independence
 from minicompile.capture.values import wrap
 from minicompile.config import Config
-from minicompile.errors import Location, Unsupported
+from minicompile.errors import Location, Unsupported, warn_user
 from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
@@ -279,7 +278,7 @@ class Assembly:
         for complaint in check_marks(tracer):
             if self.context.config.fullgraph:
                 raise Unsupported("dynamic size", complaint)
-            warnings.warn(complaint, stacklevel=2)
+            warn_user(complaint)
         call_lines: list[str] = []
         failed = "" if tracer.failed is None else self.emitter.value(tracer.failed)
         if graph.operations or self.emitter.outputs:

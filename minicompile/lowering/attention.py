@@ -24,6 +24,11 @@ SHORTEST_BOUNDED = 512
 BOUNDS_GROUP = 64  # queries or keys that one row of `kernels.mask_bounds` speaks of
 
 
+def _outside(tensor: TensorValue) -> str:
+    """Why a kernel of ours does not take a tensor."""
+    return "outside the kernels' range" if tensor.device.type == "cuda" else "on the CPU, where PyTorch's own runs"
+
+
 def _band(is_causal: bool, window: int) -> tuple[int | None, int | None]:
     """How far behind and ahead of itself a query sees; `None` is no limit."""
     return (window - 1 if window > 0 else None), (0 if is_causal else None)
@@ -78,7 +83,7 @@ def lower_attention(builder: GraphBuilder, *args: Any, **named: Any) -> Any:
     given.update(zip((argument.name for argument in target._schema.arguments), args, strict=False), **named)
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "mask"))
     if not _taken(query, value, builder.config.attention):
-        return call_operator(builder, target, args, {}, "attention outside the kernels' range")
+        return call_operator(builder, target, args, {}, f"attention {_outside(query)}")
     drawn = _key(builder, given["seeds"], given["seed_index"])
     options = (*_band(given["is_causal"], given["window"]), given["scale"], given["dropout"], drawn, given["nan_rows"], None,
                _bounds(builder, mask, query, key))  # fmt: skip
@@ -95,7 +100,7 @@ def lower_attention(builder: GraphBuilder, *args: Any, **named: Any) -> Any:
 def lower_linear_cross_entropy(builder: GraphBuilder, hidden: TensorValue, *rest: Any) -> Any:
     """Losses and gradients, by our kernel on a GPU."""
     if hidden.device.type != "cuda" or hidden.dtype not in KERNEL_DTYPES:
-        return call_operator(builder, builder.node.target, (hidden, *rest), {}, "a loss outside the kernels' range")
+        return call_operator(builder, builder.node.target, (hidden, *rest), {}, f"a loss {_outside(hidden)}")
     reason = "logits of a linear head are made and used in chunks"
     return _call(builder, "kernels.linear_cross_entropy", builder.argument((hidden, *rest)), (), reason, 4)
 

@@ -12,16 +12,16 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from minicompile.errors import warn_user
 from minicompile.ir.graph import CapturedGraph
 from minicompile.report.accuracy import Values, named, node_values, ulp_errors
 from minicompile.report.collect import draws_random_numbers, globals_of
-from minicompile.report.reproducer import minimised, write_reproducer
+from minicompile.report.reproducer import as_captured, minimised, write_reproducer
 from minicompile.report.sandbox import copied, plain
 from minicompile.report.watch import Watched, watching_part, written_tensors
 
@@ -67,6 +67,7 @@ class Checker:
         self.directory, self.compile_again = directory, compile_again
         self.differences: list[Difference] = []
         self._inputs: dict[int, list[Any]] | None = None
+        self._searching = False
 
     def is_due(self, number: int) -> bool:
         """Whether this call (the first is 1) is checked."""
@@ -93,7 +94,8 @@ class Checker:
                 if self._inputs is not None:
                     self._inputs[id(graph)] = copied(inputs)
                 return part.call(inputs)
-            return self.backward(graph, part, inputs, calls[0]) if self.is_due(calls[0]) else part.call(inputs)
+            due = self.is_due(calls[0]) and not self._searching
+            return self.backward(graph, part, inputs, calls[0]) if due else part.call(inputs)
 
         return checked
 
@@ -109,7 +111,7 @@ class Checker:
         try:
             expected, ours = self.both(graph, given, before, state, [*found, *inputs])
         except Exception as failure:  # checking must never take away a result that is there
-            warnings.warn(f"{captured.name} could not be checked: {type(failure).__name__}: {failure}", stacklevel=4)
+            warn_user(f"{captured.name} could not be checked: {type(failure).__name__}: {failure}")
             return found
         names = [f"output {n}" for n in range(len(found))] + [f"input {entry.source}" for entry in captured.inputs]
         exact = functools.cache(lambda: exact_values(captured.module, before, state, not draws_random_numbers(graph)))
@@ -144,7 +146,7 @@ class Checker:
             with torch.no_grad(), restored(state):
                 expected = graph.partitioned.backward(*copied(given))
         except Exception as failure:  # as above
-            warnings.warn(f"a backward could not be checked: {type(failure).__name__}: {failure}", stacklevel=4)
+            warn_user(f"a backward could not be checked: {type(failure).__name__}: {failure}")
             return found
         names = [f"gradient {n}" for n in range(len(found))]
         exact = functools.cache(lambda: exact_values(graph.partitioned.backward, given, state, True))
@@ -160,13 +162,13 @@ class Checker:
         """Find the kernel, write the reproducer, warn."""
         kernel, source = self.first_deviation(graph, half, given)
         captured = graph.captured
-        module, values = (captured.module, list(inputs)) if inputs is not None else (graph.partitioned.backward, given)
-        if inputs is not None:
-            module, values = minimised(captured, values, self.compile_again, disagree)
-        folder = write_reproducer(self.directory, f"{captured.name}_{half}", module, values, kernel, source)
-        difference = Difference(captured.name, half, number, tuple(wrong), kernel, folder)
+        if inputs is None:
+            captured = as_captured(captured, graph.partitioned.backward)
+        module, values = minimised(captured, given if inputs is None else list(inputs), self.compile_again, disagree)
+        folder = write_reproducer(self.directory, f"{graph.captured.name}_{half}", module, values, kernel, source)
+        difference = Difference(graph.captured.name, half, number, tuple(wrong), kernel, folder)
         self.differences.append(difference)
-        warnings.warn(str(difference), stacklevel=4)
+        warn_user(str(difference))
 
     def first_deviation(self, graph: Any, half: str, given: list[Any]) -> tuple[str, str]:
         """The first step whose result is not that of the graph's operators: its name and source."""
@@ -189,8 +191,12 @@ class Checker:
                         found.append((f"{name}, in {buffer}", sources[0] if sources else ""))
             return result
 
-        with torch.no_grad(), watching_part(0, half, part.program.steps, names, around):
-            part.call(copied(given))
+        self._searching = True
+        try:
+            with torch.no_grad(), watching_part(0, half, part.program.steps, names, around):
+                part.call(copied(given))
+        finally:
+            self._searching = False
         return found[0] if found else ("no kernel: the graph stage, before kernels were made", "")
 
 

@@ -5,6 +5,7 @@ A compiled graph is read as plain attributes (`captured`, `partitioned`, `parts`
 
 from __future__ import annotations
 
+import collections
 import inspect
 import math
 import re
@@ -16,6 +17,7 @@ from minicompile.ir.index import hint
 from minicompile.ir.loops import BufferView, ExternKernel, Origin, num_bytes, views_in
 from minicompile.ir.printer import captured_text, dtype_text
 from minicompile.ir.schedule import KernelGroup, Schedule
+from minicompile.report.document import place
 from minicompile.report.matmul_shapes import matmul_shape
 from minicompile.report.records import ExplainedRecompile, Fusion, GraphSummary, MatmulShape, Step
 
@@ -131,13 +133,20 @@ def extern_flops(step: ExternKernel, product: MatmulShape | None, views: list[Bu
     if product is not None:
         return 2 * product.batch * product.m * product.n * product.k
     shapes = [[hint(size) for size in view.sizes] for view in views]
+    backward = "backward" in step.target
+    flag = next((item for item in step.args if isinstance(item, bool)), False)
     if "attention" in step.target and len(shapes) >= 3:
-        q, k = [shape for shape in shapes if len(shape) == 4][:2]
-        options = dict(step.kwargs)
-        causal = options.get("causal", options.get("is_causal", False)) is True
-        return (5 if "backward" in step.target else 2) * 2 * math.prod(q) * k[-2] // (2 if causal else 1)
-    if "convolution" in step.target and "backward" not in step.target and step.outputs[0] is not None:
-        return 2 * math.prod(hint(size) for size in step.outputs[0].sizes) * math.prod(shapes[1][1:])
+        q, k = [shape for shape in shapes if len(shape) == 4][backward : backward + 2]
+        ours = step.target.startswith("kernels.")  # which says how far ahead of itself a query sees
+        causal = step.args[8 if backward else 5] == 0 if ours else flag
+        return (5 if backward else 2) * 2 * math.prod(q) * k[-2] // (2 if causal else 1)
+    if "convolution" in step.target:
+        # A gradient of the input takes as many operations as the forward, and so does one of the weight.
+        weight = shapes[2 if backward else 1]
+        output = step.outputs[0].sizes if step.outputs[0] is not None and not backward else ()
+        points = shapes[1 if backward else 0] if flag else shapes[0] if backward else [hint(size) for size in output]
+        halves = sum(wanted is True for wanted in step.args[-1][:2]) if backward else 1
+        return halves * 2 * math.prod(points) * math.prod(weight[1:])
     return 0
 
 
@@ -147,27 +156,35 @@ def fusions(graphs: Iterable[Any]) -> tuple[Fusion, ...]:
     return tuple(entry for half, part in halves if part.schedule is not None for entry in fusions_of(half, part.schedule))
 
 
+def short(location: Location) -> str:
+    """`file.py:12`."""
+    return f"{location.file.rsplit('/', 1)[-1]}:{location.line}"
+
+
 def fusions_of(half: str, schedule: Schedule) -> Iterator[Fusion]:
     """What shares a kernel, and every pair that stays apart."""
-    loops = schedule.graph.operations
-    words = {name: f"{loop.origins[0].operator} {name}" for loop in loops if loop.origins for name in loop.writes}
+    made = [(step.origins[0], name) for step in schedule.graph.operations if step.origins for name in step.writes]
+    words = {name: origin.operator + (f" at {short(origin.location)}" if origin.location else "") for origin, name in made}
+    names = re.compile("|".join(sorted((rf"\b{name}\b" for name in words), key=len, reverse=True)) or "$^")
     for step in schedule.steps:
         if isinstance(step, KernelGroup) and len(origins_of(step)) > 1:
             yield Fusion(half, "fused", ", ".join(dict.fromkeys(origin.operator for origin in origins_of(step))), "one kernel")
     for entry in schedule.refusals:
         unknown = entry.bytes_apart is None or entry.bytes_fused is None
         saved = None if unknown else entry.bytes_apart - entry.bytes_fused  # type: ignore[operator]  # both are known
-        pair = " and ".join(words.get(name, name) for name in (entry.producer, entry.consumer))
-        yield Fusion(half, entry.verdict, pair, entry.reason, saved)
+        between = (entry.producer, entry.consumer)
+        reason = names.sub(lambda found: words[found[0]], entry.reason)
+        yield Fusion(half, entry.verdict, " and ".join(words.get(name, name) for name in between), reason, saved, between)
 
 
 def pattern_lines(graphs: Iterable[Any]) -> tuple[str, ...]:
     """Attention written by hand: found, or why not."""
-    return tuple(
-        f"{p.pattern} at {p.location}: " + ("replaced by one operator" if p.accepted else f"kept as written: {p.reason}")
+    lines = collections.Counter(
+        f"{p.pattern} at {place(p.location)}: " + ("replaced by one operator" if p.accepted else f"kept as written: {p.reason}")
         for graph in graphs
         for p in graph.partitioned.patterns
     )
+    return tuple(line + (f", {count} times" if count > 1 else "") for line, count in lines.items())
 
 
 def draws_random_numbers(graph: Any) -> bool:

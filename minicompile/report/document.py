@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -145,10 +146,15 @@ def capture(it: Any) -> Section:
         for g in it.graphs
     ]
     blocks += [f"Left to eager: {text}" for text in it.fallbacks]
+    shown: set[str] = set()
     for record in it.breaks:
-        blocks.append(f"Break at {place(record.location)}: {record.kind}: {record.reason}")
+        callers = "".join(f", called at {place(caller)}" for caller in reversed(record.callers))
+        blocks.append(f"Break at {place(record.location)}{callers}: {record.kind}: {record.reason}")
         blocks.append([record.location.text.strip()] if record.location is not None else [])
-        if record.patch is not None and record.patch.verified:
+        if record.patch is not None and record.patch.verified and record.patch.diff in shown:
+            blocks.append("The change above removes this break, too.")
+        elif record.patch is not None and record.patch.verified:
+            shown.add(record.patch.diff)
             note = f" ({record.patch.note})" if record.patch.note else ""
             blocks.append(f"Captured again with this change, the break is gone and the outputs agree{note}:")
             blocks.append(record.patch.diff.splitlines()[2:])
@@ -206,8 +212,11 @@ def memory(it: Any) -> Section:
         blocks.append(f"Peak of the graph's own buffers {held}, in {highest.name} ({highest.graph} {highest.half})")
     if it.peak_bytes is not None:
         blocks.append(f"Peak of the whole step, measured: {amount(it.peak_bytes)}")
-    rows = [(e.name, amount(e.num_bytes), action, place(e.location), e.reason)
-            for action, kept in (("saved", it.saved), ("recomputed", it.recomputed)) for e in kept]  # fmt: skip
+    alike = collections.Counter(
+        (re.sub(r"(_default|_[A-Z]\w*)?(_\d+)?$", "", e.name), e.num_bytes, action, place(e.location), e.reason)
+        for action, kept in (("saved", it.saved), ("recomputed", it.recomputed)) for e in kept
+    )  # fmt: skip
+    rows = [(name + (f", {n} times" if n > 1 else ""), amount(size * n), *rest) for (name, size, *rest), n in alike.items()]
     rows.sort(key=lambda row: -row[1].value)
     blocks += [Table(("kept for the backward", "bytes", "how", "made at", "why"), rows)] if rows else []
     return Section("Memory", f"{amount(saved)} saved for the backward, {amount(again)} recomputed", blocks)

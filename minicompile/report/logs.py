@@ -38,7 +38,8 @@ def enabled_topics() -> frozenset[str]:
     names = [name.strip().lstrip("+") for name in os.environ.get(VARIABLE, "").split(",")]
     for name in filter(None, names):
         if name not in TOPICS and name != "all":
-            raise InvalidOption(name, "", tuple(difflib.get_close_matches(name, TOPICS, 1, 0.0)), unknown=True, kind=f"{VARIABLE} topic")
+            nearest = tuple(difflib.get_close_matches(name, TOPICS, 1, 0.0))
+            raise InvalidOption(name, "", nearest, unknown=True, kind=f"{VARIABLE} topic")
     return frozenset(TOPICS.keys() - {"help"}) if "all" in names else frozenset(filter(None, names))
 
 

@@ -113,7 +113,7 @@ def roofline(kernels: Sequence[Kernel], roofs: Roofs) -> Markup:
             style = "measured" if measured else "expected"
             parts.append(f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="6" tabindex="0"><title>'
                          f"{escape(kernel.first.name)}: {kernel.bound}</title></circle>")  # fmt: skip
-    return svg(width, height, f"roofline of {roofs.device}", parts)
+    return svg(width + 14, height, f"roofline of {roofs.device}", parts)
 
 
 def memory(points: Sequence[Step]) -> Markup:

@@ -15,7 +15,6 @@ import torch
 from minicompile.report.collect import step_record
 from minicompile.report.watch import Watched, watching
 
-
 Profiled = Sequence[tuple[Any, Callable[[Any, str], Any]]]
 """Compiled graphs, each with what gives a half of it with every stage's product."""
 

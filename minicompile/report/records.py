@@ -48,6 +48,12 @@ class ExplainedBreak(GraphBreak):
     location: Location | None = None
     patch: Patch | None = None
 
+    @property
+    def callers(self) -> tuple[Location, ...]:
+        """The user's lines through which the program came to the line, outermost first."""
+        frames = [dataclasses.replace(p, function=p.function.removeprefix("resume_in_")) for p in self.stack]
+        return tuple(p for p in frames if "site-packages" not in p.file and p != self.location)
+
 
 @dataclasses.dataclass(frozen=True)
 class GuardCost(GuardRecord):
@@ -145,13 +151,17 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """One entry of the fusion ledger: operations in one kernel, or a pair that stays apart and why."""
+    """One entry of the fusion ledger: operations in one kernel, or a pair that stays apart and why.
+
+    `between` are the two buffers of a pair, by their names in the schedule.
+    """
 
     half: str
     verdict: Literal["fused", "illegal", "unprofitable"]
     what: str
     reason: str
     bytes_saved: int | None = None
+    between: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.what}: {self.reason}"

@@ -31,6 +31,18 @@ def minimised(
     return search.run() if search.values is not None else (captured.module, inputs)
 
 
+def as_captured(captured: CapturedGraph, backward: torch.fx.GraphModule) -> CapturedGraph:
+    """A backward as if it had been captured: its operators run without gradients."""
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.graph_copy(backward.graph, copies)
+    closing = next(iter(reversed(backward.graph.nodes)))
+    graph.output(torch.fx.node.map_arg(closing.args[0], copies.__getitem__))
+    for node in graph.nodes:
+        node.meta["example_value"] = node.meta.get("val")
+    return dataclasses.replace(captured, module=GraphModule(backward, graph))
+
+
 class Search:
     """The search for one graph: which nodes it keeps, everything else being recorded values."""
 

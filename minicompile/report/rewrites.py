@@ -27,19 +27,21 @@ from minicompile.report.watch import replaced
 def patch(kind: str, place: Location, sandbox: Sandbox, tools: Any) -> Patch | None:
     """The patch for a break of `kind` at `place`, tried; `None` where no rewrite is mechanical."""
     lines = linecache.getlines(place.file)
-    rule = RULES.get(kind)
-    if rule is None or not lines:
-        return None
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:
         return None
-    found = statement_at(tree, place.line)
-    replacement = rule(*found) if found is not None else None
-    if found is None or replacement is None:
-        return None
+    found = statement_at(tree, place.line) if lines else None
+    replacements = [rule(*found) for rule in RULES.get(kind, ())] if found is not None else []
+    patches = [rewritten(replacement, lines, place, sandbox, tools) for replacement in replacements if replacement is not None]
+    return next((each for each in patches if each.verified), patches[0] if patches else None)
+
+
+def rewritten(replacement: Replacement, lines: list[str], place: Location, sandbox: Sandbox, tools: Any) -> Patch:
+    """The patch that makes one replacement, tried."""
     statements, text, note = replacement
     first, last = statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno
+    text = text.replace(ast.unparse(statements[0]), "".join(lines[first - 1 : last]).strip())  # in the user's own style
     indent = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
     changed = [*lines[: first - 1], textwrap.indent(text, indent) + "\n", *lines[last:]]
     after = "".join(changed)
@@ -139,10 +141,10 @@ def print_guarded(block: list[ast.stmt], place: int) -> Replacement | None:
     return [statement], text, "the line runs only outside of compiled code"
 
 
-RULES: dict[str, Callable[[list[ast.stmt], int], Replacement | None]] = {
-    "branch on a tensor": branch_to_where,
-    "tensor value": item_removed,
-    "input or output": print_guarded,
+RULES: dict[str, tuple[Callable[[list[ast.stmt], int], Replacement | None], ...]] = {
+    "branch on a tensor": (branch_to_where,),
+    "tensor value": (item_removed, print_guarded),
+    "input or output": (print_guarded,),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from minicompile.report.document import Cell, Section, Table
 
-ROWS, NARROW = 12, 16
+ROWS, LINES, NARROW = 12, 3, 16
 
 
 def page(sections: Sequence[Section], width: int | None = None) -> str:
@@ -34,21 +35,23 @@ def block_lines(block: Any, width: int) -> list[str]:
 
 
 def table_lines(table: Table, width: int) -> Iterator[str]:
-    """The first rows, and the columns that fit; the first and the last of them are cut where they have to be."""
+    """The first rows, and the columns that fit and say anything; the first and the last of them are wrapped if need be."""
     rows = [table.header, *(tuple(map(str, row)) for row in table.rows[:ROWS])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
+    telling = [n for n in range(len(table.header)) if not table.rows or any(str(row[n]) not in ("", "-") for row in table.rows)]
+    figures = [bool(table.rows) and isinstance(table.rows[0][column], Cell) for column in telling]
+    rows = [tuple(row[column] for column in telling) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(telling))]
     widths[0] = min(widths[0], width // 2)
     shown = 1
     while shown < len(widths) and sum(widths[:shown]) + 2 * shown + min(widths[shown], NARROW) <= width:
         shown += 1
     widths[shown - 1] = min(widths[shown - 1], width - sum(widths[: shown - 1]) - 2 * (shown - 1))
-    figures = [bool(table.rows) and isinstance(cell, Cell) for cell in (table.rows or [table.header])[0]]
     for row in rows:
-        cells = [
-            f"{shortened(cell, size):>{size}}" if figure else f"{shortened(cell, size):<{size}}"
-            for cell, size, figure in zip(row[:shown], widths, figures)
-        ]
-        yield "  ".join(cells).rstrip()
+        cells = [textwrap.wrap(cell, size, break_on_hyphens=False, max_lines=LINES, placeholder="…")
+                 for cell, size in zip(row[:shown], widths)]  # fmt: skip
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            texts = (f"{part:>{size}}" if figure else f"{part:<{size}}" for part, size, figure in zip(parts, widths, figures))
+            yield "  ".join(texts).rstrip()
     if len(table.rows) > ROWS:
         yield f"… and {len(table.rows) - ROWS} more"
 

@@ -91,7 +91,8 @@ def what_helps(steps: Sequence[Step], fusions: Iterable[Fusion], gap: float, roo
             gained = (step.microseconds or step.matmul.estimated_us) * 0.05
             gains.append((gained, f"{step.name}: {step.matmul.advice}"))
     for fusion in fusions:
-        if fusion.verdict != "fused" and fusion.bytes_saved and fusion.bytes_saved > 0:
+        apart = "depends on one and the other on it" in fusion.reason  # for which nobody can do anything
+        if fusion.verdict != "fused" and fusion.bytes_saved and fusion.bytes_saved > 0 and not apart:
             gained = fusion.bytes_saved / roofs.bytes_per_second * 1e6
             gains.append((gained, f"{fusion.bytes_saved:,} bytes if {fusion.what} shared a kernel ({fusion.reason})"))
     merged: dict[str, float] = {}

@@ -22,17 +22,20 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
     """Kernels whose `rsqrt` is a `sqrt`; the compile function of checked mode, and its options."""
     generate = minicompile.compiler.generate_program
 
+    replaced = [("tl.rsqrt(", "tl.sqrt(")]
+
     def generate_wrong(*args, **kwargs):
         program = generate(*args, **kwargs)
         kernels = tuple(dataclasses.replace(k, text=wrong(k.text)) for k in program.kernels)
         return dataclasses.replace(program, text=wrong(program.text), kernels=kernels, key=program.key[::-1])
 
     def wrong(text: str) -> str:
-        return text.replace("tl.rsqrt(", "tl.sqrt(")
+        return text.replace(*replaced[-1])
 
     monkeypatch.setattr(minicompile.compiler, "generate_program", generate_wrong)
 
-    def compile(function, check=2):
+    def compile(function, check=2, wrong=replaced[0]):
+        replaced.append(wrong)
         return minicompile.compile(function, options={"check": check, "cache": False, "cache_directory": tmp_path})
 
     return compile
@@ -134,6 +137,24 @@ def test_a_wrong_backward_is_found(broken) -> None:
     gradient, x.grad = x.grad, None
     norm(x).square().sum().backward()
     torch.testing.assert_close(gradient, x.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_the_reproducer_of_a_backward_is_one_operation_too(broken) -> None:
+    def f(x):
+        return (x * 2).sin().exp().softmax(-1), x.sqrt().tanh()
+
+    x = torch.rand(4, 8, requires_grad=True)
+    compiled = broken(f, wrong=("libdevice.cos(", "libdevice.exp("))
+    with pytest.warns(UserWarning, match="backward") as told:
+        sum(each.square().sum() for each in compiled(x)).backward()
+    assert [entry.filename for entry in told] == [__file__]
+    (found,) = compiled.differences
+    assert (found.folder / "repro.py").read_text().count("torch.ops.") == 1
+
+
+def test_powers_of_negative_numbers_are_no_differences(tmp_path: pathlib.Path) -> None:
+    compiled = minicompile.compile(lambda x: (-2) ** x, options={"check": 1, "cache_directory": str(tmp_path)})
+    assert compiled(torch.arange(4)).tolist() == [1, -2, 4, -8] and not compiled.differences
 
 
 @pytest.mark.parametrize(("setting", "due"), [(2, [1, 2, 100, 200]), ((1, 3), [1, 3, 6, 9])])

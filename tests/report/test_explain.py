@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.report import document
+from minicompile.report import collect, document, text_page
 from tests.report import programs
 
 
@@ -112,6 +112,49 @@ def test_recompiles_of_a_compiled_function_come_with_the_annotation_that_avoids_
         compiled(torch.randn(rows, 16), torch.randn(16))
     (found,) = minicompile.explain(compiled)(torch.randn(8, 16), torch.randn(16)).recompiles
     assert "mark_dynamic(x, 0)" in found.annotation and "(4, 16)" in found.what and "(6, 16)" in found.what
+
+
+def changing(x, *rest, items=(), name="a"):
+    for item in items:
+        x = x + item
+    return x.sum() if name == "a" else x * 2
+
+
+def test_every_recompile_says_what_was_and_is_and_what_avoids_it() -> None:
+    compiled, x = minicompile.compile(changing), torch.randn(4, 3)
+    for call in (lambda: compiled(x), lambda: compiled(x, 1), lambda: compiled(x, items=[x]), lambda: compiled(x, items=[x] * 3),
+                 lambda: compiled(x, name="b"), lambda: compiled(x.clone().requires_grad_(), name="b")):  # fmt: skip
+        call()
+    found = [(record.what, record.annotation) for record in map(collect.explained_recompile, compiled.recompiles)]
+    for (what, annotation), (said, avoided) in zip(found, [
+        ("was 1, is 2", "same arguments"), ("was 2, is 1", "same arguments"), ("was 1, is 3", "as one tensor"),
+        ("was ['items'], is ['name']", "same arguments"), ("cpu, is torch.float32 (4, 3) on cpu, requires grad", "requires_grad"),
+    ], strict=True):  # fmt: skip
+        assert said in what and avoided in annotation
+
+
+def test_operations_of_convolutions_and_attention() -> None:
+    def both(x, weight):
+        y = torch.nn.functional.conv2d(x, weight, padding=1)
+        return torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+
+    steps = minicompile.explain(both)(torch.randn(2, 3, 8, 16, requires_grad=True), torch.randn(4, 3, 3, 3)).steps
+    flops = {step.name: step.flops for step in steps if step.kind == "extern"}
+    forward, scores = 2 * (2 * 4 * 8 * 16) * (3 * 9), 2 * (2 * 4 * 8 * 8 * 16) // 2
+    assert flops == {"convolution": forward, "convolution_backward": forward,
+                     "attention": 2 * scores, "attention_backward": 5 * scores}  # fmt: skip
+
+
+def test_the_ledger_speaks_of_the_users_lines() -> None:
+    found = minicompile.explain(programs.Model())(torch.randn(4, 16)).fusions
+    apart = [entry for entry in found if entry.verdict != "fused"]
+    assert apart and all(" at programs.py:" in entry.what and entry.between for entry in apart if "layer_norm" in entry.what)
+
+
+def test_cells_are_wrapped_and_columns_that_say_nothing_left_out() -> None:
+    table = document.Table(("what", "none", "why"), [("one two three " * 5, "-", "a long reason " * 4), ("b", "", "c")])
+    lines = list(text_page.table_lines(table, 40))
+    assert "none" not in lines[0] and max(map(len, lines)) <= 40 and len(lines) > 3 and "…" in "".join(lines)
 
 
 def test_tables_are_sorted_by_numbers_and_show_units() -> None:

@@ -26,6 +26,11 @@ def test_an_unknown_topic_is_refused_with_the_nearest_name(monkeypatch: pytest.M
         minicompile.compile(lambda x: x)
 
 
+def test_all_is_every_topic_but_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINICOMPILE_LOGS", "all")
+    assert logs.enabled_topics() == set(logs.TOPICS) - {"help"}
+
+
 def test_help_lists_every_topic() -> None:
     assert all(topic in logs.help_text() for topic in logs.TOPICS)
 

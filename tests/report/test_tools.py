@@ -34,6 +34,18 @@ def test_stages_of_a_graph_from_the_disk_are_made_again(tmp_path: pathlib.Path) 
     assert "for i0" in minicompile.stages(compiled)["norm: forward loops"]
 
 
+def test_a_graph_from_the_disk_is_profiled_and_asked_about_as_any_other(tmp_path: pathlib.Path) -> None:
+    for _ in range(2):
+        compiled = minicompile.compile(programs.Model(), options={"cache_directory": str(tmp_path)})
+        compiled(torch.randn(4, 16)).sum().backward()
+    assert minicompile.api.compiled_function(compiled).compiler.graphs[0].parts["forward"].schedule is None
+    with minicompile.profile() as taken:
+        compiled(torch.randn(4, 16))
+    assert any(event.key.startswith("blocks.") for event in taken.key_averages())
+    assert "tangent" in next(text for name, text in minicompile.stages(compiled).items() if "joint" in name)
+    assert minicompile.why_not_fused(compiled, "layer_norm", "linear")
+
+
 def test_a_trace_has_the_users_module_names(tmp_path: pathlib.Path) -> None:
     model = programs.Model()
     compiled = minicompile.compile(model, options={"cache": False})
@@ -81,6 +93,16 @@ def test_the_command_takes_inputs_as_expressions(capsys) -> None:
         cli.main(["explain", "tests.report.programs"])
 
 
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["nothing_here:f"], "no module 'nothing_here'"), (["tests.report.programs:nothing"], "no attribute 'nothing'"),
+    (["tests.report.programs:Model"], "no function or nn.Module object"), (["nothing_here.py"], "no file nothing_here.py"),
+    (["tests.report.programs:norm", "--input", "randn("], "SyntaxError"),
+])  # fmt: skip
+def test_the_command_says_what_is_wrong_without_a_traceback(arguments: list[str], said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        cli.main(["explain", *arguments])
+
+
 def test_the_command_explains_every_function_that_a_script_compiles(tmp_path: pathlib.Path, capsys) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -94,5 +116,13 @@ def test_the_command_explains_every_function_that_a_script_compiles(tmp_path: pa
     assert cli.main(["explain", str(script), "7"]) == 0
     printed = capsys.readouterr().out
     assert "rows 7" in printed and "<lambda> on" in printed and "Linear.forward on" in printed
+    script.write_text(script.read_text() + "print(sys.argv[1:])\nsys.exit(3)\n")
+    assert cli.main(["explain", str(script), "7", "--steps", "2"]) == 3
+    printed = capsys.readouterr().out
+    assert "['7', '--steps', '2']" in printed and "<lambda> on" in printed
+    script.write_text(script.read_text().replace("sys.exit(3)", "raise KeyError('data')"))
+    assert cli.main(["explain", str(script), "--", "7"]) == 1
+    captured = capsys.readouterr()
+    assert "<lambda> on" in captured.out and captured.err.count("File ") == 1 and "KeyError: 'data'" in captured.err
     script.write_text("print('nothing')\n")
     assert cli.main(["explain", str(script)]) == 1
