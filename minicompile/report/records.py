@@ -51,8 +51,7 @@ class ExplainedBreak(GraphBreak):
     @property
     def callers(self) -> tuple[Location, ...]:
         """The user's lines through which the program came to the line, outermost first."""
-        frames = [dataclasses.replace(p, function=p.function.removeprefix("resume_in_")) for p in self.stack]
-        return tuple(p for p in frames if "site-packages" not in p.file and p != self.location)
+        return tuple(place for place in self.stack if "site-packages" not in place.file and place != self.location)
 
 
 @dataclasses.dataclass(frozen=True)
