@@ -117,7 +117,7 @@ class OutputAnalysis:
             assert traced.value is not None
             return self._view("input", index, traced.value, value)
         root = self._roots.get(key)
-        if self._shared[key] == 1 or root == position:
+        if self._shared[key] == 1 and not self._has_windows(value) or root == position:
             return FreshOutput(self._return(self._node(value), value), value.requires_grad)
         base = root_of(value)
         if root is not None:
@@ -126,6 +126,11 @@ class OutputAnalysis:
         if hidden is None:
             hidden = self._hidden[key] = (self._return(self._node(base), base), base)
         return self._view("hidden", hidden[0], hidden[1], value)
+
+    def _has_windows(self, value: torch.Tensor) -> bool:
+        """Whether elements of a view may share memory, so that no memory of its own can be laid out like it."""
+        calls = view_calls(self._node(value), self._node(root_of(value))) or ()
+        return any(target in WINDOWS for target, *_ in calls)
 
     def _node(self, value: torch.Tensor) -> Node:
         return self._recorder.node_of(torch_interface.from_functional(value))
@@ -147,6 +152,9 @@ class OutputAnalysis:
         """A number of a view, an output of the forward where it varies."""
         known = self._recorder.sizes.node_or_number(value) if isinstance(value, torch.SymInt) else value
         return SizeOutput(self._return(known, None)) if isinstance(known, Node) else known
+
+
+WINDOWS = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)
 
 
 def root_of(value: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,11 @@ class FakeMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
         result: Any = super().dispatch(func, types, args, kwargs or {})
-        if func is aten.pow.Scalar:  # eager's is contiguous, whatever the exponents are
-            return super().dispatch(aten.new_empty.default, types, (result, result.shape))
+        if func is aten.pow.Scalar or func is aten.log_sigmoid_forward.default and result[0].device.type == "cpu":
+            # Eager's are contiguous, whatever the operands are.
+            results = result if isinstance(result, tuple) else (result,)
+            of = [super(FakeMode, self).dispatch(aten.new_empty.default, types, (value, value.shape)) for value in results]
+            return tuple(of) if isinstance(result, tuple) else of[0]
         tensors = [value for value in args if isinstance(value, torch.Tensor)] if func in BY_OPERANDS else ()
         if len(tensors) < 2:
             return result

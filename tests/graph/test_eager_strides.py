@@ -62,7 +62,7 @@ BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
     "floor_divide back": lambda a, b: torch.floor_divide(b, a), "logical_and": torch.logical_and,
     "logical_xor with 0-d": lambda a, b: torch.logical_xor(torch.tensor(1.0), a), "over 0-d": lambda a, b: a // torch.tensor(2.0),
     "number to a power": lambda a, b: 2.0**a, "one to a power": lambda a, b: 1.0**a, "power in double": lambda a, b: torch.float_power(2, a),
-    "softmax": lambda a, b: a.softmax(-1), "log_softmax": lambda a, b: a.log_softmax(0), "sum": torch.add, "maximum": torch.maximum,
+    "logsigmoid": lambda a, b: torch.nn.functional.logsigmoid(a), "softmax": lambda a, b: a.softmax(-1), "log_softmax": lambda a, b: a.log_softmax(0), "sum": torch.add, "maximum": torch.maximum,
 }  # fmt: skip
 
 
@@ -80,6 +80,26 @@ def test_strides_that_a_program_sees_are_those_of_its_results(name: str, dynamic
         assert found[0].stride() == eager[0].stride()
         assert found[2:4] == eager[2:4]
         torch.testing.assert_close((found[0], found[1], found[4]), (eager[0], eager[1], eager[4]), equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_windows_of_a_result_share_its_memory_and_have_eagers_gradient(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y.unfold(1, 3, 1), (x * 3).unfold(0, 2, 1).tanh(), (x + 1).as_strided((3, 4), (3, 1))
+
+    compiled = minicompile.compile(function, dynamic=dynamic, options={"suppress_errors": False})
+    results = []
+    for run in (function, compiled):
+        torch.manual_seed(0)
+        x = torch.randn(4, 6, requires_grad=True)
+        outputs = run(x)
+        sum((output * torch.randn(output.shape)).sum() for output in outputs).backward()
+        windows = outputs[0].detach()
+        windows[0, 0, 1] = 7
+        results.append((outputs, x.grad, windows[0, 1, 0]))
+        assert windows.stride() == (6, 1, 1)
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_a_view_of_an_input_whose_elements_share_memory_has_eagers_gradient_at_every_size() -> None:
