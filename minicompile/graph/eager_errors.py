@@ -21,39 +21,31 @@ CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
 
 
 FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name in (
-    "celu elu silu mish hardswish hardsigmoid softplus log_sigmoid_forward hardshrink softshrink glu frac std var std_mean var_mean "
-    "_softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col soft_margin_loss grid_sampler_2d max_unpool2d "
-    "max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss nll_loss_forward nll_loss2d_forward "
-    "multi_margin_loss multilabel_margin_loss_forward native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit "
-    "_native_batch_norm_legit_no_training upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
-    "upsample_trilinear3d").split()) if found)
-NO_TRUTHS = frozenset(getattr(aten, name) for name in (
-    "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div pow addcmul threshold reflection_pad1d "
+    "celu elu silu mish hardswish hardsigmoid softplus log_sigmoid_forward hardshrink softshrink glu frac std var std_mean "
+    "var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col grid_sampler_2d max_unpool2d max_unpool3d "
+    "nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss nll_loss_forward nll_loss2d_forward native_batch_norm "
+    "_native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training upsample_nearest1d "
+    "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d").split()) if found)
+"""Operators without a kernel for results that are whole numbers; pictures of bytes can be resized."""
+NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
+    "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
     "reflection_pad2d reflection_pad3d randint_like mv addmv dot vdot").split())
-"""Operators with no kernel for whole numbers, or for truth values, as results."""
-NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma)
+"""Operators without a kernel for results that are truth values."""
 NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.soft_margin_loss, aten.multi_margin_loss, aten.multilabel_margin_loss_forward)
+NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
 
 def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> str:
     """What eager would complain about; nothing if it would not."""
     packet = getattr(func, "overloadpacket", None)
-    if packet is None:
+    first = result[0] if isinstance(result, (tuple, list)) and result else result
+    if packet is None or not isinstance(first, torch.Tensor):
         return ""
+    if problem := problem_of_dtype(func, packet, args, first):
+        return problem
     if packet in eager_strides.BATCH_NORMS and args[0].dim() < 2:
         return "a tensor without channels"
-    first = result[0] if isinstance(result, (tuple, list)) and result else result
-    if not isinstance(first, torch.Tensor):
-        return ""
-    if (packet in NO_TRUTHS or packet in FLOATS_ONLY) and first.dtype == torch.bool or packet in NOT_OF_TRUTHS and is_truth(args[0]):
-        return "truth values"
-    if packet is aten.pow and all(map(is_truth, args)):
-        return "truth values"
-    whole = not first.dtype.is_floating_point and not first.dtype.is_complex
-    picture = first.dtype == torch.uint8 and "upsample" in str(packet)
-    if whole and not picture and (packet in FLOATS_ONLY or func is aten.round.decimals) or packet in NOT_OF_WHOLE and not args[0].dtype.is_floating_point:
-        return "whole numbers"
     if not isinstance(result, torch.Tensor):
         return ""
     if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
@@ -67,6 +59,16 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
         return "a place outside of the tensor"
     return "two dtypes" if packet is aten.heaviside and args[0].dtype != args[1].dtype else ""
+
+
+def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torch.Tensor) -> str:
+    """The kind of number that an operator has no kernel for."""
+    dtype = result.dtype
+    if packet in NO_TRUTHS and dtype == torch.bool or packet in NOT_OF_TRUTHS and is_truth(args[0]) and is_truth(args[-1]):
+        return "truth values"
+    whole = not dtype.is_floating_point and not dtype.is_complex and not (dtype == torch.uint8 and "upsample" in str(packet))
+    refused = whole and (packet in FLOATS_ONLY or func is aten.round.decimals)
+    return "whole numbers" if refused or packet in NOT_OF_WHOLE and not args[0].dtype.is_floating_point else ""
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:

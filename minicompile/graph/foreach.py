@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minicompile.graph.torch_interface import storage_key
+
 SINGLE: dict[str, Callable[..., Tensor]] = {
     "norm": torch.linalg.vector_norm,
     "zero": torch.zeros_like,
@@ -52,3 +54,18 @@ def each(name: str, function: Callable[..., Tensor], *arguments: Any, **keywords
         else:
             found.append(function(*own, **named))
     return found
+
+
+def one_after_the_other(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """An operator over lists, in place, where a tensor that it writes is read again later in the lists: as eager does it."""
+    lists = [value for value in (*arguments, *keywords.values()) if isinstance(value, (list, tuple))]
+    places = [(number, value) for values in lists for number, value in enumerate(values) if isinstance(value, Tensor)]
+    written = {storage_key(value): number for number, value in enumerate(arguments[0])}
+    if all(written.get(storage_key(value), number) == number for number, value in places):
+        return function(*arguments, **keywords)
+    for number in range(len(arguments[0])):
+        def own(value: Any, number: int = number) -> Any:
+            return value[number : number + 1] if isinstance(value, (list, tuple)) else value
+
+        function(*map(own, arguments), **{name: own(value) for name, value in keywords.items()})
+    return arguments[0]

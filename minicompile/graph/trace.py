@@ -26,6 +26,7 @@ from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
 from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder
+from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.replacements import REPLACED
 from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
 
@@ -257,6 +258,8 @@ class _Tracer:
             result = written_attention(self.seeds, *args)
         elif node in self.opaque:
             result = opaque_call(node.target, args, kwargs)
+        elif (name := getattr(node.target, "__name__", "")).startswith("_foreach_") and name.endswith("_"):
+            result = one_after_the_other(node.target, *args, **kwargs)
         elif node.target in BATCH_NORMS:
             with torch_interface.python_dispatcher():
                 result = node.target(*args, **kwargs)

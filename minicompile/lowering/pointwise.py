@@ -42,6 +42,8 @@ def _truth(operation: str) -> Callable[..., Scalar]:
     return lambda a, *others: a.call(operation, *others, dtype=torch.bool)
 
 
+OF_THE_DTYPE = (formulas.next_after, formulas.nan_to_num)
+"""Formulas that depend on which numbers the dtype holds."""
 FMOD, FLOOR_DIVIDE, REMAINDER = _call("fmod"), _either_side("floordiv"), _either_side("remainder")
 DIVISIONS = (FMOD, FLOOR_DIVIDE, REMAINDER, formulas.divide)
 
@@ -129,7 +131,7 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
         if formula is formulas.power and isinstance(args[1], Index) and not dtype.is_floating_point:
             raise UseExtern("an integer tensor to a power that varies, which may be negative")
         # Eager rounds the result of an operator, not what it is made of.
-        one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula is not formulas.next_after
+        one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula not in OF_THE_DTYPE
         inside = torch.float32 if one_rounding else dtype
         divides = formula in DIVISIONS and not dtype.is_floating_point and builder.device.type == "cpu"  # where eager looks
 

@@ -55,3 +55,23 @@ def test_a_list_operator_is_compiled(name: str, dtype: torch.dtype) -> None:
         assert have.dtype == want.dtype and have.shape == want.shape
         torch.testing.assert_close(have, want)
     assert compiled.stats.extern_calls <= 1  # the tensor without elements
+
+
+SHARED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "twice": lambda x, y: torch._foreach_add_([x, x], 1),
+    "a part": lambda x, y: torch._foreach_mul_([x, x[:1]], [2.0, 3.0]),
+    "each other": lambda x, y: torch._foreach_add_([x, y], [y, x]),
+    "parts of one": lambda x, y: torch._foreach_sub_([x[:1], x[1:2]], [x[1:2], x[:1]], alpha=3),
+    "itself": lambda x, y: torch._foreach_mul_([x, y], [x, y]),
+    "weighed": lambda x, y: torch._foreach_lerp_([x, x], [y, y], 0.5),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_tensors_that_are_written_and_read_again_in_a_list(name: str) -> None:
+    shown = []
+    for run in (SHARED[name], minicompile.compile(SHARED[name], options={"suppress_errors": False})):
+        x, y = torch.arange(3.0) + 1, torch.arange(3.0) + 5
+        run(x, y)
+        shown.append((x, y))
+    torch.testing.assert_close(shown[1], shown[0])
