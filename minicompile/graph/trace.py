@@ -23,10 +23,10 @@ from minicompile.graph.aliases import OutputAnalysis, TracedInput
 from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
+from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder
-from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.replacements import REPLACED
 from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
 
