@@ -56,7 +56,7 @@ def each(name: str, function: Callable[..., Tensor], *arguments: Any, **keywords
     return found
 
 
-def one_after_the_other(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def one_after_the_other(function: Any, *arguments: Any, **keywords: Any) -> Any:
     """An operator over lists, in place, where a tensor that it writes is read again later in the lists: as eager does it."""
     lists = [value for value in (*arguments, *keywords.values()) if isinstance(value, (list, tuple))]
     places = [(number, value) for values in lists for number, value in enumerate(values) if isinstance(value, Tensor)]
