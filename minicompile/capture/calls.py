@@ -24,6 +24,7 @@ from minicompile.capture import torch_interface
 from minicompile.capture.attributes import TensorMethod, class_lookup, class_value, get_attribute, instance_dict
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
 from minicompile.capture.native import BREAKING_MODULES, INLINED, is_known_to_break, is_pure_native, native_name
+from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall, Item, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
@@ -238,6 +239,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
 def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function with `out=`: the function, and a copy into the output where that is the same."""
     out = kwargs["out"]
+    refuse_shared_writes("copy_", (out, args))
     result = tracer.operation("call_function", function, args, {key: item for key, item in kwargs.items() if key != "out"})
     if not isinstance(out, FakeTensor) or not isinstance(result, FakeTensor):
         raise Break("unsupported argument", "`out=` takes several tensors")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.break_kinds import CONTROL, Break, RunEager
+from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.source import Source, identifier
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode, python_dispatcher
@@ -163,8 +164,7 @@ class OutputGraph:
         node_args = tuple(self.argument(item) for item in args)
         node_kwargs = {key: self.argument(item) for key, item in kwargs.items()}
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
-        if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-            refuse_overlapping_writes(args[0] if args else None)
+        refuse_shared_writes(name, args)
         if name in ("imul", "mul_", "__imul__"):
             refuse_widening_product(*args, **kwargs)
         if name == "as_strided" and (args[3:] or kwargs.get("storage_offset") is not None):
@@ -324,17 +324,6 @@ def needs_gradient(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(needs_gradient, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"})
-
-
-def refuse_overlapping_writes(target: Any) -> None:
-    """Leave a write to an expanded tensor to eager, which refuses it."""
-    if isinstance(target, FakeTensor) and target.layout is torch.strided:
-        layout = zip(target.shape, target.stride(), strict=True)
-        if any(type(stride) is int and stride == 0 and size != 1 for size, stride in layout):
-            raise Break("operation failed", "elements of the tensor that is written share memory")
 
 
 SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere", "unique_consecutive", "getitem",

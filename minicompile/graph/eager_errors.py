@@ -84,3 +84,4 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
 def is_truth(value: Any) -> bool:
     """Whether an operand is boolean."""
     return type(value) is bool or isinstance(value, torch.Tensor) and value.dtype == torch.bool
+

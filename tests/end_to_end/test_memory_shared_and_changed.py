@@ -129,3 +129,46 @@ def test_a_cache_is_written_where_it_is(function: Callable[..., Any]) -> None:
         loops = compiled.compiler.graphs[0].parts["forward"].lowered.operations
         written = [math.prod(axis.size.constant for axis in loop.axes) for loop in loops if getattr(loop, "overwrites", None)]
         assert written and max(written) <= arguments[1].numel()
+
+
+def shifts(x: torch.Tensor) -> torch.Tensor:
+    x[1:] = x[:-1]
+    return x + 1
+
+
+def copies_a_row(x: torch.Tensor) -> torch.Tensor:
+    x[torch.tensor([0, 1])] = x[0]
+    return x + 1
+
+
+def adds_the_next_rows(x: torch.Tensor) -> torch.Tensor:
+    x[1:] += x[:-1]
+    return x + 1
+
+
+REFUSED: tuple[Callable[[torch.Tensor], Any], ...] = (
+    shifts, copies_a_row, adds_the_next_rows, lambda x: x.add_(x.t()), lambda x: x[1:].copy_(x[:-1]), lambda x: x.expand(2, 4, 4).add_(1),
+    lambda x: x.index_add_(0, torch.tensor([0]), x[1:2]), lambda x: x.scatter_(0, torch.zeros(1, 4, dtype=torch.long), x[1:2]),
+    lambda x: torch.mul(x[1:], 2, out=x[:-1]),
+)  # fmt: skip
+ALLOWED: tuple[Callable[[torch.Tensor], Any], ...] = (
+    lambda x: x.mul_(x) + x.add_(x[:]), lambda x: x[:2].add_(x[2:]) + x[2:], lambda x: x[:, :2].copy_(x[:, 2:]) + x[:, 2:],
+    lambda x: x.diagonal().add_(x[0]) + 1, lambda x: torch.mul(x[2:], 2, out=x[:2]) + 1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writes_from_a_part_of_the_memory_that_is_written(dynamic: bool) -> None:
+    for function in (*REFUSED, *ALLOWED):
+        shown: list[Any] = []
+        compiled = minicompile.compile(function, dynamic=dynamic, options={"cache": False})
+        for run in (function, compiled):
+            x = torch.arange(16.0).view(4, 4)
+            try:
+                shown.append((run(x), x))
+            except RuntimeError as error:
+                shown.append((str(error), x))
+        assert (type(shown[0][0]) is str) == (function in REFUSED)
+        torch.testing.assert_close(shown[1][1], shown[0][1])
+        assert shown[1][0] == shown[0][0] if function in REFUSED else torch.equal(shown[1][0], shown[0][0])
+        assert function in REFUSED or not compiled.graph_breaks

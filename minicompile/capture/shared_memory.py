@@ -1,0 +1,62 @@
+"""Writes that eager refuses because of memory that elements, or an argument and the written tensor, share.
+
+PyTorch's fake kernels do not look. Must not know about bytecode or graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from minicompile.capture.break_kinds import Break
+from minicompile.capture.torch_interface import FakeTensor
+
+IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"})
+READ_APART = frozenset(
+    "scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_put_ index_reduce_ put_ masked_scatter_".split())
+"""Operators that refuse all arguments in the written memory; others refuse those that lie in a part of it."""
+
+
+def refuse_shared_writes(name: str, args: tuple[Any, ...]) -> None:
+    """Leave to eager a write that it refuses: to an expanded tensor, or from memory that is written at other places."""
+    if not args or not (name.strip("_") in IN_PLACE or name.endswith("_") and not name.endswith("__")) or not is_strided(args[0]):
+        return
+    target, *rest = args
+    layout = zip(target.shape, target.stride(), strict=True)
+    if any(type(stride) is int and stride == 0 and size != 1 for size, stride in layout):
+        raise Break("operation failed", "elements of the tensor that is written share memory")
+    read = [value for value in tree_leaves(rest) if is_strided(value) and value is not target]
+    read = [value for value in read if value.untyped_storage()._cdata == target.untyped_storage()._cdata]
+    apart = name in READ_APART
+    if read and name.strip("_") == "setitem":
+        apart = any(isinstance(part, torch.Tensor) for part in tree_leaves(rest[0]))
+        with torch.no_grad():
+            target = target if apart else target[rest[0]]
+    written = span_of(target)
+    for place in map(span_of, read):
+        if place and written and place[0] < written[1] and written[0] < place[1] and (apart or place != written):
+            raise Break("operation failed", "an argument lies in a part of the memory that is written")
+
+
+def is_strided(value: Any) -> bool:
+    """Whether a value is a tensor with strides."""
+    return isinstance(value, FakeTensor) and value.layout is torch.strided
+
+
+def seen(size: Any) -> int:
+    """A size as it was when it was first seen; nothing is assumed about others."""
+    return size if type(size) is int else int(size.node.hint)
+
+
+def span_of(value: torch.Tensor) -> tuple[Any, ...] | None:
+    """Where a tensor begins and ends in its storage, and its strides, if it fills what is between; `None` if not."""
+    steps = sorted((seen(step), seen(size)) for size, step in zip(value.shape, value.stride(), strict=True) if size != 1)
+    extent = 1
+    for step, size in steps:
+        if size == 0 or step != extent:
+            return None
+        extent *= size
+    first = seen(value.storage_offset())
+    return first, first + extent, steps if len(steps) < 2 else [seen(step) for step in value.stride()]
