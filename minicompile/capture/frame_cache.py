@@ -259,7 +259,7 @@ def change(guard: Any, value: Any) -> tuple[Any, Any]:
 
 def describe(value: Any) -> Any:
     """A plain value as it is; a tensor's metadata, a function's name or the type of anything else as text."""
-    if value is None or isinstance(value, (int, float, str, list)):
+    if value is None or isinstance(value, (int, float, str)) or isinstance(value, list) and all(type(v) is str for v in value):
         return value
     if not isinstance(value, (torch.Tensor, TensorKind)):
         return getattr(value, "__qualname__", f"of type {type(value).__name__}")

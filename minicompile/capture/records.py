@@ -27,8 +27,8 @@ class Recompile:
 
     def __str__(self) -> str:
         needed = f" (needed at {self.location})" if self.location else ""
-        was = f"was {self.old}, " if self.old is not None else ""
-        now = f"; {was}is {self.new}" if self.old is not None or self.new is not None else ""
+        was = f"was {str(self.old)[:200]}, " if self.old is not None else ""
+        now = f"; {was}is {str(self.new)[:200]}" if self.old is not None or self.new is not None else ""
         return f"{self.function}: {self.sentence}{needed}{now}; {self.seconds:.2f} s"
 
 

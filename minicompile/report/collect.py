@@ -58,6 +58,8 @@ def annotation(sentence: str, old: Any, new: Any) -> str:
         return f"pass `{name}` with one dtype, device, stride and requires_grad"
     if new in (0, 1) and ".shape[" in name:
         return SPECIAL_SIZES
+    if re.search(r"`[^`]* (==|!=|<=?|>=?) [^`]*`", sentence):
+        return "the program asks for this there: a variant for each answer stays compiled; or ask outside of the compiled function"
     if type(old) is float or type(new) is float:
         return f"pass `{name}` as a 0-d tensor: torch.tensor({new})"
     if type(old) is int and type(new) is int:

@@ -133,6 +133,19 @@ def test_every_recompile_says_what_was_and_is_and_what_avoids_it() -> None:
         assert said in what and avoided in annotation
 
 
+def test_a_size_that_the_program_asks_about_is_told_with_its_line() -> None:
+    def stacked(x):
+        return sum(x[row] * row for row in range(x.shape[0])) if x.shape[1] < 100 else x
+
+    compiled = minicompile.compile(stacked)
+    for size in ((3, 4), (4, 5), (5, 6), (5, 200)):
+        compiled(torch.randn(size))
+    _, loop, branch = (collect.explained_recompile(record) for record in compiled.recompiles)
+    line = stacked.__code__.co_firstlineno + 1
+    assert f"`x.shape[0] == 4` (needed at {__file__}:{line}" in loop.what and "was 4, is 5" in loop.what
+    assert f"`x.shape[1] < 100` (needed at {__file__}:{line}" in branch.what and "asks for this there" in branch.annotation
+
+
 def test_operations_of_convolutions_and_attention() -> None:
     def both(x, weight):
         y = torch.nn.functional.conv2d(x, weight, padding=1)
