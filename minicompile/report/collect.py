@@ -59,7 +59,7 @@ def annotation(sentence: str, old: Any, new: Any) -> str:
     if new in (0, 1) and ".shape[" in name:
         return SPECIAL_SIZES
     if re.search(r"`[^`]* (==|!=|<=?|>=?) [^`]*`", sentence):
-        return "the program asks for this there: a variant for each answer stays compiled; or ask outside of the compiled function"
+        return "the program asks for this there: each answer has a variant, which stays compiled; or ask outside"
     if type(old) is float or type(new) is float:
         return f"pass `{name}` as a 0-d tensor: torch.tensor({new})"
     if type(old) is int and type(new) is int:
@@ -176,7 +176,9 @@ def fusions_of(half: str, schedule: Schedule) -> Iterator[Fusion]:
         saved = None if unknown else entry.bytes_apart - entry.bytes_fused  # type: ignore[operator]  # both are known
         between = (entry.producer, entry.consumer)
         reason = names.sub(lambda found: words[found[0]], entry.reason)
-        yield Fusion(half, entry.verdict, " and ".join(words.get(name, name) for name in between), reason, saved, between)
+        one, other = (words.get(name, name) for name in between)
+        pair = f"{one.partition(' at ')[0] if one.partition(' at ')[2] == other.partition(' at ')[2] else one} and {other}"
+        yield Fusion(half, entry.verdict, pair, reason, saved, between)
 
 
 def pattern_lines(graphs: Iterable[Any]) -> tuple[str, ...]:

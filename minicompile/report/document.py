@@ -160,7 +160,7 @@ def capture(it: Any) -> Section:
             blocks.append(record.patch.diff.splitlines()[2:])
         elif record.hint:
             blocks.append(f"What to do: {record.hint}")
-    blocks += [f"Recompiled: {r.what} ({r.seconds:.2f} s). To avoid it: {r.annotation}" for r in it.recompiles]
+    blocks += [f"Recompiled: {r.what}. To avoid it: {r.annotation}" for r in it.recompiles]
     return Section("Capture", f"{count_of(len(it.graphs), 'graph')}, {count_of(len(it.breaks), 'break')}", blocks)
 
 

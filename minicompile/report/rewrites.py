@@ -32,6 +32,8 @@ def patch(kind: str, place: Location, sandbox: Sandbox, tools: Any) -> Patch | N
     except SyntaxError:
         return None
     found = statement_at(tree, place.line) if lines else None
+    if found is not None and lines[found[0][found[1]].lineno - 1][: found[0][found[1]].col_offset].strip():
+        return None  # something else stands before it in its line
     replacements = [rule(*found) for rule in RULES.get(kind, ())] if found is not None else []
     patches = [rewritten(replacement, lines, place, sandbox, tools) for replacement in replacements if replacement is not None]
     return next((each for each in patches if each.verified), patches[0] if patches else None)

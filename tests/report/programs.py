@@ -66,3 +66,12 @@ model = Model()
 
 def example_inputs():
     return (torch.randn(4, 16),)
+
+
+def mean_in_one_line(x): return x.mean().item()  # noqa: E704 - a patch of whole lines would break it
+
+
+def one_line(x):
+    """Calls a function whose body is in the line of its head, and one that breaks in a call."""
+    if x.dim() == 2: x = x * mean_in_one_line(x)  # noqa: E701 - as above
+    return x + 1

@@ -100,6 +100,11 @@ def test_a_rewrite_that_does_not_work_is_not_offered() -> None:
     assert "What to do" in str(explained) and "Captured again" not in str(explained)
 
 
+def test_a_statement_that_shares_its_line_has_no_patch() -> None:
+    explained = minicompile.explain(programs.one_line)(torch.rand(4, 4))
+    assert explained.breaks and all(record.patch is None and record.hint for record in explained.breaks)
+
+
 def test_the_patched_function_is_as_it_was_afterwards() -> None:
     code = programs.branching.__code__
     minicompile.explain(programs.branching)(torch.rand(4, 4))
