@@ -353,9 +353,11 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
         if is_symbolic(value) and function is not abs:
             return call_pure(tracer, function, spelled_out(args), kwargs)
         for name in names:
-            method, _ = class_lookup(tracer, type(value), name)
+            method, base = class_lookup(tracer, type(value), name)
             if isinstance(method, types.FunctionType) and not isinstance(value, type):
                 return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+            if method is not MISSING and base is not object:
+                break
         if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
             check_printable(tracer, value)
         return call_pure(tracer, function, spelled_out(args), kwargs)

@@ -368,7 +368,7 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
 def has_python_comparison(value: Any) -> bool:
     """Whether comparing or hashing a value runs Python code of a class."""
     kind = type(value)
-    if kind in CONSTANT_TYPES or isinstance(value, (type, FakeTensor, *CONTAINERS)):
+    if kind in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, (type, FakeTensor, *CONTAINERS)):
         return False
     return any(isinstance(getattr(kind, name, None), types.FunctionType) for name in ("__eq__", "__hash__", "__lt__")
                ) and not isinstance(value, enum.Enum)

@@ -12,6 +12,7 @@ from minicompile.capture.attributes import class_lookup, instance_dict
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
 from minicompile.capture.side_effects import MISSING, entries, put
+from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
 
@@ -48,7 +49,7 @@ def rule_deepcopy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any])
 def deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
     """A copy of a value and of all that it holds; what occurs twice is copied once."""
     kind = type(value)
-    if kind in CONSTANT_TYPES or isinstance(value, ATOMS):
+    if kind in CONSTANT_TYPES or isinstance(value, ATOMS) or is_symbolic(value):
         return value
     if id(value) in memo:
         return memo[id(value)]

@@ -26,7 +26,7 @@ from minicompile.capture.guards import Writer
 from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
-from minicompile.capture.resume import ResumeShape
+from minicompile.capture.resume import RAISED, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
 from minicompile.capture.source import literal
 from minicompile.capture.symbolic_float import SymbolicFloat
@@ -145,7 +145,7 @@ class Emitter:
         for cell in frame.cells.values():
             self.value(cell)
         live = live_locals(frame.program, index) if index < len(frame.program.instructions) else ()
-        names = tuple(name for name in frame.variables if name in live)
+        names = tuple(name for name in frame.variables if name in live and name != RAISED)
         return kinds, saved, names, [self.value(frame.variables[name]) for name in names]
 
     def resumption(self, frame: Frame, index: int, stack: list[Any], pushes: list[str | None], raised: str = "",

@@ -105,8 +105,8 @@ def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[lis
         if in_prologue and item.name in ("MAKE_CELL", "COPY_FREE_VARS", "RESUME", "RETURN_GENERATOR"):
             in_prologue = item.name != "RESUME"
             continue
-        parts = split_superinstruction(item.name, item.arg) if isinstance(item.arg, tuple) else [(item.name, item.arg)]
-        body.extend(converted(Instr(name, arg, location=item.location) if parts[1:] else item, cells) for name, arg in parts)
+        parts = split_superinstruction(item.name, item.arg) if item.name.count("_FAST") == 2 else []
+        body.extend([Instr(*part, location=item.location) for part in parts] or [converted(item, cells)])
     return body, label
 
 
