@@ -24,6 +24,7 @@ from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside, slot
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, collections.deque)
+ORDINARY_READING = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 Module = torch.nn.Module
 
 
@@ -293,7 +294,7 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return tracer.call(getter, (owner, name))
     if isinstance(owner, enum.Enum) and not is_outside(tracer, owner):
         tracer.register(owner, owner, Baked(owner, str(owner)))
-    if kind.__getattribute__ not in (object.__getattribute__, types.SimpleNamespace.__getattribute__) and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
+    if kind.__getattribute__ not in ORDINARY_READING and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
         if id(owner) in tracer.sources and not isinstance(owner, functools.partial):
             raise Break("unsupported value", f"attribute `{name}` of an object of type {kind.__name__}")
         return native_attribute(owner, name)
