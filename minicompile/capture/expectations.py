@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from minicompile.capture.break_kinds import Break
+from minicompile.capture.calls import special
 from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
 from minicompile.capture.torch_interface import FakeTensor, restore_state
@@ -24,29 +26,46 @@ class InputsChange(Exception):
 
 def truth_for_jump(tracer: Tracer, at: Instruction, value: Any) -> bool:
     """The truth of what a jump, or what comes just before it, asks for: of a tensor, that with which nothing is raised."""
-    expected = expected_truth(tracer, at, value) if isinstance(value, FakeTensor) else None
+    expected = expected_truth(tracer, at) if isinstance(value, FakeTensor) and may_be_tested(tracer, value) else None
     if expected is None:
         return truth(tracer, value)
+    expect(tracer, value, expected)
+    return expected
+
+
+@special(torch._check_tensor_all)
+def rule_check_tensor_all(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Raises where a tensor is not true throughout."""
+    right = tracer.operation("call_method", "all", args[:1]) if args and isinstance(args[0], FakeTensor) else None
+    if right is None or not may_be_tested(tracer, right):
+        raise Break("tensor value", "`_check_tensor_all` looks at a tensor")
+    expect(tracer, right, True)
+
+
+def expect(tracer: Tracer, value: torch.Tensor, expected: bool) -> None:
+    """Let the graph say if a tensor is not as true as expected."""
     failed = tracer.operation("call_function", torch.eq if expected else torch.ne, (value, 0))
     if value.dim():
         failed = tracer.operation("call_method", "reshape", (failed, ()))
     if tracer.failed is not None:
         failed = tracer.operation("call_function", torch.logical_or, (tracer.failed, failed))
     tracer.failed = failed
-    return expected
 
 
-def expected_truth(tracer: Tracer, at: Instruction, value: torch.Tensor) -> bool | None:
-    """With which truth of a tensor the next jump avoids a `raise` that is on its other way."""
-    frame, graph = tracer.frames[-1], tracer.graph
+def may_be_tested(tracer: Tracer, value: torch.Tensor) -> bool:
+    """Whether the graph may say at its end how a tensor of one element came out."""
+    return (tracer.expects and tracer.graph.inside is None and tracer.graph.region is None
+            and all(type(size) is int and size == 1 for size in value.shape)
+            and (tracer.failed is None or tracer.failed.device == value.device))
+
+
+def expected_truth(tracer: Tracer, at: Instruction) -> bool | None:
+    """With which truth the next jump avoids a `raise` that is on its other way."""
+    frame = tracer.frames[-1]
     instructions = frame.program.instructions
     place = frame.index - at.name.startswith("POP_JUMP")
     jump = instructions[place]
-    if not (tracer.expects and jump.name.startswith("POP_JUMP") and graph.inside is None and graph.region is None):
-        return None
-    if not all(type(size) is int and size == 1 for size in value.shape):
-        return None
-    if tracer.failed is not None and tracer.failed.device != value.device:
+    if not jump.name.startswith("POP_JUMP"):
         return None
     ways = raises(instructions, jump.target, LONGEST), raises(instructions, place + 1, LONGEST)
     return ways[1] is jump.name.endswith("TRUE") if ways[0] is not ways[1] else None

@@ -55,6 +55,19 @@ def test_an_error_that_is_caught_inside_ends_the_graph_next_time() -> None:
     assert {stop.kind for stop in compiled.records.graph_breaks} == {"branch on a tensor"}
 
 
+def test_checks_of_torch_stay_in_the_graph() -> None:
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(x > 0, lambda: "not positive")
+        return x.sqrt()
+
+    compiled = capture(outer)
+    assert torch.equal(compiled(torch.ones(3)), torch.ones(3))
+    with pytest.raises(RuntimeError, match="not positive"):
+        compiled(-torch.ones(3))
+    assert len(compiled.records.graphs) == 1
+    assert not compiled.records.graph_breaks
+
+
 def test_random_numbers_are_drawn_once() -> None:
     def drawn(x: torch.Tensor) -> torch.Tensor:
         x = x + torch.rand(3)

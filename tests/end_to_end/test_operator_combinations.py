@@ -57,6 +57,8 @@ LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "kl divergence with zeros": (lambda x, t: F.kl_div(x.log_softmax(-1), t.relu(), reduction="none"), lambda: (leaf(3, 5), leaf(3, 5))),
     "huber, smooth l1, l1": (lambda x, t: F.huber_loss(x, t, delta=0.3) + F.smooth_l1_loss(x, t, beta=0.5) + F.l1_loss(x, t),
                              lambda: (leaf(9), leaf(9))),
+    "several labels, none after -1": (lambda x, t: (F.multilabel_margin_loss(x, t), F.multilabel_margin_loss(x, t, reduction="none")),
+                                      lambda: (leaf(3, 4), torch.tensor([[2, 0, -1, 1], [-1, 3, 3, 3], [3, 2, 1, 0]]))),
     "l1 at equality": (lambda x: F.l1_loss(x, x.detach()) + F.smooth_l1_loss(x, x.detach()), lambda: (leaf(9),)),
     "triplet and cosine": (lambda a, b, c: F.triplet_margin_loss(a, b, c) + F.cosine_embedding_loss(a, b, torch.ones(4)),
                            lambda: (leaf(4, 6), leaf(4, 6), leaf(4, 6))),
