@@ -239,7 +239,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
 def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function with `out=`: the function, and a copy into the output where that is the same."""
     out = kwargs["out"]
-    refuse_shared_writes("copy_", (out, args))
+    refuse_shared_writes("scatter_" if function is torch.gather else "copy_", (out, args))
     result = tracer.operation("call_function", function, args, {key: item for key, item in kwargs.items() if key != "out"})
     if not isinstance(out, FakeTensor) or not isinstance(result, FakeTensor):
         raise Break("unsupported argument", "`out=` takes several tensors")

@@ -56,6 +56,12 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "" if result.dtype.is_floating_point or result.device.type != "cpu" else "integers by zero"
     if packet is aten.bernoulli and any(isinstance(p, float) and not 0 <= p <= 1 for p in (*args[1:], *kwargs.values())):
         return "a probability outside of 0 and 1"
+    if packet is aten.uniform and (len(args) == 3 and args[1] > args[2] or any(overflows(limit, result.dtype) for limit in args[1:])):
+        return "limits that are none"
+    if packet in (aten.randint, aten.randint_like) and any(overflows(n - 1, result.dtype) for n in args if type(n) is int):
+        return f"a number that {result.dtype} does not hold"
+    if packet is aten.smooth_l1_loss and any(type(beta) in (int, float) and beta < 0 for beta in args[3:]):
+        return "a negative width"
     if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
         return "a place outside of the tensor"
     return "two dtypes" if packet is aten.heaviside and args[0].dtype != args[1].dtype else ""
