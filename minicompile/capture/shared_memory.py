@@ -27,7 +27,7 @@ def refuse_shared_writes(name: str, args: tuple[Any, ...]) -> None:
     layout = zip(target.shape, target.stride(), strict=True)
     if any(type(stride) is int and stride == 0 and size != 1 for size, stride in layout):
         raise Break("operation failed", "elements of the tensor that is written share memory")
-    read = [value for value in tree_leaves(rest) if is_strided(value) and value is not target]
+    read = [value for value in tree_leaves(rest) if is_strided(value)]
     read = [value for value in read if value.untyped_storage()._cdata == target.untyped_storage()._cdata]
     apart = name in READ_APART
     if read and name.strip("_") == "setitem":

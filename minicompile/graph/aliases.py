@@ -75,8 +75,9 @@ class OutputAnalysis:
         tensors = [(position, value) for position, value in enumerate(results) if isinstance(value, torch.Tensor)]
         distinct = {id(value): value for _, value in tensors}.values()
         self._shared = collections.Counter(map(torch_interface.storage_key, distinct))
-        # Among outputs that share storage, the first that is nobody's view can serve the others as base.
-        self._roots = {torch_interface.storage_key(v): place for place, v in reversed(tensors) if root_of(v) is v}
+        # Among outputs that share storage, the first that is nobody's view can serve the others as base; detached ones last.
+        best_last = sorted(reversed(tensors), key=lambda entry: entry[1].requires_grad)
+        self._roots = {torch_interface.storage_key(v): (place, v) for place, v in best_last if root_of(v) is v}
         for position, value in enumerate(results):
             self.bindings.append(self._bind(position, value))
 
@@ -117,15 +118,15 @@ class OutputAnalysis:
             assert traced.value is not None
             return self._view("input", index, traced.value, value)
         root = self._roots.get(key)
-        if self._shared[key] == 1 and not self._has_windows(value) or root == position:
+        if self._shared[key] == 1 and not self._has_windows(value) or root is not None and root[1] is value:
             return FreshOutput(self._return(self._node(value), value), value.requires_grad)
         base = root_of(value)
-        if root is not None:
-            return self._view("output", root, base, value)
-        hidden = self._hidden.get(key)
-        if hidden is None:
-            hidden = self._hidden[key] = (self._return(self._node(base), base), base)
-        return self._view("hidden", hidden[0], hidden[1], value)
+        if root is None and key not in self._hidden:
+            self._hidden[key] = (self._return(self._node(base), base), base)
+        kind, (place, other) = ("output", root) if root is not None else ("hidden", self._hidden[key])
+        if base is not other and (not same_place(base, other) or value.requires_grad and not other.requires_grad):
+            raise RuntimeError("outputs share memory through tensors that are detached from each other")
+        return self._view(kind, place, base if root is not None else other, value)
 
     def _has_windows(self, value: torch.Tensor) -> bool:
         """Whether elements of a view may share memory, so that no memory of its own can be laid out like it."""
@@ -152,6 +153,12 @@ class OutputAnalysis:
         """A number of a view, an output of the forward where it varies."""
         known = self._recorder.sizes.node_or_number(value) if isinstance(value, torch.SymInt) else value
         return SizeOutput(self._return(known, None)) if isinstance(known, Node) else known
+
+
+def same_place(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have the same elements at the same places."""
+    described = [(tuple(value.shape), value.stride(), value.storage_offset()) for value in (first, second)]
+    return described[0] == described[1]
 
 
 WINDOWS = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)

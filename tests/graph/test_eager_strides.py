@@ -110,3 +110,49 @@ def test_a_view_of_an_input_whose_elements_share_memory_has_eagers_gradient_at_e
         weights = torch.randn(2, size, 6)
         (found,) = torch.autograd.grad(output, x, weights)
         torch.testing.assert_close(found, weights.sum(0))
+
+
+def detached_first(x: torch.Tensor) -> Any:
+    y = (x + x).clone()
+    return y.detach(), y
+
+
+def detached_and_views(x: torch.Tensor) -> Any:
+    y = x * 2
+    return y.detach(), y, y.view(2, 2), y.detach().view(2, 2)
+
+
+def parts_of_a_detached_one(x: torch.Tensor) -> Any:
+    y = x * 2
+    return y.detach()[1:], y[1:], y.view(2, 2).detach()
+
+
+def detached_last(x: torch.Tensor) -> Any:
+    y = x * 2
+    aside = y.detach()
+    return aside[1:], y[1:], aside
+
+
+def detached_in_another_shape(x: torch.Tensor) -> Any:
+    y = x * 2
+    aside = y.detach()
+    return aside.view(2, 2), aside[1:], y[:2], y.view(2, 2)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(
+    "function", [detached_first, detached_and_views, parts_of_a_detached_one, detached_last, detached_in_another_shape])
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_outputs_that_share_memory_with_a_detached_one(function: Callable[..., Any], gradient: bool) -> None:
+    shown = []
+    for run in (function, minicompile.compile(function, options={"cache": False})):
+        x = torch.tensor([1.0, -2.0, 0.5, 3.0], requires_grad=gradient)
+        outputs = run(x)
+        watched = [output for output in outputs if output.requires_grad]
+        if watched:
+            sum((output * output).sum() for output in watched).backward()
+        values = [output.detach().clone() for output in outputs]
+        with torch.no_grad():
+            outputs[0].add_(1)
+        shown.append((values, [output.requires_grad for output in outputs], [output.detach().clone() for output in outputs], x.grad))
+    torch.testing.assert_close(shown[1], shown[0])
