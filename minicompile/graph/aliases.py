@@ -76,7 +76,7 @@ class OutputAnalysis:
         distinct = {id(value): value for _, value in tensors}.values()
         self._shared = collections.Counter(map(torch_interface.storage_key, distinct))
         # Among outputs that share storage, the first that is nobody's view can serve the others as base; detached ones last.
-        best_last = sorted(reversed(tensors), key=lambda entry: entry[1].requires_grad)
+        best_last = sorted(tensors, key=lambda entry: (entry[1].requires_grad, -entry[0]))
         self._roots = {torch_interface.storage_key(v): (place, v) for place, v in best_last if root_of(v) is v}
         for position, value in enumerate(results):
             self.bindings.append(self._bind(position, value))

@@ -56,7 +56,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "" if result.dtype.is_floating_point or result.device.type != "cpu" else "integers by zero"
     if packet is aten.bernoulli and any(isinstance(p, float) and not 0 <= p <= 1 for p in (*args[1:], *kwargs.values())):
         return "a probability outside of 0 and 1"
-    if packet is aten.uniform and (len(args) == 3 and args[1] > args[2] or any(overflows(limit, result.dtype) for limit in args[1:])):
+    limits = args[1:] if packet is aten.uniform else ()
+    if len(limits) == 2 and limits[0] > limits[1] or any(overflows(limit, result.dtype) for limit in limits):
         return "limits that are none"
     if packet in (aten.randint, aten.randint_like) and any(overflows(n - 1, result.dtype) for n in args if type(n) is int):
         return f"a number that {result.dtype} does not hold"
