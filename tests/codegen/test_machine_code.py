@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.codegen.build import compile_kernels, programs
+from tests.codegen.build import compile_kernels, load, programs
 from tests.codegen.catalogue import CATALOGUE, CONFIGURATION
 
 QUICK = ("gelu_mul", "softmax_persistent", "layer_norm_looped", "argmax_looped", "dropout", "dynamic_rows",
@@ -30,3 +33,40 @@ def test_a_kernel_compiles_for_sm_90(name: str) -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_kernel_compiles_for_every_chip(name: str, chip: str) -> None:
     compile_for(name, chip)
+
+
+def test_the_runtime_compiles_the_assertions_of_a_kernel_and_no_others() -> None:
+    from triton.backends.compiler import GPUTarget  # slow to import
+
+    from minicompile.runtime.kernel_binary import compile_job
+    from minicompile.runtime.kernel_worker import compiled
+
+    for name, checks in (("embedding_gradient", True), ("integer_division", False), ("gelu_mul", False)):
+        _, program = programs(CATALOGUE[name]())
+        module = load(program)
+        for kernel in program.kernels:
+            function = getattr(module, kernel.name)
+            code = compiled(compile_job(kernel, function, GPUTarget("cuda", 90, 32), ""), function).code
+            assert (b"a value out of range" in code) == checks
+            assert (b"__assertfail" in code) == checks
+        assert ("debug=True" in program.text) == checks  # the file that runs by itself
+
+
+WRONG_INDEX = """
+import torch, minicompile
+table, index = torch.randn(100, 64, device="cuda"), torch.tensor([1, 7, {wrong}], device="cuda")
+compiled = minicompile.compile(lambda table, index: torch.nn.functional.embedding(index, table) * 2)
+torch.testing.assert_close(compiled(table, index % 100), table[index % 100] * 2)
+try:
+    compiled(table, index)
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wrong", [100, -1])
+def test_an_index_out_of_range_stops_the_device(wrong: int) -> None:
+    run = subprocess.run([sys.executable, "-c", WRONG_INDEX.format(wrong=wrong)], capture_output=True, text=True, timeout=300)
+    assert "device-side assert" in run.stdout, run.stdout + run.stderr
