@@ -251,7 +251,7 @@ def change(guard: Any, value: Any) -> tuple[Any, Any]:
     """What a guard that fails was made for, and what came instead; `None` where there is no saying."""
     if isinstance(guard, TensorGuard):
         old, new = describe(guard.tensor), describe(value)
-        return old, new + f", strides {tuple(value.stride())}" * (old == new)
+        return old, f"{new}, strides {tuple(value.stride())}" if old == new else new
     if guard.kind == "structure" and hasattr(value, "__len__"):
         return guard.expected, len(value) if isinstance(guard.expected, int) else list(value)
     return describe(guard.expected), describe(value)

@@ -16,7 +16,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_printable, check_safe, has_python_comparison, run_native
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
-from minicompile.capture.symbolic_float import SymbolicFloat, in_python
+from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python
 from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
@@ -98,6 +98,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if is_symbolic(right) and name in ("truediv", "floordiv", "mod") and right == 0:
         left, right = concrete(left), concrete(right)  # Python raises the error
     left, right = exact_operands(tracer, name, left, right)
+    if name == "pow" and type(right) is torch.SymInt and type(left) in OPERANDS:  # which kernels do not compute for sizes
+        return run_native(tracer, computed, (tracer, operator.pow, (left, right), "({0} ** {1})"), {}, False)
     result = run_native(tracer, function, (left, right), {})
     return result if result is left else tracer.made(result)
 

@@ -475,7 +475,7 @@ def sizes_made_of_floats(x, n):
     return x[:, : int(t * 0.7)] * 2, x[:, : math.floor(t * 0.3)] + 1, x[:, math.ceil(t / 3) :], torch.zeros(round(n * 1.3)), int(-n * 0.9)
 
 
-@program((5, 6, 9, 4), lambda n: (floats(3), n))
+@program((5, 6, 9, 4), lambda n: (floats(3), n), compiles=3)  # a negative number and one that is not
 def powers_of_negative_numbers(x, n):
     return (-1) ** n, x * (-1) ** n, x * (-2.0) ** n, (-2) ** torch.arange(n), (-n) ** 2 * x
 

@@ -128,12 +128,13 @@ def changing(x, *rest, items=(), name="a"):
 def test_every_recompile_says_what_was_and_is_and_what_avoids_it() -> None:
     compiled, x = minicompile.compile(changing), torch.randn(4, 3)
     for call in (lambda: compiled(x), lambda: compiled(x, 1), lambda: compiled(x, items=[x]), lambda: compiled(x, items=[x] * 3),
-                 lambda: compiled(x, name="b"), lambda: compiled(x.clone().requires_grad_(), name="b")):  # fmt: skip
+                 lambda: compiled(x, name="b"), lambda: compiled(x.clone().requires_grad_(), name="b"),
+                 lambda: compiled(2.0, name="b"), lambda: compiled(True, name="b")):  # fmt: skip
         call()
     found = [(record.what, record.annotation) for record in map(collect.explained_recompile, compiled.recompiles)]
     for (what, annotation), (said, avoided) in zip(found, [
         ("was 1, is 2", "same arguments"), ("was 2, is 1", "same arguments"), ("was 1, is 3", "as one tensor"),
-        ("was ['items'], is ['name']", "same arguments"), ("cpu, is torch.float32 (4, 3) on cpu, requires grad", "requires_grad"),
+        ("was ['items'], is ['name']", "same arguments"), ("cpu, is torch.float32 (4, 3) on cpu, requires grad", "requires_grad"), ("is 2.0", "0-d tensor"), ("is True", "0-d tensor"),
     ], strict=True):  # fmt: skip
         assert said in what and avoided in annotation
 
