@@ -28,6 +28,8 @@ ADDABLE = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 def position(index: Expr, size: Index, negatives: bool = False, check: bool = True) -> Index:
     """An index read from memory, checked against a dimension of `size`, or clamped where eager does not check."""
+    if size.constant == 0:
+        raise UseExtern("an index into nothing, which is refused")
     value = Scalar(cast(index, torch.int64))
     extent = index_value(size)
     if negatives:
