@@ -64,7 +64,7 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 
 NATIVE_TYPES = frozenset({
     types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType, property,
-    TensorMethod, types.GeneratorType, types.GenericAlias, types.TracebackType,
+    TensorMethod, types.GeneratorType, types.GenericAlias,
 })
 
 

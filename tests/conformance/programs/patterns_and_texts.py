@@ -885,3 +885,73 @@ def augmented_assignments_of_all_targets():
         return q
 
     return outer, [call(count(3), o(), {"k": 2, "l": []}, [9, []]), call(count(3), o(), {"k": 3, "l": [1]}, [1, [2]])]
+
+
+@program
+def traceback_of_each_error_after_a_break():
+    def first():
+        print("1")
+        del (1,)[0]
+
+    def second():
+        print("2")
+        {}[[]] = 1
+
+    def lines(f):
+        try:
+            print("calling")
+            f()
+        except TypeError as error:
+            tb = error.__traceback__
+            return [
+                tb.tb_frame.f_code.co_name,
+                tb.tb_next.tb_frame.f_code.co_name,
+                tb.tb_next.tb_lineno,
+                tb.tb_next.tb_next,
+            ]
+
+    def outer(x):
+        return x + 1, [lines(f) for f in (first, second, first)]
+
+    return outer, [call(count(3)), call(count(3))]
+
+
+@program
+def notes_added_after_a_break():
+    def outer(x, n):
+        try:
+            try:
+                print("try")
+                {}[n]
+            except KeyError as error:
+                print("caught")
+                error.add_note(f"n{n}")
+                error.extra = n
+                raise
+        except KeyError as error:
+            return x, error.__notes__, error.extra
+
+    return outer, [call(count(3), 1), call(count(3), 2), call(count(3), 3)]
+
+
+@program
+def errors_in_a_loop_with_breaks():
+    def outer(x, n):
+        last, log = None, []
+        for i in range(n):
+            try:
+                if i % 2:
+                    raise KeyError(i)
+                log.append(("fine", i))
+            except KeyError as error:
+                print("error")
+                last = error
+                log.append(error.args)
+            finally:
+                print("finally")
+                log.append("f")
+        else:
+            log.append("else")
+        return x * n, log, repr(last)
+
+    return outer, [call(count(3), 1), call(count(3), 3), call(count(3), 4)]
