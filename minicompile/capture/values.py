@@ -203,9 +203,9 @@ def new_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
 
 
 def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
-    """A set of constants; sets of anything else are not looked into."""
+    """A set of constants; sets of anything else are left to Python, since stand-ins are not in them."""
     if not all(is_plain_key(item) for item in real):
-        return wrap_object(tracer, real, source)
+        raise Break("unsupported value", "a set of objects is looked into")
     tracer.guards.test(source, "type({0}) is {1} and {0} == {2}", (type(real), type(real)(real)),
                        "`{0}` has the same elements", "structure", set(real))
     if not all(isinstance(item, str) for item in real):

@@ -92,11 +92,11 @@ def raise_half_way_through_an_extend():
             log.append(str(e))
         try:
             out[1:2] = gen(x, log)
-        except KeyError:
+        except KeyError as e:
             log.append("slice")
         try:
             {}.update((i, v) for i, v in enumerate(gen(x, log)))
-        except KeyError:
+        except KeyError as e:
             log.append("upd")
         return len(out)
 
@@ -179,6 +179,7 @@ def evaluation_order_of_everything():
         assert t(True), t("never")
         return x, a, d, f, c, s, n, g, l, len(log)
 
+    log = []
     return outer, [call(count(3), []), call(count(3), [])]
 
 
@@ -332,7 +333,7 @@ def nonlocal_of_the_entry_written():
 @program
 def context_managers_with_breaks_and_errors():
     def outer(x, lg, sw, n):
-        with lg, sw:
+        with lg as l, sw:
             y = x + 1
             print("inside")
             if n == 1:
@@ -349,7 +350,7 @@ def context_managers_with_breaks_and_errors():
                 print("deep")
                 if n == 4:
                     raise KeyError("k")
-        except KeyError:
+        except KeyError as e:
             y = x - 1
         return y, lg.log, sw.log
 
@@ -462,7 +463,7 @@ def generators_send_throw_close():
             out.append(("stop", e.value))
         try:
             g.send(None)
-        except StopIteration:
+        except StopIteration as e:
             out.append("stop2")
         try:
             g.throw(KeyError("late"))
@@ -674,3 +675,48 @@ def recursion_with_generators():
         return [v * 2 for v in walk(tree)], sum(v.sum() for v in walk(tree) if isinstance(v, torch.Tensor))
 
     return outer, [call([count(2), (count(3), {"b": count(2), "a": count(1)})]), call({"z": [count(2)]})]
+
+
+@program
+def sets_of_tensors_and_objects_from_outside():
+    class K:
+        pass
+
+    k = K()
+
+    def outer(x, s, other):
+        s.add(x)
+        n = len(s)
+        a = x in s, k in s, other in s
+        s.discard(other)
+        return x + n, a, len(s), {x, k} == s, bool(s), frozenset(s) >= {x}
+
+    y = count(3)
+    return outer, [call(count(3), {k}, y), call(count(3), {k, y}, y), call(count(3), {y, 1}, count(3))], k
+
+
+@program
+def frozen_sets_of_objects_from_outside():
+    class K:
+        pass
+
+    ks = [K(), K()]
+    known = frozenset(ks[:1])
+
+    def outer(x, k):
+        return x * 2 if k in known else x * 3
+
+    return outer, [call(count(3), ks[0]), call(count(3), ks[1]), call(count(3), ks[0])]
+
+
+@program
+def argument_changes_between_tensor_and_number():
+    Pair = collections.namedtuple("Pair", "x y")
+
+    def outer(p):
+        print("one")
+        q = p.y
+        print("two")
+        return p.x * q
+
+    return outer, [call(Pair(count(3), v)) for v in (count(3), 2.0, 3, count(3).double(), True)]
