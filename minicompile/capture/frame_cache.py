@@ -252,7 +252,7 @@ def change(guard: Any, value: Any) -> tuple[Any, Any]:
     if isinstance(guard, TensorGuard):
         old, new = describe(guard.tensor), describe(value)
         return old, f"{new}, strides {tuple(value.stride())}" if old == new else new
-    if guard.kind == "structure" and hasattr(value, "__len__"):
+    if guard.kind == "structure" and type(value) in (list, tuple, dict, set):  # of other types that is user code
         return guard.expected, len(value) if isinstance(guard.expected, int) else list(value)
     return describe(guard.expected), describe(value)
 
