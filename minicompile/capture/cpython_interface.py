@@ -1,29 +1,28 @@
 """Two questions to CPython, answered in a fraction of a microsecond: was a dictionary changed, are these the same objects.
 
-CPython tells of every change to a dictionary that somebody watches (`PyDict_Watch`, 3.12 and later), and torch keeps the
+CPython 3.12 and later tell of every change to a dictionary that somebody watches (`PyDict_Watch`), and torch keeps the
 number of the latest such change in the process for each dictionary. We change a dictionary of our own and look at its
-number: if it grew by more than one since the last time, another watched dictionary was changed in between.
+number: if it grew by more than one since the last time, another watched dictionary was changed in between. In CPython 3.11
+every dictionary holds a number that every change of it replaces (PEP 509), the fourth word of its memory.
 
 Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. That a tuple holds the addresses
-of its items one after the other is how CPython 3.11 to 3.14 lays it out. Both are tried when this is imported, and not used
-where they fail. Must not know what is in the dictionaries, nor decide which are worth watching.
+of its items one after the other is how CPython 3.11 to 3.14 lays it out. All of this is tried when this is imported, and not
+used where it fails. Must not know what is in the dictionaries, nor decide which are worth watching.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch._C._dynamo.guards import dict_version
 
-watch = dict_version
-"""Have all later changes of a dictionary noticed."""
-
-
+WORD = struct.calcsize("P")
 PROBE: dict[int, Any] = {}
 LATEST = types.SimpleNamespace(number=-1, epoch=object())
 """The number of our own latest change, and the epoch that began with the latest change of anybody else's."""
@@ -44,6 +43,16 @@ def epoch() -> object:
     return LATEST.epoch
 
 
+def watch(tables: Iterable[Any]) -> Callable[[], object]:
+    """A function that gives the same as long as no dictionary among `tables`, which are to be kept alive, is changed."""
+    if sys.version_info < (3, 12):
+        words = [memoryview((ctypes.c_char * WORD).from_address(id(table) + 3 * WORD)) for table in tables]
+        return functools.partial(b"".join, words)
+    for table in tables:
+        dict_version(table)
+    return epoch
+
+
 class Sample:
     """An object whose attributes are changed to see whether that is noticed; 3.13.0 misses changes made in this way."""
 
@@ -52,25 +61,27 @@ class Sample:
 
 def is_reliable() -> bool:
     """Whether changes are noticed and counted here as described above."""
-    if sys.version_info < (3, 12) or not getattr(sys, "_is_gil_enabled", lambda: True)():
+    if sys.version_info < (3, 11) or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     sample, objects = Sample(), [sys, PROBE]
-    watch(PROBE), watch(vars(sample))
-    epochs = [epoch()]
+    tables = PROBE, vars(sample)
+    state = watch(tables)
+    states = [state()]
     for _ in range(20):  # often enough for CPython to specialise the store
         sample.value = object()
-        epochs.append(epoch())
+        states.append(state())
     del sample.value
-    epochs.append(epoch())
-    noticed = len(set(map(id, epochs))) == len(epochs) and epoch() is epochs[-1]
+    states.append(state())
+    noticed = len(set(states)) == len(states) and state() == states[-1]
+    if noticed and sys.version_info < (3, 12):
+        noticed = states[-1] == struct.pack("2Q", *map(dict_version, tables))
     return noticed and addresses(objects) == struct.pack("2P", *map(id, objects))
 
 
 def addresses(objects: Iterable[Any]) -> bytes:
     """The identities of some objects, as long as these are kept alive; read from the memory of a tuple of them."""
     items = tuple(objects)
-    return ctypes.string_at(id(items) + tuple.__basicsize__, POINTER_SIZE * len(items))
+    return ctypes.string_at(id(items) + tuple.__basicsize__, WORD * len(items))
 
 
-POINTER_SIZE = struct.calcsize("P")
 RELIABLE = is_reliable()

@@ -19,7 +19,7 @@ from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard
 from minicompile.capture.source import Argument, Computed, Source
 from minicompile.capture.symbolic_float import SymbolicFloat, fixed
-from minicompile.capture.torch_interface import new_symbol, shape_env_of, symbolic_fake
+from minicompile.capture.torch_interface import fake_input, new_symbol, shape_env_of, symbolic_fake
 from minicompile.capture.tracer import Tracer
 from minicompile.ir.float_input import new_float
 from minicompile.ir.size_nodes import append_expression
@@ -121,7 +121,7 @@ class DynamicPlan:
         fixed_strides = [self.policy is False or not self.varies((words, real.dim(), "stride", dim), stride) or stride < 2
                          for dim, stride in enumerate(real.stride())]
         if not any(free) and (all(fixed_strides) or self.policy is not None or real.is_contiguous()):
-            return mode.from_tensor(real, static_shapes=True), tuple(real.shape), tuple(real.stride())
+            return fake_input(mode, real), tuple(real.shape), tuple(real.stride())
         ranges = {each.dim: each for each in getattr(real, "_dynamo_dynamic_range", ())}
         sizes: list[Any] = []
         for dim, size in enumerate(real.shape):

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.cpython_interface import RELIABLE, addresses, epoch, watch
+from minicompile.capture.cpython_interface import RELIABLE, addresses, watch
 from minicompile.capture.guards import Guard, Lasting, TensorGuard
 from minicompile.capture.source import Argument, Attribute, Baked, Item, Source, is_trusted_module
 
@@ -47,8 +47,9 @@ class Tree:
         roots: weak references to the modules; values: what the generated function needs of what was read.
         tables: the dictionaries; owners: the objects below whose types and `__dict__` matter; `read` gives
             these two of each, and `expected` is what they were.
-        epoch: that of the dictionaries when the guards held last, or `None` while that is not known; empty: those of them
-            that held nothing then: to fill such a one with `update` is the one change that goes unnoticed.
+        state: tells whether the dictionaries were changed; seen: what it said when the guards held last, or `None` while that
+            is not known; empty: those of them that held nothing then: to fill such a one with `update` is the one change
+            that goes unnoticed.
     """
 
     def __init__(self, roots: tuple[Any, ...], tables: tuple[Any, ...], owners: tuple[Any, ...], failures: int,
@@ -56,10 +57,8 @@ class Tree:
         self.roots = [weakref.ref(root, forget) for root in roots]
         self.tables, self.owners, self.failures = tables, owners, failures
         self.values: tuple[Any, ...] = ()
-        self.epoch: object = None
-        self.empty: list[Any] = []
-        for table in tables:
-            watch(table)
+        self.state, self.empty = watch(tables), list[Any]()
+        self.seen: object = None
         self.read = functools.partial(gc.get_referents, *owners)
         self.kept = [each for owner in (*owners, *roots) for each in (owner.__dict__, type(owner))]
         self.expected = addresses(self.kept)
@@ -74,7 +73,7 @@ class ModuleTrees:
     def unchanged(self, *roots: Any) -> tuple[Any, ...] | None:
         """What was read below these modules, if it is still what would be read and all guards on it hold."""
         tree = self.trees.get(id(roots[0]))
-        if tree is None or tree.epoch is not epoch():
+        if tree is None or tree.seen != tree.state():
             return None
         for root, known in zip(roots, tree.roots):  # noqa: B905 - one variant has one number of them
             if known() is not root:
@@ -86,8 +85,10 @@ class ModuleTrees:
 
     def begin(self, *roots: Any) -> tuple[Tree | None, object, list[Any]]:
         """What `keep` is told of the time before the guards are tested."""
-        tree, began = self.trees.get(id(roots[0])), epoch()
-        return tree, began, [table for table in tree.tables if type(table) is dict and not table] if tree is not None else []
+        tree = self.trees.get(id(roots[0]))
+        if tree is None:
+            return None, None, []
+        return tree, tree.state(), [table for table in tree.tables if type(table) is dict and not table]
 
     def keep(self, begun: tuple[Tree | None, object, list[Any]], roots: tuple[Any, ...], tables: tuple[Any, ...],
              owners: tuple[Any, ...], values: tuple[Any, ...]) -> None:
@@ -97,7 +98,7 @@ class ModuleTrees:
             return
         if tree is not None and addresses((*tables, *owners, *roots)) == addresses(
                 (*tree.tables, *tree.owners, *(known() for known in tree.roots))):
-            tree.epoch, tree.empty, tree.values = began, empty, values
+            tree.seen, tree.empty, tree.values = began, empty, values
         elif len(trees) < MOST_TREES and all(type(table) in TABLES for table in tables):
             tree = trees[key] = Tree(roots, tables, owners, tree.failures if tree else 0, lambda _: trees.pop(key, None))
         if tree is not None:

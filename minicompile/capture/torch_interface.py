@@ -21,17 +21,17 @@ from torch._guards import Source
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._device import DeviceContext
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from minicompile.ir.fake_mode import FakeMode
+from minicompile.capture.fake_results import RememberingFakeMode
 
 FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
@@ -40,7 +40,7 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 def new_fake_mode() -> FakeTensorMode:
     """A fake tensor mode whose data-dependent operations raise instead of inventing symbols."""
-    return FakeMode(allow_non_fake_inputs=False)
+    return RememberingFakeMode(allow_non_fake_inputs=False)
 
 
 def shape_env_of(mode: FakeTensorMode, here: Callable[[], Any]) -> Any:
@@ -117,6 +117,17 @@ def symbolic_fake(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides:
     elif like.requires_grad:
         with torch.enable_grad(), mode:  # adding what requires a gradient makes it the result of an operation
             fake.add_(torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True))
+    return fake
+
+
+def fake_input(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
+    """A fake tensor for a traceable one; by PyTorch's slow way where there is more to it than `symbolic_fake` gives."""
+    tracked = real.requires_grad and (not real.is_leaf or getattr(real, "grad_dtype", real.dtype) != real.dtype)
+    if tracked or real._is_view() or real.storage_offset() or not real.untyped_storage().nbytes():
+        return mode.from_tensor(real, static_shapes=True)
+    fake = symbolic_fake(mode, real, real.shape, real.stride())
+    if isinstance(real, torch.nn.Parameter):
+        fake._is_param = True  # what `isinstance` asks
     return fake
 
 

@@ -5,6 +5,7 @@ The partition and the passes ask; nobody else decides such things. This module m
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 from typing import Any, cast
@@ -58,7 +59,13 @@ def is_fusible(node: Node) -> bool:
         return target._opname in MORE_POINTWISE
     if target._opname in REDUCTIONS:
         return False
-    return is_view(node) or torch.Tag.pointwise in target.tags or target._opname in MORE_POINTWISE
+    return is_view(node) or target._opname in MORE_POINTWISE or is_pointwise_operator(target)
+
+
+@functools.cache
+def is_pointwise_operator(target: Any) -> bool:
+    """Whether PyTorch says that an operator is pointwise."""
+    return torch.Tag.pointwise in target.tags
 
 
 def is_reduction(node: Node) -> bool:
@@ -68,12 +75,13 @@ def is_reduction(node: Node) -> bool:
 
 def is_impure(node: Node) -> bool:
     """Whether running the node twice may give two results, or does something else than give a result."""
-    target: Any = node.target
-    if node.op in ("placeholder", "output"):
-        return True
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return (
+    return node.op in ("placeholder", "output") or is_impure_operator(node.target)
+
+
+@functools.cache
+def is_impure_operator(target: Any) -> bool:
+    """Whether calling an operator twice may give two results, or does something else than give a result."""
+    return isinstance(target, torch._ops.OpOverload) and (
         target is ours.seeds.default
         or target._schema.is_mutable
         or not target._schema.returns  # a check that raises

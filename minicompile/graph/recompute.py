@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from minicompile.graph.minimum_cut import Edge, connected_pieces
+from minicompile.graph.minimum_cut import minimum_cut as cut_network
 from minicompile.graph.operators import (
     ancestors,
     is_fusible,
@@ -28,7 +30,6 @@ from minicompile.graph.operators import (
 )
 
 LONGEST_CHAIN = 24
-SOURCE, SINK = -1, -2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,53 +174,33 @@ def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) ->
     costs = {node: keeping_cost(view, node, mutated, distance[node]) for node in view.order}
     near_source = {node for node in view.order if node.op == "placeholder" or node in banned}
     kept = {node for node in near_source if node in view.wanted and costs[node] is not None}
-    import networkx  # a fifth of a second to import, and needed only where gradients are compiled
-
-    network = networkx.DiGraph()
+    edges: list[Edge] = []
     for node in view.order:
-        if node in kept:
-            continue
-        index, cost = 2 * view.position[node], costs[node]
-        if cost is None:
-            network.add_edge(index, index + 1)
-        else:
-            network.add_edge(index, index + 1, capacity=cost)
-        for user in node.users:
-            if user in view.relevant and user not in near_source:
-                network.add_edge(index + 1, 2 * view.position[user])
+        if node not in kept:
+            index = 2 * view.position[node]
+            edges.append((index, index + 1, costs[node]))
+            users = (user for user in node.users if user in view.relevant and user not in near_source)
+            edges += [(index + 1, 2 * view.position[user], None) for user in users]
     known: dict[Any, frozenset[int]] = {}
-    for piece in list(networkx.weakly_connected_components(network)):
-        kept |= cut_piece(view, network.subgraph(piece), near_source, known)
+    for piece in connected_pieces(edges):
+        kept |= cut_piece(view, piece, near_source, known)
     return kept
 
 
-def cut_piece(view: JointView, piece: Any, near_source: set[Node], known: dict[Any, frozenset[int]]) -> set[Node]:
+def cut_piece(view: JointView, piece: list[Edge], near_source: set[Node], known: dict[Any, frozenset[int]]) -> set[Node]:
     """The minimum cut of one connected piece of the network; `known` are those of pieces like it, in other layers."""
-    indices = sorted(piece)
+    indices = sorted({index for start, end, _ in piece for index in (start, end)})
     members = [view.nodes[index // 2] for index in indices if index % 2 == 0]
     sources = [2 * view.position[node] for node in members if node in near_source]
     sinks = [2 * view.position[node] + 1 for node in members if node in view.wanted]
     if not sources or not sinks:
         return set()
     place = {index: number for number, index in enumerate(indices)}
-    edges = sorted((place[start], place[end], capacity) for start, end, capacity in piece.edges(data="capacity"))
-    key = tuple(edges), tuple(map(place.__getitem__, sources)), tuple(map(place.__getitem__, sinks))
+    renamed = tuple((place[start], place[end], cost) for start, end, cost in piece)
+    key = renamed, tuple(map(place.__getitem__, sources)), tuple(map(place.__getitem__, sinks))
     if key not in known:
-        known[key] = cut_edges(*key)
+        known[key] = cut_network(*key)
     return {node for node in members if place[2 * view.position[node]] in known[key]}
-
-
-def cut_edges(edges: Any, sources: Any, sinks: Any) -> frozenset[int]:
-    """The starts of the edges of a minimum cut; an edge is its start, its end and its capacity, where it has one."""
-    import networkx  # as above
-
-    network = networkx.DiGraph()
-    network.add_weighted_edges_from((edge for edge in edges if edge[2] is not None), weight="capacity")
-    network.add_edges_from(edge[:2] for edge in edges if edge[2] is None)
-    network.add_edges_from((SOURCE, source) for source in sources)
-    network.add_edges_from((sink, SINK) for sink in sinks)
-    _, (near, far) = networkx.minimum_cut(network, SOURCE, SINK, flow_func=networkx.algorithms.flow.dinitz)
-    return frozenset(start for start, end, _ in edges if start in near and end in far)
 
 
 def recompute_distance(view: JointView) -> dict[Node, int]:

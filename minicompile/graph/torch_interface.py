@@ -9,7 +9,6 @@ underscore, operators aside.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,24 +22,7 @@ from minicompile.ir.graph import GraphModule
 __all__ = ["FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
 
 FAKE_DEVICE = torch.ops.prim.device.default
-
-
-@contextlib.contextmanager
-def without_importing_dynamo() -> Iterator[None]:
-    """Fake tensors run without importing `torch._dynamo`, which takes over a second and is not needed.
-
-    `FakeTensorMode.__torch_dispatch__` is wrapped to be skipped by Dynamo's tracing; where Dynamo was never imported there
-    is nothing to be skipped by.
-    """
-    function = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", None)
-    if function is None or "torch._dynamo" in sys.modules or hasattr(function, "__dynamo_disable"):
-        yield
-        return
-    function.__dynamo_disable = function
-    try:
-        yield
-    finally:
-        del function.__dynamo_disable
+FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 
 @contextlib.contextmanager
@@ -85,8 +67,7 @@ def from_functional(value: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def below_functionalization() -> Iterator[None]:
     """Operators on plain values are recorded as they are, without gradients."""
-    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(functionalize):
+    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE):
         yield
 
 
@@ -162,14 +143,14 @@ def overlaps(value: torch.Tensor) -> bool:
 
 def fake_empty(mode: FakeTensorMode, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
     """A new contiguous fake tensor, made without any mode seeing it."""
-    with _unseen():
+    with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE):
         empty = torch.empty(size, dtype=dtype, device="meta")
     return FakeTensor(mode, empty, device)
 
 
 def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     """A new fake tensor with the metadata of `like`, symbolic sizes included, with storage of its own."""
-    with _unseen():
+    with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE):
         empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
     return FakeTensor(mode, empty, like.device)
 
@@ -181,14 +162,6 @@ def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     if not expanded if is_symbolic(like) else torch.ops.aten.is_non_overlapping_and_dense.default(like):
         return fake_copy(mode, like)
     return fake_empty(mode, tuple(like.shape), like.dtype, like.device)
-
-
-@contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """No mode and no functionalization takes part."""
-    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(functionalize):
-        yield
 
 
 def fake_mode_of(values: Iterator[Any]) -> FakeTensorMode:

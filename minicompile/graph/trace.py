@@ -170,7 +170,6 @@ class _Tracer:
     @contextmanager
     def _tracing(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(torch_interface.without_importing_dynamo())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # backward where the modes are
             stack.enter_context(preserved_modes())

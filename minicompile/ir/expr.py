@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -199,18 +199,21 @@ def indirect_values(index: Index) -> tuple[Expr, ...]:
     return tuple(atom.value for atom in sorted(found, key=lambda atom: atom.digest)) if found else ()
 
 
-def walk(expression: Expr) -> Iterator[Expr]:
+@functools.lru_cache(maxsize=1 << 12)
+def walk(expression: Expr) -> tuple[Expr, ...]:
     """Every distinct sub-expression once, operands before their users, `expression` last."""
+    found: list[Expr] = []
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(expression, False)]
     while stack:
         current, expanded = stack.pop()
         if expanded:
-            yield current
+            found.append(current)
         elif current not in seen:
             seen.add(current)
             stack.append((current, True))
             stack.extend((child, False) for child in reversed(children(current)))
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=1 << 14)

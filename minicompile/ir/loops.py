@@ -115,7 +115,7 @@ class Loop:
         """Names of the buffers written."""
         return (self.buffer,)
 
-    @property
+    @functools.cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of the buffers read, each once; an overwritten buffer counts."""
         found = dict.fromkeys(load.buffer for load in self.loads)
@@ -123,7 +123,7 @@ class Loop:
             found[self.overwrites] = None
         return tuple(found)
 
-    @property
+    @functools.cached_property
     def loads(self) -> tuple[Load, ...]:
         """Every distinct load of the body, the condition and the store's index."""
         found = dict.fromkeys(loads(self.value))
@@ -241,7 +241,7 @@ class ExternKernel:
         """Names of the buffers written."""
         return tuple(b.name for b in self.outputs if b is not None)
 
-    @property
+    @functools.cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of the buffers read, each once."""
         found = dict.fromkeys(view.buffer for view in views_in((self.args, self.kwargs)))

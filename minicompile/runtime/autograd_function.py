@@ -126,11 +126,13 @@ def _autograd_function(
     silent = tuple(i for i in range(user_count) if i not in set(binding.differentiable_outputs))
     gradient_slots = binding.differentiable_inputs
     first_tangent = len(binding.saved) + len(saved_inputs)
+    writes, sizes_vary = bool(plan.overwritten), any(tangent.shape is None for tangent in tangents)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         with below_autograd():
             results = forward_call(list(inputs))
-        count_writes(plan, inputs)  # before the saving: what is saved may be an input with its new value
+        if writes:
+            count_writes(plan, inputs)  # before the saving: what is saved may be an input with its new value
         ctx.save_for_backward(*[results[i] for i in saved_tensors], *[inputs[i] for i in saved_inputs])
         if saved_sizes:
             ctx.sizes = [results[i] for i in saved_sizes]
@@ -138,7 +140,7 @@ def _autograd_function(
             ctx.mark_non_differentiable(*[results[i] for i in silent if isinstance(results[i], torch.Tensor)])
         ctx.set_materialize_grads(False)
         ctx.input_count = len(inputs)
-        if any(tangent.shape is None for tangent in tangents):
+        if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position]) for t in tangents]
         return tuple(results[:user_count])
 

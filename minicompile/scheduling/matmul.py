@@ -14,7 +14,7 @@ import torch
 from minicompile.ir.expr import Apply, Constant, IndexValue, Load, Random, indirect_values, rewrite, walk
 from minicompile.ir.index import ZERO, Atom, Axis, Index, as_index, coefficient_of, product, upper_bound
 from minicompile.ir.loops import PRODUCT, Buffer, BufferView, ExternKernel, Loop, Operation, num_bytes
-from minicompile.scheduling.dependencies import find_dependences, is_scatter, overwritten
+from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter, overwritten
 from minicompile.scheduling.reindexing import flatten, match_axes, move
 
 TARGETS = {f"torch.ops.aten.{name}.out": name for name in ("mm", "bmm", "addmm", "baddbmm")}
@@ -66,8 +66,7 @@ def route_matmuls(
         if isinstance(facts, str):
             routed[position] = dataclasses.replace(step, reason=f"{step.reason}; the vendor's library: {facts}")
             continue
-        readers = dependences.readers.get(step.writes[0], [])
-        epilogue = _epilogue(routed, position, readers, buffers, outputs)
+        epilogue = _epilogue(routed, position, dependences, buffers, outputs)
         saved = epilogue.bytes_saved if epilogue else 0
         tile, reason = choose(dataclasses.replace(facts, bytes_saved=saved))
         if tile is None:
@@ -123,14 +122,15 @@ def _ours(step: ExternKernel, tile: str) -> ExternKernel:
 
 
 def _epilogue(
-    operations: Sequence[Operation | None], position: int, readers: Sequence[int], buffers: Mapping[str, Buffer],
+    operations: Sequence[Operation | None], position: int, dependences: Dependences, buffers: Mapping[str, Buffer],
     outputs: frozenset[str],
 ) -> Epilogue | None:  # fmt: skip
     """The first reader of the product as its epilogue, if it can be one."""
     step = operations[position]
     assert isinstance(step, ExternKernel)
     made = step.outputs[0]
-    if made is None or not readers or any(made.name in overwritten(op) for op in operations if op is not None):
+    readers = dependences.readers.get(step.writes[0], [])
+    if made is None or not readers or made.name in dependences.overwriters:
         return None
     loop = operations[readers[0]]
     if not isinstance(loop, Loop):
@@ -142,7 +142,7 @@ def _epilogue(
     if moved is None:
         return None
     keeps = len(readers) > 1 or made.name in outputs
-    later = any(isinstance(op, Loop) and loop.buffer in op.reads for op in operations[readers[0] + 1 :] if op is not None)
+    later = any(isinstance(operations[reader], Loop) for reader in dependences.readers.get(loop.buffer, ()))
     return Epilogue(moved, readers[0], keeps, (1 if keeps or later else 2) * num_bytes(made))
 
 
