@@ -33,16 +33,17 @@ class ForwardedRecord:
         try:
             return getattr(module._minicompile_original, self.name)
         except AttributeError:
-            return getattr(module._minicompile_forward, self.name)
+            return getattr(module.forward, self.name)
 
 
 class CompiledModule(torch.nn.Module):
     """What `minicompile.compile(module)` returns; `__wrapped__` is the module it was made from."""
 
-    __slots__ = ("_minicompile_compile", "_minicompile_forward", "_minicompile_original")
+    __slots__ = ("_minicompile_compile", "_minicompile_forward", "_minicompile_given", "_minicompile_original")
 
     _minicompile_original: torch.nn.Module
     _minicompile_forward: Any
+    _minicompile_given: Any
     _minicompile_compile: CompileForward
 
     # Capture sees the original in place of a compiled module that a captured function calls.
@@ -65,7 +66,7 @@ class CompiledModule(torch.nn.Module):
                 return self._call_impl(*args, **kwargs)
         if any(GLOBAL_HOOKS):
             return self._call_impl(*args, **kwargs)
-        return self._minicompile_forward(*args, **kwargs)
+        return self.forward(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> torch.nn.Module:
@@ -73,19 +74,20 @@ class CompiledModule(torch.nn.Module):
 
     @property
     def forward(self) -> Any:
-        """The compiled forward; assigning another function to it compiles that one."""
+        """The compiled forward; a function assigned to it, here or on the original, is compiled when it is first asked for."""
+        given = self.__dict__.get("forward")
+        if given is not self._minicompile_given:
+            object.__setattr__(self, "_minicompile_given", given)
+            object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(self._minicompile_original.forward))
         return self._minicompile_forward
 
     @forward.setter
     def forward(self, function: Callable[..., Any]) -> None:
         self.__dict__["forward"] = function
-        object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(function))
 
     @forward.deleter
     def forward(self) -> None:
         del self.__dict__["forward"]
-        original = self._minicompile_original.forward
-        object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(original))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         old = prefix + OLD_PREFIX
@@ -119,5 +121,6 @@ def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_minicompile_original", original)
     object.__setattr__(compiled, "_minicompile_compile", compile_forward)
+    object.__setattr__(compiled, "_minicompile_given", original.__dict__.get("forward"))
     object.__setattr__(compiled, "_minicompile_forward", compile_forward(original.forward))
     return compiled

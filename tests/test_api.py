@@ -399,3 +399,13 @@ def test_wrong_shapes_raise_what_eager_raises() -> None:
     with pytest.raises(RuntimeError) as ours:
         compiled(X, X)
     assert type(ours.value) is type(eager.value)
+
+
+def test_a_forward_assigned_to_the_original_is_the_one_that_runs() -> None:
+    model = nn.Linear(2, 2)
+    compiled, x = minicompile.compile(model), torch.ones(1, 2)
+    plain = compiled(x)
+    model.forward = lambda x: nn.Linear.forward(model, x) * 3  # type: ignore[method-assign]
+    torch.testing.assert_close(compiled(x), plain * 3)
+    del model.forward
+    torch.testing.assert_close(compiled(x), plain)

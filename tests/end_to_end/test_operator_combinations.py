@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import minicompile
 from tests.differential import check
 
 NAN, INF = math.nan, math.inf
@@ -255,3 +256,10 @@ def test_as_eager(name: str) -> None:
     torch.manual_seed(len(name))
     function, arguments = PROGRAMS[name]
     check(function, *arguments(), calls=1, reference=name != "doubles")  # fp64 is its own reference
+
+
+def test_labels_after_minus_one_are_none_at_any_size() -> None:
+    compiled = minicompile.compile(F.multilabel_margin_loss)
+    for rows in (3, 4, 5):
+        x, labels = torch.randn(rows, 4), torch.tensor([[2, 0, -1, 1]]).repeat(rows, 1)
+        torch.testing.assert_close(compiled(x, labels), F.multilabel_margin_loss(x, labels))
