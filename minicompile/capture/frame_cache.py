@@ -28,6 +28,7 @@ from minicompile.ir.float_input import is_float_input
 from minicompile.ir.graph import CapturedGraph
 
 CAPTURE_LOCK = threading.RLock()
+NAMED = type, types.FunctionType, types.BuiltinFunctionType, types.MethodType  # what else has a name says it by user code
 Backend = Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
 
 
@@ -262,7 +263,7 @@ def describe(value: Any) -> Any:
     if value is None or isinstance(value, (int, float, str)) or isinstance(value, list) and all(type(v) is str for v in value):
         return value
     if not isinstance(value, (torch.Tensor, TensorKind)):
-        return getattr(value, "__qualname__", f"of type {type(value).__name__}")
+        return value.__qualname__ if isinstance(value, NAMED) else f"of type {type(value).__name__}"
     return f"{value.dtype} {tuple(value.shape)} on {value.device}" + ", requires grad" * value.requires_grad
 
 
