@@ -61,3 +61,39 @@ def test_errors_of_kernels_come_where_eager_raises_them(function: Any) -> None:
     for _ in range(2):
         assert seen(compiled, x) == seen(function, x)
     assert seen(compiled, torch.arange(3)) == seen(function, torch.arange(3))
+
+
+def test_an_index_out_of_range_is_caught_after_a_write_and_an_append_that_happened_once() -> None:
+    def function(x: torch.Tensor, index: torch.Tensor, log: list[int]) -> Any:
+        x.add_(1)
+        log.append(index.shape[0])
+        try:
+            picked = x[index]
+        except IndexError as error:
+            return str(error), x.clone()
+        return picked * 2, x
+
+    compiled, values = minicompile.compile(function, options={"cache": False}), torch.randn(8, 10)
+    for index in (torch.tensor([1, 2]), torch.tensor([1, 99]), torch.tensor([-8, 7, 0])):
+        inputs, logs = (values.clone(), values.clone()), (list[int](), list[int]())
+        expected, found = function(inputs[0], index, logs[0]), compiled(inputs[1], index, logs[1])
+        assert logs[0] == logs[1] == [index.shape[0]]
+        torch.testing.assert_close((inputs[1], found[1]), (inputs[0], expected[1]))
+        assert found[0] == expected[0] if isinstance(expected[0], str) else torch.equal(found[0], expected[0])
+
+
+def test_a_gather_out_of_range_from_a_view_of_a_changed_input_raises_with_the_change_made() -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> Any:
+        x.mul_(2)
+        x = x[::2]
+        total = torch.gather(x, 1, index).sum()
+        x[:, 0] = total
+        return x
+
+    compiled, values = minicompile.compile(function, options={"cache": False}), torch.randn(8, 10)
+    torch.testing.assert_close(compiled(values.clone(), torch.tensor([[1], [9]])), function(values.clone(), torch.tensor([[1], [9]])))
+    inputs = values.clone(), values.clone()
+    for call, given in zip((function, compiled), inputs, strict=True):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            call(given, torch.tensor([[1], [30]]))
+    torch.testing.assert_close(inputs[1], inputs[0])
