@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from minicompile.ir.fake_mode import FakeMode
+from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key
 
 SCALARS = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 MOST_RESULTS = 20_000
@@ -27,7 +27,6 @@ RESULTS: dict[Any, Any] = {}
 """By operator and arguments: the type of the container of the results, if any, and what each was; of the whole process."""
 
 Tag = torch.Tag
-FAKE_DEVICE = torch.ops.prim.device.default
 VALUES_MATTER = (Tag.data_dependent_output, Tag.dynamic_output_shape, Tag.inplace_view)
 
 
@@ -110,9 +109,9 @@ class RememberingFakeMode(FakeMode):
             return None
         if type(value) is not FakeTensor or value.layout is not torch.strided or any(each is value for each in tensors):
             raise NotRemembered
-        storage = storage_of(value)
-        is_view = any(storage_of(each) == storage for each in tensors)
-        shared = sum(type(each) is FakeTensor and storage_of(each) == storage for each in results) > 1
+        storage = storage_key(value)
+        is_view = any(storage_key(each) == storage for each in tensors)
+        shared = sum(type(each) is FakeTensor and storage_key(each) == storage for each in results) > 1
         part = self.traits(value), is_view
         if (len(tensors) > 1 if is_view else shared) or self.traits(self.again(part, tensors)) != part[0]:
             raise NotRemembered
@@ -126,11 +125,6 @@ class RememberingFakeMode(FakeMode):
             if is_view:
                 empty.set_(tensors[0].untyped_storage(), offset, shape, stride)
         return FakeTensor(self, empty, device)
-
-
-def storage_of(value: torch.Tensor) -> int:
-    """The identity of what a tensor lies in."""
-    return value.untyped_storage()._cdata
 
 
 @functools.cache

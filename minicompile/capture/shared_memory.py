@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.torch_interface import FakeTensor
+from minicompile.ir.fake_mode import storage_key
 
 IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"})
 READ_APART = frozenset(
@@ -28,7 +29,7 @@ def refuse_shared_writes(name: str, args: tuple[Any, ...]) -> None:
     if any(type(stride) is int and stride == 0 and size != 1 for size, stride in layout):
         raise Break("operation failed", "elements of the tensor that is written share memory")
     read = [value for value in tree_leaves(rest) if is_strided(value)]
-    read = [value for value in read if value.untyped_storage()._cdata == target.untyped_storage()._cdata]
+    read = [value for value in read if storage_key(value) == storage_key(target)]
     apart = name in READ_APART
     if read and name.strip("_") == "setitem":
         apart = any(isinstance(part, torch.Tensor) for part in tree_leaves(rest[0]))

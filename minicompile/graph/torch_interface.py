@@ -16,12 +16,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minicompile.ir.fake_mode import FakeMode
+from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key
 from minicompile.ir.graph import GraphModule
 
-__all__ = ["FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
+__all__ = ["FAKE_DEVICE", "storage_key", "FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
 
-FAKE_DEVICE = torch.ops.prim.device.default
 FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 
@@ -96,11 +95,6 @@ def mutation_is_hidden_from_autograd(value: torch.Tensor) -> bool:
         torch._functionalize_are_all_mutations_hidden_from_autograd(value)
         or torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(value)
     )
-
-
-def storage_key(value: torch.Tensor) -> int:
-    """Equal for tensors that share storage; functional tensors have functional storages."""
-    return value.untyped_storage()._cdata
 
 
 def is_symbolic(value: torch.Tensor) -> bool:

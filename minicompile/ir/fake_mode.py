@@ -11,6 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
+FAKE_DEVICE = torch.ops.prim.device.default
+"""What a fake tensor asks its mode for when it is asked for its device."""
 
 BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
     "logical_and.default logical_or.default logical_xor.default logaddexp.default heaviside.default copysign.Tensor "
@@ -34,3 +36,8 @@ class FakeMode(FakeTensorMode):
             return result
         like: Any = super().dispatch(aten.eq.Tensor, types, tuple(tensors[:2]))
         return super().dispatch(aten.empty_like.default, types, (like,), {"dtype": result.dtype})
+
+
+def storage_key(value: torch.Tensor) -> int:
+    """Equal for tensors that share storage; functional tensors have functional storages."""
+    return value.untyped_storage()._cdata
