@@ -29,7 +29,7 @@ from minicompile.ir.expr import Apply, Constant, Expr, Load
 from minicompile.ir.index import Axis, as_index
 from minicompile.ir.loops import Loop, Scan, fold_identity
 
-_SMALL_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.bool)
+_SMALL_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.bool)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,6 @@ from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.looped_kernel import write_kernel
 from minicompile.codegen.naming import Namer, buffer_names
 from minicompile.codegen.render import kernel_source, render
-from minicompile.codegen.unsupported import CannotGenerate, reason_not_to_emit
 from minicompile.codegen.wrapper import FUSED_MATMUL, HostText, HostWriter, Launch, sizes_text
 from minicompile.config import Config
 from minicompile.ir.index import Index, as_index, hint
@@ -108,7 +107,6 @@ def _print_kernels(
     for number, group in enumerate(schedule.steps):
         if not isinstance(group, KernelGroup):
             continue
-        _check(group, context)
         if any(tile.axis.size.constant == 0 for tile in group.tile.parallel):
             launches[number] = None
             continue
@@ -135,13 +133,6 @@ def kernel_shape(group: KernelGroup, context: KernelContext) -> tuple[object, li
     online = tuple((names.index(pair.maximum), names.index(pair.total)) for pair in group.online)
     plan = (group.tile.axes, group.tile.strategy, group.tile.num_warps, group.tile.num_stages)
     return (facts, shared, online, plan), names
-
-
-def _check(group: KernelGroup, context: KernelContext) -> None:
-    for loop in group.loops:
-        reason = reason_not_to_emit(loop, context.buffers[loop.buffer].dtype)
-        if reason is not None:
-            raise CannotGenerate(f"{group.name}: {reason}")
 
 
 def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: list[str]) -> _Printed:

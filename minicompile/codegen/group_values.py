@@ -15,7 +15,7 @@ import torch
 
 from minicompile.codegen.index_text import bounds, extent, symbols_of
 from minicompile.codegen.triton_text import LOW_PRECISION, compute_dtype
-from minicompile.codegen.unsupported import CannotGenerate
+from minicompile.errors import Unsupported
 from minicompile.ir.expr import (
     Apply,
     Constant,
@@ -71,7 +71,7 @@ class GroupValues:
             return load
         producer = self.loops[load.buffer]
         if producer.store != load.index or producer.accumulate or producer.condition is not None:
-            raise CannotGenerate(f"{load} is not what the same kernel computes there ({producer.store})")
+            raise Unsupported("generated code", f"{load} is not what the same kernel computes there ({producer.store})")
         return self.result(producer)
 
     def result(self, loop: Loop) -> Expr:

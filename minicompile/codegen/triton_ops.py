@@ -57,7 +57,7 @@ class Operation:
 
 Emit = Callable[[Operation], Text]
 
-UNSIGNED = frozenset({torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool})
+UNSIGNED = frozenset({torch.uint8, torch.bool})
 
 NEEDS_ROUNDED_OPERANDS = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "sign", "isinf", "remainder", "fmod",

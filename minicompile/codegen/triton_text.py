@@ -13,12 +13,10 @@ import torch
 TRITON_DTYPES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64", torch.float32: "tl.float32", torch.float16: "tl.float16",
     torch.bfloat16: "tl.bfloat16", torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16",
-    torch.int8: "tl.int8", torch.uint64: "tl.uint64", torch.uint32: "tl.uint32", torch.uint16: "tl.uint16",
-    torch.uint8: "tl.uint8", torch.bool: "tl.int1",
-    torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5",
+    torch.int8: "tl.int8", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
 }  # fmt: skip
 
-LOW_PRECISION = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
+LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
 CALL, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARE = 100, 50, 40, 30, 25, 20, 18, 16, 10
 

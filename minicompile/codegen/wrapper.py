@@ -13,7 +13,7 @@ import torch
 
 from minicompile.codegen.index_text import host_text, symbols_of
 from minicompile.codegen.naming import Namer, identifier
-from minicompile.codegen.unsupported import CannotGenerate
+from minicompile.errors import Unsupported
 from minicompile.ir.index import ZERO, Index, Symbol, as_index, coefficient_of, hint, is_nonnegative
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph
 from minicompile.ir.schedule import KernelGroup, Schedule
@@ -144,7 +144,7 @@ class HostWriter:
                 for dimension, number in enumerate(numbers):
                     if number is wanted:
                         return f"{self._variables[name]}.{asked}({dimension})"
-        raise CannotGenerate(f"no input says what {symbol} is")
+        raise Unsupported("generated code", f"no input says what {symbol} is")
 
     # Buffers
 
@@ -278,7 +278,7 @@ class HostWriter:
     def _in_place(self, step: ExternKernel, called: str) -> None:
         new = [b for b in step.outputs if b is not None]
         if len(new) != len(step.overwrites):
-            raise CannotGenerate(f"{step.target} both overwrites and creates tensors")
+            raise Unsupported("generated code", f"{step.target} both overwrites and creates tensors")
         self._lines.append(called)
         for buffer, older in zip(new, step.overwrites, strict=True):
             self._share(buffer.name, older)
@@ -320,7 +320,7 @@ class HostWriter:
                 return repr(value)
             case torch.memory_format():
                 return str(value)
-        raise CannotGenerate(f"an extern kernel's argument of type {type(value).__name__} has no text")
+        raise Unsupported("generated code", f"an extern kernel's argument of type {type(value).__name__} has no text")
 
     def view(self, view: BufferView) -> str:
         """The tensor expression of a strided view."""

@@ -9,9 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from minicompile.codegen.triton_ops import TRITON_OPS
+from minicompile.codegen.triton_text import TRITON_DTYPES
 from minicompile.ir.expr import SCALAR_OPS, Constant, Expr, Load, apply
 from minicompile.ir.index import Axis, as_index
 from minicompile.ir.loops import Loop
+from minicompile.lowering.values import LOOP_DTYPES
+from minicompile.runtime.kernel_binary import TRITON_TYPES
 from tests.codegen.build import buffer, group, pointwise_plan, run_both, schedule
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -151,3 +155,8 @@ def test_an_operation_gives_eagers_values(name: str, dtype: torch.dtype) -> None
         if name in ("neg", "copysign", "abs", "floor", "ceil", "trunc", "round", "mul", "truediv"):
             finite = wanted == wanted
             assert torch.equal(torch.signbit(found[name])[finite], torch.signbit(wanted)[finite])
+
+
+def test_all_that_lowering_may_put_into_a_loop_has_text() -> None:
+    assert TRITON_OPS.keys() == SCALAR_OPS.keys()
+    assert TRITON_DTYPES.keys() == TRITON_TYPES.keys() == LOOP_DTYPES

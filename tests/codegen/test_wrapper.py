@@ -13,14 +13,12 @@ import torch
 
 import minicompile
 from minicompile.codegen.generate import generate_program
-from minicompile.codegen.unsupported import CannotGenerate
 from minicompile.config import Config
 from minicompile.ir.expr import Constant, Load, apply
 from minicompile.ir.index import ZERO, Axis, Symbol, as_index
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, Reduction
 from minicompile.ir.schedule import Allocation, KernelGroup, MemoryPlan, Schedule
 from tests.codegen.build import (
-    GPU,
     INTERPRETER,
     buffer,
     group,
@@ -250,10 +248,3 @@ def test_the_file_runs_by_itself(tmp_path: pathlib.Path) -> None:
         [sys.executable, str(path), "2"], capture_output=True, text=True, check=True, timeout=100, env=environment
     )
     assert "largest difference from eager 0" in done.stdout and "us a call" in done.stdout
-
-
-def test_what_cannot_be_printed_is_refused() -> None:
-    steps = [scaled("a", "b", 100, 2.0, dtype=torch.complex64)]
-    buffers = [buffer("a", (100,), torch.complex64, "input"), buffer("b", (100,), torch.complex64)]
-    with pytest.raises(CannotGenerate, match="complex64"):
-        generate_program(schedule(steps, buffers, ["b"]), Config(), GPU)
