@@ -30,7 +30,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from minicompile.kernels.attention_problem import dot_precision
 from minicompile.kernels.configs import MatmulConfig, matmul_tile
 from minicompile.kernels.interpret import launch
-from minicompile.kernels.matmul_model import MatmulProblem, choose_config
+from minicompile.kernels.matmul_model import MatmulProblem, rank_configs
 
 
 @triton.jit
@@ -209,7 +209,7 @@ def matmul(
         precision: how fp32 operands are multiplied: "ieee", "tf32", "tf32x3" or "bf16x6".
         epilogue: see the module; `extra` is its last argument.
         out: where to put the result, any strides.
-        config: tiles; chosen by `matmul_model.choose_config` if not given.
+        config: tiles; chosen by `matmul_model` if not given.
     """
     _check(a, b, addend)
     flat = a.dim() == 2
@@ -224,7 +224,7 @@ def matmul(
         addend = c if addend is None else addend.expand(c.shape)
         has_addend = addend is not c and beta != 0.0
         problem = MatmulProblem(batch, m, n, k, a.element_size(), a.dtype == torch.float32, precision, _aligned(a, b))
-        config = config or (interpreted_config(m, n, k) if a.device.type == "cpu" else choose_config(problem))
+        config = config or (interpreted_config(m, n, k) if a.device.type == "cpu" else rank_configs(problem, 1)[0][0])
         if config.swapped:
             a, b, c, addend = (t.transpose(1, 2) for t in (b, a, c, addend))
         slots = {"HAS_ADDEND": has_addend, "EPILOGUE": epilogue or identity, "SWAPPED": config.swapped}

@@ -10,7 +10,7 @@ Constants are fitted to 60 bf16 products on one H200 (2026-11-21, cuBLAS of torc
 aligned, the vendor is as fast or faster nearly everywhere (4,096 cubed 742 : 716, small ones by 1.3 to 2), so it is
 taken unless an epilogue saves enough traffic; rows of the result not aligned, 99 : 712 (4096 x 4095 x 4096), 95 : 517
 (2048 x 50257 x 768), 14 : 62 (16 x 50257 x 4096), since our operands still load by TMA; operands not aligned, 120 : 137
-and 477 for the vendor on aligned copies (4096 x 4096 x 4095), which do not pay under about 100 microseconds. In fp32
+and 477 for the vendor on aligned copies (4096 x 4096 x 4095), which the caller makes before it asks. In fp32
 the vendor has 50, three-part bf16 products 70 with a sixth of its error; in tf32 397 : 80, as B is not K-major there.
 
 This module must not import Triton nor touch a GPU.
@@ -35,8 +35,6 @@ VENDOR_EFFICIENCY = {"half": 0.95, "tf32": 0.96, "fp32": 0.84, "int8": 0.54}
 VENDOR_SPLITS = (1, 2, 4, 8, 16, 32, 64)
 UNALIGNED_PENALTY = 5.5
 POINTER_PENALTY = 8.0
-COPY_BYTES_PER_SECOND = 1.3e12
-COPY_SECONDS = 30e-6
 VENDOR_BANDWIDTH = 0.88
 MARGIN = 1.10
 EPILOGUE_MARGIN = {"half": 1.3, "int8": 1.3, "tf32": 1.3, "fp32": 1.04, "split": 1.04}
@@ -77,38 +75,21 @@ class MatmulProblem:
         return self.batch * self.itemsize * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """Who computes a product: "triton" with a tile, "vendor", or "padded vendor" (operands copied to aligned ones
-    first).
-
-    The reason has the estimates in words.
-    """
-
-    who: str
-    config: MatmulConfig
-    reason: str
-
-
-def choose(problem: MatmulProblem) -> Choice:
-    """This package or the vendor's library, for one product and what follows it."""
-    config, ours = _best_row(problem)
+def choose(problem: MatmulProblem) -> tuple[MatmulConfig | None, str]:
+    """Our tile (`None`: the vendor's library) for one product and what follows it, and the reason with the estimates."""
+    config, ours = rank_configs(problem, 1)[0]
     saved = problem.epilogue_bytes_saved
-    extra = saved / BYTES_PER_SECOND
     margin = EPILOGUE_MARGIN[problem.numerics] if saved else MARGIN
-    vendor, padded = vendor_seconds(problem) + extra, padded_seconds(problem) + extra
+    vendor = vendor_seconds(problem) + saved / BYTES_PER_SECOND
     estimates = f"estimated {ours * 1e6:.1f} us with {config} against {vendor * 1e6:.1f} us"
-    if not problem.aligned and padded * MARGIN < min(vendor, ours):
-        estimates = f"estimated {padded * 1e6:.1f} us with copies against {vendor * 1e6:.1f} us"
-        return Choice("padded vendor", config, f"aligned copies of the operands pay: {estimates}")
     if vendor < ours * margin:
-        return Choice("vendor", config, f"the vendor's library is expected to be as fast: {estimates}")
+        return None, f"the vendor's library is expected to be as fast: {estimates}"
     causes = ["three-part bf16 products are faster than plain fp32 ones"] if problem.numerics == "split" else []
     if not problem.aligned_result:
         causes.append("rows of the result are not multiples of 16 bytes, which the vendor's library is slow at")
     if saved:
         causes.append(f"the epilogue saves {saved / 1e6:.1f} MB of traffic")
-    return Choice("triton", config, f"{'; '.join(causes) or 'better tile quantization'}: {estimates}")
+    return config, f"{'; '.join(causes) or 'better tile quantization'}: {estimates}"
 
 
 def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
@@ -122,36 +103,23 @@ def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
     problem = MatmulProblem(facts.batch, facts.m, facts.n, facts.k, facts.dtype.itemsize, is_fp32, precision,
                             facts.aligned, facts.bytes_saved)  # fmt: skip
     if setting == "triton":
-        return str(choose_config(problem)), "as asked for"
+        return str(rank_configs(problem, 1)[0][0]), "as asked for"
     if not facts.on_gpu:
         return None, "the vendor's library: on the CPU our kernel is interpreted"
-    choice = choose(problem)
-    reason = f"the vendor's library, where {choice.reason}" if choice.who == "padded vendor" else choice.reason
-    return (str(choice.config) if choice.who == "triton" else None), reason
+    tile, reason = choose(problem)
+    return None if tile is None else str(tile), reason
 
 
-def choose_config(problem: MatmulProblem) -> MatmulConfig:
-    """The tile that is expected to be fastest."""
-    return _best_row(problem)[0]
-
-
-def rank_configs(problem: MatmulProblem, count: int = 4) -> list[tuple[MatmulConfig, float]]:
-    """The best few tiles with their estimated seconds, for measuring."""
+def rank_configs(problem: MatmulProblem, count: int) -> list[tuple[MatmulConfig, float]]:
+    """The best few tiles with their estimated seconds."""
     options: list[tuple[MatmulConfig, float]] = []
     for row in matmul_rows(problem.numerics):
-        if row.config.tma and not problem.aligned:
-            continue
-        narrow = row.config.block_n
-        if row.config.swapped and problem.m > narrow:
+        if (row.config.tma and not problem.aligned) or (row.config.swapped and problem.m > row.config.block_n):
             continue
         for split in _splits(problem, row.config):
             config = dataclasses.replace(row.config, split_k=split, tma=row.config.tma and split == 1)
             options.append((config, _seconds(problem, row, config)))
     return sorted(options, key=lambda option: option[1])[:count]
-
-
-def _best_row(problem: MatmulProblem) -> tuple[MatmulConfig, float]:
-    return rank_configs(problem, 1)[0]
 
 
 def _splits(problem: MatmulProblem, config: MatmulConfig) -> list[int]:
@@ -203,11 +171,3 @@ def vendor_seconds(problem: MatmulProblem) -> float:
     if problem.numerics == "half" and not (problem.aligned and problem.aligned_result):
         longer *= UNALIGNED_PENALTY
     return LAUNCH_SECONDS + longer
-
-
-def padded_seconds(problem: MatmulProblem) -> float:
-    """The vendor's library on aligned copies of both operands, the copies included."""
-    copied = 2 * problem.batch * problem.itemsize * problem.k * (problem.m + problem.n)
-    step = 16 // problem.itemsize
-    aligned = dataclasses.replace(problem, aligned=True, n=problem.n + -problem.n % step)
-    return vendor_seconds(aligned) + 2 * COPY_SECONDS + copied / COPY_BYTES_PER_SECOND

@@ -546,14 +546,13 @@ def matmul_part(shapes: tuple[tuple[int, int, int], ...] = SHAPES) -> None:
             except Exception:
                 continue
         ranked = sorted(timed.items(), key=lambda item: item[1])
-        choice = choose(problem_of(shape))
+        tile, _ = choose(problem_of(shape))
         padded = milliseconds(lambda: padded_matmul(a, b), 15) if shape[2] % 8 else math.nan  # noqa: B023
-        auto = {"vendor": vendor, "padded vendor": padded}
-        chosen = auto[choice.who] if choice.who in auto else timed.get(str(choice.config), math.inf)
+        chosen = vendor if tile is None else timed.get(str(tile), math.inf)
         ratios.append(vendor / chosen)
         report(
             shape=shape, cublas_TF=flops / vendor, best_TF=flops / ranked[0][1], ratio=vendor / ranked[0][1],
-            best=ranked[0][0], model=choice.who, model_tile=str(choice.config), auto_ratio=vendor / chosen,
+            best=ranked[0][0], model_tile=str(tile), auto_ratio=vendor / chosen,
             padded_TF=flops / padded,
             all=" | ".join(f"{tile}: {flops / ms:.0f}" for tile, ms in ranked),
         )  # fmt: skip
@@ -640,7 +639,7 @@ def matmul_graphs() -> None:
         ranked = sorted(timed.items(), key=lambda item: item[1])
         report(
             shape=shape, cublas_us=vendor * 1e3, cublas_TF=flops / vendor, best_TF=flops / ranked[0][1],
-            ratio=vendor / ranked[0][1], best=ranked[0][0], model=str(choose(problem_of(shape)).who),
+            ratio=vendor / ranked[0][1], best=ranked[0][0], model=str(choose(problem_of(shape))[0]),
             all=" | ".join(f"{tile}: {flops / ms:.0f}" for tile, ms in ranked),
         )  # fmt: skip
 
