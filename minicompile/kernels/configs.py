@@ -40,21 +40,17 @@ class AttentionRow:
     phase: str
     numerics: str
     head_dim: int
-    config: AttentionConfig
-    spill_bytes: int
+    tile: str
     reason: str
-    date: str
+    spill_bytes: int = 0
     causal: bool | None = None
     longest: int | None = None
+    date: str = "2026-11-21"
 
-
-def _row(
-    phase: str, numerics: str, head_dim: int, tile: str, reason: str, spill_bytes: int = 0,
-    causal: bool | None = None, longest: int | None = None,
-) -> AttentionRow:  # fmt: skip
-    return AttentionRow(
-        phase, numerics, head_dim, attention_tile(tile), spill_bytes, reason, "2026-11-21", causal, longest
-    )
+    @property
+    def config(self) -> AttentionConfig:
+        """The tile."""
+        return attention_tile(self.tile)
 
 
 def attention_tile(text: str) -> AttentionConfig:
@@ -67,6 +63,7 @@ def attention_tile(text: str) -> AttentionConfig:
 # Figures are TFLOP/s in bf16 and milliseconds in fp32 (batch 8, one head, length 4,096), of one H200 under Triton 3.6.
 _UNTIMED = "from registers and shared memory; not timed yet"
 _M = "H200, measured:"
+_row = AttentionRow
 
 ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "half", 64, "64x64 w4 s3 tma", f"{_M} 392 at 1,024", longest=2048),
@@ -113,6 +110,7 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
 )
 
 SHARED_MEMORY_LIMIT = 232_448
+
 
 def numerics_class(itemsize: int, precision: str) -> str:
     """Which rows hold for a dtype of this size and this way of forming products."""
@@ -209,30 +207,26 @@ class MatmulRow:
     config: MatmulConfig
     efficiency: float
     reason: str
-    date: str
-
-
-def _tile(numerics: str, config: MatmulConfig, efficiency: float, reason: str) -> MatmulRow:
-    return MatmulRow(numerics, config, efficiency, reason, "2026-11-21")
+    date: str = "2026-11-21"
 
 
 MATMUL_TABLE: tuple[MatmulRow, ...] = (
-    _tile("half", MatmulConfig(128, 256, 64, 8, 3, tma=True, halves=True), 0.90, "large: fewest operand bytes a FLOP"),
-    _tile("half", MatmulConfig(256, 128, 64, 8, 3, tma=True, halves=True), 0.88, "large and tall"),
-    _tile("half", MatmulConfig(128, 128, 64, 8, 4, tma=True), 0.78, "middling: half the tile, less quantization"),
-    _tile("half", MatmulConfig(128, 64, 64, 4, 4, tma=True), 0.60, "small: more tiles than processors"),
-    _tile("half", MatmulConfig(64, 64, 128, 4, 4), 0.45, "small or unaligned, by pointers"),
-    _tile("half", MatmulConfig(128, 128, 64, 8, 3), 0.65, "unaligned for TMA, by pointers"),
-    _tile("half", MatmulConfig(128, 16, 128, 4, 4, swapped=True), 0.12, "up to 16 rows: weights as left operand"),
-    _tile("half", MatmulConfig(128, 32, 128, 4, 4, swapped=True), 0.22, "up to 32 rows: weights as left operand"),
-    _tile("half", MatmulConfig(64, 16, 256, 4, 3, swapped=True), 0.10, "up to 16 rows, few columns"),
-    _tile("tf32", MatmulConfig(128, 128, 32, 8, 4), 0.20, "H200, measured: 80 TFLOP/s; B is transposed in registers"),
-    _tile("tf32", MatmulConfig(64, 64, 32, 4, 4), 0.15, "small tf32 products"),
-    _tile("fp32", MatmulConfig(64, 64, 16, 4, 3), 0.73, "H200, measured: 44 TFLOP/s, vendor 50; wide tiles spill"),
-    _tile("fp32", MatmulConfig(32, 64, 16, 4, 3), 0.45, "plain FMA, small"),
-    _tile("split", MatmulConfig(128, 64, 32, 8, 3), 0.54, "H200, measured: bf16x6 70 TFLOP/s, tf32x3 40"),
-    _tile("int8", MatmulConfig(128, 128, 128, 8, 3), 0.47, "H200, measured: 737 TOP/s, vendor 850"),
-    _tile("int8", MatmulConfig(64, 64, 128, 4, 3), 0.40, "small int8"),
+    MatmulRow("half", MatmulConfig(128, 256, 64, 8, 3, tma=True, halves=True), 0.90, "large: fewest operand bytes a FLOP"),
+    MatmulRow("half", MatmulConfig(256, 128, 64, 8, 3, tma=True, halves=True), 0.88, "large and tall"),
+    MatmulRow("half", MatmulConfig(128, 128, 64, 8, 4, tma=True), 0.78, "middling: half the tile, less quantization"),
+    MatmulRow("half", MatmulConfig(128, 64, 64, 4, 4, tma=True), 0.60, "small: more tiles than processors"),
+    MatmulRow("half", MatmulConfig(64, 64, 128, 4, 4), 0.45, "small or unaligned, by pointers"),
+    MatmulRow("half", MatmulConfig(128, 128, 64, 8, 3), 0.65, "unaligned for TMA, by pointers"),
+    MatmulRow("half", MatmulConfig(128, 16, 128, 4, 4, swapped=True), 0.12, "up to 16 rows: weights as left operand"),
+    MatmulRow("half", MatmulConfig(128, 32, 128, 4, 4, swapped=True), 0.22, "up to 32 rows: weights as left operand"),
+    MatmulRow("half", MatmulConfig(64, 16, 256, 4, 3, swapped=True), 0.10, "up to 16 rows, few columns"),
+    MatmulRow("tf32", MatmulConfig(128, 128, 32, 8, 4), 0.20, "H200, measured: 80 TFLOP/s; B is transposed in registers"),
+    MatmulRow("tf32", MatmulConfig(64, 64, 32, 4, 4), 0.15, "small tf32 products"),
+    MatmulRow("fp32", MatmulConfig(64, 64, 16, 4, 3), 0.73, "H200, measured: 44 TFLOP/s, vendor 50; wide tiles spill"),
+    MatmulRow("fp32", MatmulConfig(32, 64, 16, 4, 3), 0.45, "plain FMA, small"),
+    MatmulRow("split", MatmulConfig(128, 64, 32, 8, 3), 0.54, "H200, measured: bf16x6 70 TFLOP/s, tf32x3 40"),
+    MatmulRow("int8", MatmulConfig(128, 128, 128, 8, 3), 0.47, "H200, measured: 737 TOP/s, vendor 850"),
+    MatmulRow("int8", MatmulConfig(64, 64, 128, 4, 3), 0.40, "small int8"),
 )
 
 
@@ -243,8 +237,3 @@ def matmul_tile(text: str) -> MatmulConfig:
     flags = {name: name in rest for name in ("tma", "halves", "swapped")}
     block_m, block_n, block_k = map(int, tile.split("x"))
     return MatmulConfig(block_m, block_n, block_k, int(warps[1:]), int(stages[1:]), split_k=split, **flags)
-
-
-def matmul_rows(numerics: str) -> tuple[MatmulRow, ...]:
-    """The tiles that the model may choose among."""
-    return tuple(row for row in MATMUL_TABLE if row.numerics == numerics)

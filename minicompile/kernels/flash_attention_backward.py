@@ -27,12 +27,14 @@ import triton.language as tl
 from minicompile.kernels.flash_attention_forward import (
     LOG2E,
     apply_mask,
+    block_of,
     dropout_keeps,
     load_rows,
     row_pointers,
     visible_pairs,
+    walk_over_keys,
 )
-from minicompile.kernels.mask_bounds import walk_backwards, walk_forwards
+from minicompile.kernels.mask_bounds import walk_backwards
 
 
 @triton.jit
@@ -41,10 +43,7 @@ def flash_attention_delta_kernel(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """Row sums of dO ∘ O, less the gradient of the log-sum-exp."""
-    blocks = tl.cdiv(queries, BLOCK_M)
-    head = tl.program_id(0) // blocks
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    first = tl.program_id(0) % blocks * BLOCK_M
+    head, b, h, first = block_of(queries, heads, BLOCK_M, False)
     rows = first + tl.arange(0, BLOCK_M)
     out = load_rows(out_ptr, out_strides, b, h, first, queries, BLOCK_M, DV, BLOCK_D, True, False)
     dout = load_rows(dout_ptr, dout_strides, b, h, first, queries, BLOCK_M, DV, BLOCK_D, True, False)
@@ -122,13 +121,7 @@ def flash_attention_query_gradient_kernel(
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_M queries of one head."""
-    blocks = tl.cdiv(queries, BLOCK_M)
-    head = tl.program_id(0) // blocks
-    first = tl.program_id(0) % blocks
-    if HAS_UPPER:
-        first = blocks - 1 - first
-    first = first * BLOCK_M
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    head, b, h, first = block_of(queries, heads, BLOCK_M, HAS_UPPER)
     rows = first + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     q = load_rows(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False)
@@ -139,15 +132,9 @@ def flash_attention_query_gradient_kernel(
     kv_head = h // GROUP
     mask_base = mask_ptr + b * mask_strides[0] + h * mask_strides[1]
     dbias_base = dbias_ptr + statistics * keys
-    start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
-    if HAS_UPPER:
-        stop = tl.maximum(tl.minimum(keys, first + BLOCK_M + upper), 0)
-        full_stop = tl.maximum(tl.minimum(keys, first + upper + 1), 0) // BLOCK_N * BLOCK_N
-    if HAS_LOWER:
-        start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
-    if HAS_BOUNDS:
-        bounds = bounds_ptr + b * bounds_strides[0] + h * bounds_strides[1]
-        start, full_stop, stop = walk_forwards(bounds, first, queries, start, full_stop, stop, BLOCK_M, BLOCK_N)
+    start, full_stop, stop = walk_over_keys(
+        bounds_ptr, bounds_strides, b, h, first, queries, keys, lower, upper, BLOCK_M, BLOCK_N, HAS_LOWER, HAS_UPPER,
+        HAS_BOUNDS)  # fmt: skip
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     if FULL_LOOP:

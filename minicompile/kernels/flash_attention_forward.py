@@ -71,6 +71,35 @@ def row_pointers(base, strides, b, h, rows):
 
 
 @triton.jit
+def block_of(length, heads, BLOCK: tl.constexpr, HEAVIEST_FIRST: tl.constexpr):
+    """The program's place: its batch and head in one number and apart, and the first of its BLOCK rows of that head."""
+    blocks = tl.cdiv(length, BLOCK)
+    head = tl.program_id(0) // blocks
+    first = tl.program_id(0) % blocks
+    if HEAVIEST_FIRST:
+        first = blocks - 1 - first
+    return head, (head // heads).to(tl.int64), (head % heads).to(tl.int64), first * BLOCK
+
+
+@triton.jit
+def walk_over_keys(
+    bounds_ptr, bounds_strides, b, h, first, queries, keys, lower, upper, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+):  # fmt: skip
+    """Where BLOCK_M queries begin to see keys, until where no mask is needed, and where they end."""
+    start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
+    if HAS_UPPER:
+        stop = tl.maximum(tl.minimum(keys, first + BLOCK_M + upper), 0)
+        full_stop = tl.maximum(tl.minimum(keys, first + upper + 1), 0) // BLOCK_N * BLOCK_N
+    if HAS_LOWER:
+        start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
+    if HAS_BOUNDS:
+        bounds = bounds_ptr + b * bounds_strides[0] + h * bounds_strides[1]
+        start, full_stop, stop = walk_forwards(bounds, first, queries, start, full_stop, stop, BLOCK_M, BLOCK_N)
+    return start, full_stop, stop
+
+
+@triton.jit
 def visible_pairs(rows, cols, keys, lower, upper, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr):
     """Which (query, key) pairs are in the band and within the keys; `rows` and `cols` broadcast in either order."""
     visible = (cols < keys) & (rows >= 0)
@@ -152,27 +181,15 @@ def flash_attention_forward_kernel(
     DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head."""
-    blocks = tl.cdiv(queries, BLOCK_M)
-    head = tl.program_id(0) // blocks
-    first = tl.program_id(0) % blocks
-    if HAS_UPPER:
-        first = blocks - 1 - first
-    first = first * BLOCK_M
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    head, b, h, first = block_of(queries, heads, BLOCK_M, HAS_UPPER)
     rows = first + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     q = load_rows(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False)
     kv_head = h // GROUP
     mask_base = mask_ptr + b * mask_strides[0] + h * mask_strides[1]
-    start, full_stop, stop = 0, keys // BLOCK_N * BLOCK_N, keys
-    if HAS_UPPER:
-        stop = tl.maximum(tl.minimum(keys, first + BLOCK_M + upper), 0)
-        full_stop = tl.maximum(tl.minimum(keys, first + upper + 1), 0) // BLOCK_N * BLOCK_N
-    if HAS_LOWER:
-        start = tl.maximum(first - lower, 0) // BLOCK_N * BLOCK_N
-    if HAS_BOUNDS:
-        bounds = bounds_ptr + b * bounds_strides[0] + h * bounds_strides[1]
-        start, full_stop, stop = walk_forwards(bounds, first, queries, start, full_stop, stop, BLOCK_M, BLOCK_N)
+    start, full_stop, stop = walk_over_keys(
+        bounds_ptr, bounds_strides, b, h, first, queries, keys, lower, upper, BLOCK_M, BLOCK_N, HAS_LOWER, HAS_UPPER,
+        HAS_BOUNDS)  # fmt: skip
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)

@@ -18,9 +18,9 @@ Works with Triton 3.6 to 3.9; every use of a private interface of Triton's inter
 * fp16, bf16 and int8 `tl.dot` go to BLAS in a wide type; `input_precision` is ignored (always fp32).
 * The checks "a power of two" and "at most 2**20 elements" are lifted: a tile may be as large as the problem, which is
   what makes the interpreter as fast as NumPy. One program over everything; never a grid of thousands.
-* `triton.language.extra.libdevice` functions are empty stubs; the usual ones get NumPy bodies, as does `tl.erf`.
+* `triton.language.extra.libdevice` functions are empty stubs; those that kernels use get NumPy bodies, as does `tl.erf`.
 * A masked load without `other=` gives zeros here and anything on the GPU: always pass `other`.
-* `num_warps`, `num_stages` and other launch options are dropped. Inline assembly and atomics on bf16 do not work.
+* `num_warps`, `num_stages` and other launch options are dropped. Inline assembly, fp8 and atomics on bf16 do not work.
 * The kernel's source must be readable by `inspect` (a real file, or an entry in `linecache`), with no function nested
   in it, and no assignment with two targets (`a = b = 0`).
 
@@ -163,10 +163,12 @@ def interpreting() -> Iterator[Any]:
             _patch_numerics(scope, interpreter)
             _patch_libdevice(scope, interpreter)
             _patch_folds(scope, interpreter)
+            builder = interpreter.interpreter_builder
+            precisions = (*builder.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
             # A GPU wraps around without checking either, and the checks are half of the interpreter's time.
-            unchecked = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False, debug=True)
-            scope.set_attr(interpreter.interpreter_builder, "options", unchecked)
-            scope.set_attr(interpreter.interpreter_builder, "minicompile_active", True)
+            options = {"sanitize_overflow": False, "debug": True, "allowed_dot_input_precisions": precisions}
+            scope.set_attr(builder, "options", dataclasses.replace(builder.options, **options))
+            scope.set_attr(builder, "minicompile_active", True)
             yield interpreter
         finally:
             scope.restore()
@@ -223,12 +225,6 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
             return handle_type(_to_bfloat16(_widen(source)), tl.bfloat16)
         return handle_type(_widen(source).astype(interpreter._get_np_dtype(target)), target.scalar)
 
-    fp8_cast = builder.create_fp_to_fp
-
-    def fp_to_fp(source: Any, target: Any, rounding: Any) -> Any:
-        small = min(source.dtype.scalar.primitive_bitwidth, target.scalar.primitive_bitwidth) < 16
-        return fp8_cast(source, target, rounding) if small else cast(source, target)
-
     def compute(name: str, first: Any, *rest: Any) -> Any:
         if first.dtype.scalar != tl.bfloat16:
             return elementwise[name](first, *rest)
@@ -240,9 +236,7 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
         wide = np.float64 if accumulator.data.dtype in (np.int32, np.float64) else np.float32
         product = np.matmul(_widen(a).astype(wide, copy=False), _widen(b).astype(wide, copy=False))
         exact = product.astype(np.int64) if accumulator.data.dtype == np.int32 else product
-        return handle_type(
-            exact.astype(accumulator.data.dtype, copy=False) + accumulator.data, accumulator.dtype.scalar
-        )
+        return handle_type(exact.astype(accumulator.data.dtype, copy=False) + accumulator.data, accumulator.dtype.scalar)
 
     def erf(arg: Any) -> Any:
         return handle_type(torch.erf(torch.from_numpy(arg.data.copy())).numpy(), arg.dtype.scalar)
@@ -251,16 +245,13 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
         if not condition.data.all():  # also under `python -O`, which leaves Triton's own assertion out
             raise AssertionError(message)
 
-    precisions = (*builder.options.allowed_dot_input_precisions, "bf16x3", "bf16x6")
-    options = dataclasses.replace(builder.options, allowed_dot_input_precisions=precisions)
-    scope.set_attr(builder, "options", options)
     def splat(target: Any, arg: Any) -> Any:
         return handle_type(np.full(target.shape, arg.data.reshape(-1)[0], dtype=arg.data.dtype), arg.dtype.scalar)
 
     scope.set_attr(builder, "create_splat", splat)  # Triton's turns a boolean into int32
     scope.set_attr(builder, "create_assert", fail_unless)
     scope.set_attr(builder, "cast_impl", cast)
-    scope.set_attr(builder, "create_fp_to_fp", fp_to_fp)
+    scope.set_attr(builder, "create_fp_to_fp", lambda source, target, rounding: cast(source, target))
     scope.set_attr(builder, "binary_op", functools.partial(compute, "binary_op"))
     scope.set_attr(builder, "unary_op", functools.partial(compute, "unary_op"))
     scope.set_attr(builder, "create_dot", dot)
@@ -268,23 +259,16 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
 
 
 def _by_torch(name: str) -> Callable[..., np.ndarray]:
-    function = getattr(torch.special, name, None) or getattr(torch, name)
+    function = getattr(torch, name)
     return lambda *arrays: function(*(torch.from_numpy(np.array(array)) for array in arrays)).numpy()
 
 
 _LIBDEVICE: dict[str, Callable[..., np.ndarray]] = {
     **{name: getattr(np, name) for name in (
-        "tanh", "sinh", "cosh", "tan", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "sqrt",
-        "cbrt", "floor", "ceil", "trunc", "rint", "hypot", "fmod", "copysign", "nextafter", "fmin", "fmax", "isnan")},
-    "abs": np.abs, "fabs": np.abs, "pow": np.power, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
-    "atan2": np.arctan2, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "isinf": np.isinf,
-    "finitef": np.isfinite, "isfinited": np.isfinite, "signbit": np.signbit, "nearbyint": np.rint, "llrint": np.rint,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "div_rn": np.divide, "fdim": lambda x, y: np.maximum(x - y, 0),
-    "fma": lambda x, y, z: (x.astype(np.float64) * y + z).astype(x.dtype),
-    "round": lambda x: np.trunc(x + np.copysign(np.nextafter(np.asarray(0.5, x.dtype), x.dtype.type(0)), x)),
-    **{name: _by_torch(name) for name in ("erf", "erfc", "erfinv", "lgamma")},
-    "tgamma": lambda x: np.copysign(np.exp(_by_torch("lgamma")(x)), 1.0).astype(x.dtype),
-    "j0": _by_torch("bessel_j0"), "j1": _by_torch("bessel_j1"), "cyl_bessel_i0": _by_torch("i0"),
+        "tanh", "sinh", "cosh", "tan", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "trunc",
+        "rint", "hypot", "fmod", "copysign", "nextafter")},
+    "pow": np.power, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh, **{name: _by_torch(name) for name in ("erfc", "erfinv", "lgamma")},
 }  # fmt: skip
 
 
@@ -307,8 +291,7 @@ def _patch_libdevice(scope: Any, interpreter: Any) -> None:
         return run
 
     for name, function in _LIBDEVICE.items():
-        if hasattr(libdevice, name):
-            scope.set_attr(libdevice, name, body(function))
+        scope.set_attr(libdevice, name, body(function))
 
 
 def _patch_folds(scope: Any, interpreter: Any) -> None:
@@ -362,6 +345,3 @@ def _patch_folds(scope: Any, interpreter: Any) -> None:
     scope.set_attr(interpreter.ScanOps, "cumprod", accumulated(np.cumprod))
     scope.set_attr(interpreter.ReduceOps, "generic_reduce", reduce)
     scope.set_attr(interpreter.ScanOps, "generic_scan", scan)
-
-
-__all__ = ["interpret", "interpreting", "launch", "runs_interpreted"]

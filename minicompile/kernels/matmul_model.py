@@ -22,7 +22,7 @@ import dataclasses
 import math
 from typing import Any
 
-from minicompile.kernels.configs import MatmulConfig, MatmulRow, matmul_rows
+from minicompile.kernels.configs import MATMUL_TABLE, MatmulConfig, MatmulRow
 
 PROCESSORS = 132
 BYTES_PER_SECOND = 4.27e12
@@ -113,8 +113,9 @@ def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
 def rank_configs(problem: MatmulProblem, count: int) -> list[tuple[MatmulConfig, float]]:
     """The best few tiles with their estimated seconds."""
     options: list[tuple[MatmulConfig, float]] = []
-    for row in matmul_rows(problem.numerics):
-        if (row.config.tma and not problem.aligned) or (row.config.swapped and problem.m > row.config.block_n):
+    for row in MATMUL_TABLE:
+        too_tall = row.config.swapped and problem.m > row.config.block_n
+        if row.numerics != problem.numerics or too_tall or (row.config.tma and not problem.aligned):
             continue
         for split in _splits(problem, row.config):
             config = dataclasses.replace(row.config, split_k=split, tma=row.config.tma and split == 1)

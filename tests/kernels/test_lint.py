@@ -213,6 +213,6 @@ def test_the_lint_sees_a_bad_kernel() -> None:
     """128 x 128 with four warps at head dim 128 spills and serialises."""
     row = next(r for r in ATTENTION_TABLE if (r.phase, r.numerics, r.head_dim) == ("forward", "half", 128))
     config = type(row.config)(128, 128, 4, 3)
-    bad = AttentionRow(row.phase, row.numerics, row.head_dim, config, 0, "", "")
+    bad = AttentionRow(row.phase, row.numerics, row.head_dim, str(config), "")
     code = machine_code(_attention_launch(bad, upper=0))
     assert code.spill_bytes > 1000 or code.serialized
