@@ -40,6 +40,7 @@ from minicompile.capture.calls import (
     run_native,
     special,
 )
+from minicompile.capture.comparing import settled, settled_all, standing, standing_inside
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import (
     BINARY,
@@ -49,6 +50,8 @@ from minicompile.capture.operators import (
     contains,
     delete_item,
     get_item,
+    insert,
+    is_native,
     is_same,
     judged,
     look_up,
@@ -238,24 +241,32 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
     def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         if function in (min, max) and len(args) > 1 and not kwargs and any(type(item) is SymbolicFloat for item in args):
             return call_pure(tracer, function, args, kwargs)
-        limit = len(args) if count is None else count
+        limit = len(args) if count is None else count if len(args) == 1 or function not in (min, max) else 0
         values = tuple(native_iterable(tracer, item) if place < limit else item for place, item in enumerate(args))
-        keywords = {key: Callback(tracer, item) if callable(item) and key == "key" else item for key, item in kwargs.items()}
+        keywords = dict(kwargs)
         if function in COMPARING and len(args) >= 1:
             for item in args:
                 force(tracer, item)
+        if function in (sorted, min, max):
+            keywords["key"] = ordering_key(tracer, kwargs.get("key"))
         if function in (set, frozenset) and values:
-            items = run_native(tracer, list, values[:1], {})
-            values = ([concrete(item) for item in items], *values[1:])  # symbolic numbers have no hash
+            values = (settled_all(tracer, run_native(tracer, list, values[:1], {})), *values[1:])
         if function is sum and values:
             values = (run_native(tracer, list, values[:1], {}), *values[1:])
             numbers = tuple(in_python(tracer, item) for item in (*(args[1:] or kwargs.values() or (0,)), *values[0]))
             if any(type(item) is SymbolicFloat for item in numbers) and all(type(item) in OPERANDS for item in numbers):
                 return call_pure(tracer, summed, numbers, {})
+            if not all(is_native(item) or isinstance(item, FakeTensor) for item in numbers):
+                return functools.reduce(functools.partial(binary, tracer, "+"), numbers)
         result = run_native(tracer, function, values, keywords)
         return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
 
     return rule
+
+
+def ordering_key(tracer: Tracer, key: Any) -> Any:
+    """What native code sorts by: the user's key, of which objects are asked for their order."""
+    return lambda item: standing(tracer, tracer.resolve(item) if key is None else Callback(tracer, key)(item))
 
 
 COMPARING = (sum, sorted, min, max, set, frozenset)
@@ -318,17 +329,17 @@ def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> No
         if isinstance(item, dict):
             force(tracer, item, False)
             for key, value in entries(item):
-                put(target, key, value)
+                put(target, settled(tracer, target, key), value)
         elif hasattr(type(item), "keys") and not hasattr(type(item), "resume"):
             for key in list(native_iterable(tracer, call(tracer, get_attribute(tracer, item, "keys"), (), {}))):
-                put(target, key, get_item(tracer, item, key))
+                insert(tracer, target, key, get_item(tracer, item, key))
         else:
             for position, pair in enumerate(drain(tracer, item)):
                 part = native_iterable(tracer, pair)
                 part = tuple(part) if hasattr(type(part), "__iter__") else part
                 if type(part) is not tuple or len(part) != 2:
                     run_native(tracer, dict, ([*[("", "")] * position, part],), {})  # raises
-                run_native(tracer, put, (target, concrete(part[0]), part[1]), {}, False)
+                insert(tracer, target, *part)
     for key, value in kwargs.items():
         put(target, key, value)
 
@@ -527,6 +538,41 @@ def method(kinds: Any, *names: str) -> Any:
         return rule
 
     return register
+
+
+@method(list, "sort")
+def rule_sort(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`l.sort(...)`."""
+    force(tracer, owner)
+    keywords = {**kwargs, "key": ordering_key(tracer, kwargs.get("key"))}
+    return run_native(tracer, functools.partial(list.sort, owner), args, keywords)
+
+
+def searching(name: str) -> Any:
+    """The rule of a method of sequences that looks for an equal element."""
+
+    def rule(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+        force(tracer, (owner, args))
+        seen = standing_inside(tracer, owner)
+        before = list(seen)
+        result = run_native(tracer, getattr(seen, name), tuple(standing(tracer, item) for item in args), kwargs)
+        if name == "remove" and seen is not owner:
+            del owner[next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])]
+        return result
+
+    return rule
+
+
+for _name, _kinds in (("index", (list, tuple, collections.deque)), ("count", (list, tuple, collections.deque)),
+                      ("remove", (list, collections.deque))):
+    method(_kinds, _name)(searching(_name))
+
+
+@special(dict.fromkeys)
+def rule_fromkeys(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`dict.fromkeys(iterable[, value])`."""
+    keys = settled_all(tracer, run_native(tracer, list, (native_iterable(tracer, args[0]),), {}))
+    return tracer.made(run_native(tracer, dict.fromkeys, (keys, *args[1:]), kwargs))
 
 
 method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")(

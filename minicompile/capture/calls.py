@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from minicompile.capture import torch_interface
 from minicompile.capture.attributes import TensorMethod, class_lookup, class_value, get_attribute, instance_dict
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
+from minicompile.capture.comparing import bare, settled, standing
 from minicompile.capture.native import BREAKING_MODULES, INLINED, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.side_effects import MISSING, Lazy
@@ -354,8 +355,11 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     shallow = function.__name__ in SHALLOW_METHODS
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
         force(tracer, owner, not shallow)
-    if isinstance(owner, (dict, set, frozenset)) and args and has_python_comparison(args[0]):
-        raise Break("user object", f"an object of type {type(args[0]).__name__} is hashed by a container")
+    if isinstance(owner, (dict, set, frozenset)) and args:
+        if function.__name__ in OF_ONE_KEY:
+            args = (settled(tracer, owner, args[0]), *args[1:])
+        elif not isinstance(owner, dict):
+            return set_operation(tracer, owner, function.__name__, args)
     if isinstance(owner, set) and function.__name__ == "pop":
         guard_order(tracer, owner)
     values = tuple(native_argument(tracer, item, not shallow) for item in args)
@@ -365,13 +369,20 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
 
-def has_python_comparison(value: Any) -> bool:
-    """Whether comparing or hashing a value runs Python code of a class."""
-    kind = type(value)
-    if kind in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, (type, FakeTensor, *CONTAINERS)):
-        return False
-    return any(isinstance(getattr(kind, name, None), types.FunctionType) for name in ("__eq__", "__hash__", "__lt__")
-               ) and not isinstance(value, enum.Enum)
+OF_ONE_KEY = frozenset({"add", "discard", "remove", "pop", "move_to_end", "__contains__", "__setitem__", "__delitem__"})
+
+
+def set_operation(tracer: Tracer, owner: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """Call a method of a set that takes other sets or iterables."""
+    others = [item if isinstance(item, CONTAINERS) else tracer.call(list, (item,)) for item in args]
+    for item in others:
+        force(tracer, item)
+    seen = [standing(tracer, item) for item in others]
+    if standing(tracer, owner) is owner and all(map(operator.is_, seen, others)):
+        return run_native(tracer, getattr(owner, name), tuple(others), {})
+    if "update" in name or name.startswith("__i"):
+        raise Break("user object", "objects are hashed by a set from outside")
+    return tracer.made(bare(run_native(tracer, getattr(standing(tracer, owner), name), tuple(seen), {})))
 
 
 def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:

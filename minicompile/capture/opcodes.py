@@ -14,7 +14,7 @@ from typing import Any
 from minicompile.capture.attributes import get_attribute, set_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.builtin_rules import cell_value, rule_super, update_dict
-from minicompile.capture.calls import call, has_python_comparison, run_native
+from minicompile.capture.calls import call, run_native
 from minicompile.capture.expectations import truth_for_jump
 from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
@@ -25,12 +25,13 @@ from minicompile.capture.operators import (
     contains,
     delete_item,
     get_item,
+    insert,
     is_same,
     set_item,
     truth,
     unary,
 )
-from minicompile.capture.side_effects import MISSING, Lazy, put
+from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer, stop_as_error
@@ -247,17 +248,12 @@ def formatted(tracer: Tracer, at: Instruction, value: Any, specification: Any = 
     return call(tracer, format, (value if conversion is None else call(tracer, conversion, (value,), {}), specification), {})
 
 
-def hashed(tracer: Tracer, function: Callable[..., Any], keys: Any, *rest: Any) -> Any:
-    """What Python makes of keys, whose hash it asks for, and more."""
-    for key in keys:
-        if has_python_comparison(key):
-            raise Break("user object", f"an object of type {type(key).__name__} is hashed by a container")
-    return run_native(tracer, function, ([concrete(key) for key in keys], *rest), {}, False)
-
-
-def table_of(tracer: Tracer, keys: Any, values: Any) -> Any:
-    """The dictionary that a display makes."""
-    return hashed(tracer, lambda keys: dict(zip(keys, values, strict=True)), keys)
+def table_of(tracer: Tracer, keys: Any, *values: Any) -> Any:
+    """The dictionary or set that a display makes."""
+    result: Any = tracer.made({} if values else set())
+    for entry in zip(keys, *values, strict=True):
+        insert(tracer, result, *entry)
+    return result
 
 
 CONVERSIONS = (None, str, repr, ascii)
@@ -269,11 +265,9 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
     "BUILD_TUPLE": (int, lambda tracer, at, *values: values),
     "BUILD_LIST": (int, lambda tracer, at, *values: tracer.made(list(values))),
-    "BUILD_SET": (int, lambda tracer, at, *values: tracer.made(hashed(tracer, set, values))),
-    "BUILD_MAP": (lambda count: 2 * count, lambda tracer, at, *values: tracer.made(
-        table_of(tracer, values[::2], values[1::2]))),
-    "BUILD_CONST_KEY_MAP": (lambda count: count + 1, lambda tracer, at, *values: tracer.made(
-        table_of(tracer, values[-1], values[:-1]))),
+    "BUILD_SET": (int, lambda tracer, at, *values: table_of(tracer, values)),
+    "BUILD_MAP": (lambda count: 2 * count, lambda tracer, at, *values: table_of(tracer, values[::2], values[1::2])),
+    "BUILD_CONST_KEY_MAP": (lambda count: count + 1, lambda tracer, at, *values: table_of(tracer, values[-1], values[:-1])),
     "BUILD_SLICE": (int, lambda tracer, at, *values: slice(*values)),
     "BUILD_STRING": (int, lambda tracer, at, *values: "".join(values)),
     "FORMAT_VALUE": (lambda flags: 2 if flags & 4 else 1, formatted),
@@ -363,14 +357,19 @@ def update(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:
     update_dict(tracer, target, (value,), {})
 
 
+def update_set(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:
+    """`{*value}`."""
+    for item in run_native(tracer, list, (native_iterable(tracer, value),), {}):
+        insert(tracer, target, item)
+
+
 # What an instruction does to a display or comprehension below the values that it pops.
 DISPLAYS: dict[str, tuple[int, Callable[..., Any]]] = {
     "LIST_APPEND": (1, lambda tracer, frame, target, value: target.append(value)),
-    "SET_ADD": (1, lambda tracer, frame, target, value: hashed(tracer, target.update, (value,))),
-    "MAP_ADD": (2, lambda tracer, frame, target, key, value: hashed(tracer, lambda keys: put(target, keys[0], value), (key,))),
+    "SET_ADD": (1, lambda tracer, frame, target, value: insert(tracer, target, value)),
+    "MAP_ADD": (2, lambda tracer, frame, target, key, value: insert(tracer, target, key, value)),
     "LIST_EXTEND": (1, extend), "DICT_UPDATE": (1, update), "DICT_MERGE": (1, merge),
-    "SET_UPDATE": (1, lambda tracer, frame, target, value: hashed(
-        tracer, target.update, run_native(tracer, list, (native_iterable(tracer, value),), {}))),
+    "SET_UPDATE": (1, update_set),
 }
 
 

@@ -13,7 +13,15 @@ import torch
 
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import call, check_printable, check_safe, has_python_comparison, run_native
+from minicompile.capture.calls import call, check_printable, run_native
+from minicompile.capture.comparing import (
+    bare,
+    is_compared_in_python,
+    refuse_objects,
+    settled,
+    standing,
+    standing_inside,
+)
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python
@@ -45,6 +53,7 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
 }
 COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion}
 NUMBERS = (int, float, *SYMBOLIC)
+VIEWS = (type({}.keys()), type({}.items()))
 NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
 
 
@@ -100,8 +109,27 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     left, right = exact_operands(tracer, name, left, right)
     if name == "pow" and type(right) is torch.SymInt and type(left) in OPERANDS:  # which kernels do not compute for sizes
         return run_native(tracer, computed, (tracer, operator.pow, (left, right), "({0} ** {1})"), {}, False)
+    if isinstance(left, (set, frozenset, dict, *VIEWS)):
+        return table_binary(tracer, function, left, right)
     result = run_native(tracer, function, (left, right), {})
     return result if result is left else tracer.made(result)
+
+
+def table_binary(tracer: Tracer, function: Callable[..., Any], left: Any, right: Any) -> Any:
+    """An operator on sets, dictionaries or views of these."""
+    sides = [list(item) if isinstance(item, (dict, *VIEWS)) else item for item in (left, right)]
+    seen = [standing_inside(tracer, item) for item in sides]
+    if all(map(operator.is_, seen, sides)):
+        result = run_native(tracer, function, (left, right), {})
+        return result if result is left else tracer.made(result)
+    if isinstance(left, (set, frozenset)) and function in (operator.or_, operator.and_, operator.sub, operator.xor):
+        return tracer.made(bare(run_native(tracer, function, tuple(seen), {})))
+    if not type(left) is type(right) is dict or function is not operator.or_:
+        raise Break("user object", "objects are hashed by a container that is changed")
+    result = tracer.made({})
+    for key, value in (*left.items(), *right.items()):
+        insert(tracer, result, key, value)
+    return result
 
 
 def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[Any, Any]:
@@ -171,10 +199,9 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         force(tracer, value)
         if type(value).__module__.partition(".")[0] == "numpy":
             raise Break("NumPy", "a comparison with a NumPy value")
-    check_safe(tracer, [item for item in (left, right) if isinstance(item, NATIVE_CONTAINERS)])
     if symbol in ("==", "!=") and not (is_native(left) and is_native(right)):
         note_identity(tracer, left, right)
-    return run_native(tracer, function, (left, right), {})
+    return run_native(tracer, function, (standing_inside(tracer, left), standing_inside(tracer, right)), {})
 
 
 def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
@@ -211,7 +238,7 @@ def truth(tracer: Tracer, value: Any) -> bool:
             return len(value) > 0
     result = invoke_special(tracer, value, "__bool__")
     if result is not MISSING:
-        return result if type(result) is bool else judged(tracer, bool, "__bool__", result)
+        return bool(result) if type(result) in (bool, torch.SymBool) else judged(tracer, bool, "__bool__", concrete(result))
     result = invoke_special(tracer, value, "__len__")
     if result is not MISSING:
         return bool(judged(tracer, len, "__len__", result))
@@ -240,7 +267,8 @@ def contains(tracer: Tracer, item: Any, container: Any) -> Any:
         raise Break("tensor value", "`in` on a tensor")
     if isinstance(container, NATIVE_CONTAINERS):
         return native_contains(tracer, item, container)
-    if isinstance(container, type) or type(container).__module__ in ("builtins", "itertools"):
+    if isinstance(container, type) or cannot(container, "__iter__") and cannot(container, "__getitem__") or (
+            type(container) is VIEWS[0] and standing(tracer, item) is item):
         return run_native(tracer, operator.contains, (container, item), {})
     for element in drain(tracer, container):
         if element is item or truth(tracer, compare(tracer, "==", element, item)):
@@ -254,7 +282,7 @@ def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
         item = concrete(item)  # symbolic numbers have no hash
     if isinstance(container, dict):
         force(tracer, item)
-        check_safe(tracer, item)
+        item = settled(tracer, container, item)
         found = bool(run_native(tracer, dict.__contains__, (container, item), {}))
         (guard_present if found else guard_absent)(tracer, container, item)
         return found
@@ -271,8 +299,10 @@ def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
             if truth(tracer, compare(tracer, "==", element, item)):
                 return True
         return False
-    if isinstance(item, NATIVE_CONTAINERS) or has_python_comparison(item):  # nothing else of it is called
-        check_safe(tracer, item)
+    if isinstance(container, (set, frozenset)):
+        item = settled(tracer, container, item)
+    elif is_compared_in_python(item):
+        refuse_objects(tracer, item)
     return bool(run_native(tracer, operator.contains, (container, item), {}))
 
 
@@ -327,6 +357,7 @@ def cannot(owner: Any, method: str) -> bool:
 def look_up(tracer: Tracer, table: dict[Any, Any], key: Any) -> Any:
     """An entry of a dictionary, or MISSING and a guard that it is absent."""
     force(tracer, key)
+    key = settled(tracer, table, key)
     if run_native(tracer, dict.__contains__, (table, key), {}):
         return slot(tracer, table, key)
     guard_absent(tracer, table, key)
@@ -339,8 +370,6 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     if isinstance(key, FakeTensor):
         raise Break("tensor value", "a tensor is used as an index of a Python container")
     if isinstance(owner, dict):
-        force(tracer, key)
-        check_safe(tracer, key)
         value = look_up(tracer, owner, key)
         if value is not MISSING:
             return value
@@ -365,6 +394,11 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     return tracer.resolve(result)
 
 
+def insert(tracer: Tracer, table: Any, key: Any, *value: Any) -> None:
+    """Put a key and its value, or an element, into a hash table made while tracing."""
+    run_native(tracer, put if value else set.add, (table, settled(tracer, table, key), *value), {}, False)
+
+
 def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
     """`owner[key] = value`."""
     if isinstance(owner, INDEXED):
@@ -377,7 +411,7 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
         return
     key = concrete(key)
     if isinstance(owner, dict):
-        check_safe(tracer, key)
+        key = settled(tracer, owner, key)
         if not run_native(tracer, dict.__contains__, (owner, key), {}):
             guard_absent(tracer, owner, key)
         run_native(tracer, type(owner).__setitem__, (owner, key, value), {})
@@ -405,7 +439,7 @@ def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
     if not isinstance(owner, (dict, list, collections.deque)):
         raise Break("unsupported value", f"an item of an object of type {type(owner).__name__} is deleted")
     if isinstance(owner, dict):
-        check_safe(tracer, key)
+        key = settled(tracer, owner, key)
         if dict.__contains__(owner, key):
             guard_present(tracer, owner, key)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import operator
 from typing import Any
 
 import torch
@@ -54,8 +55,8 @@ def concrete(value: Any) -> Any:
     if kind is torch.SymBool:
         return bool(value)
     if kind is tuple or kind is torch.Size:
-        if any(is_symbolic(item) for item in value):
-            return kind([concrete(item) for item in value])
-    elif kind is slice:
+        parts = [concrete(item) for item in value]
+        return value if all(map(operator.is_, parts, value)) else kind(parts)
+    if kind is slice:
         return slice(concrete(value.start), concrete(value.stop), concrete(value.step))
     return value

@@ -203,9 +203,15 @@ def new_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
 
 
 def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
-    """A set of constants; sets of anything else are left to Python, since stand-ins are not in them."""
+    """A set: of constants, or of objects in the order in which it gives them."""
     if not all(is_plain_key(item) for item in real):
-        raise Break("unsupported value", "a set of objects is looked into")
+        tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
+                           f"`{{0}}` is a {type(real).__name__} of {len(real)}", "structure", len(real))
+        items = type(real)([wrap(tracer, item, Source(source, f"list({{0}})[{place}]")) for place, item in enumerate(real)])
+        if not isinstance(real, frozenset):
+            return shadowed(tracer, real, source, items, True)
+        tracer.register(items, real, source)
+        return items
     tracer.guards.test(source, "type({0}) is {1} and {0} == {2}", (type(real), type(real)(real)),
                        "`{0}` has the same elements", "structure", set(real))
     if not all(isinstance(item, str) for item in real):
@@ -292,8 +298,10 @@ def guard_order(tracer: Tracer, value: Any) -> None:
     """Guard in which order a set from outside gives its elements; a copy of it need not have the same order."""
     real = tracer.reals.get(id(value))
     if real is not None:
-        if list(real) != list(value):
+        if list(map(id, real)) != [id(tracer.reals.get(id(item), item)) for item in value]:
             raise Break("unsupported value", "the order of a set that was changed")
+        if not all(map(is_plain_key, real)):
+            return  # its elements are told by their places
         source, order = tracer.sources[id(value)], list(real)
         tracer.guards.test(source, "list({0}) == {1}", (order,), "`{0}` has the same order", "structure", order)
 
@@ -304,8 +312,11 @@ PLAIN_ITERATION = (dict.__iter__, collections.OrderedDict.__iter__)
 def guard_absent(tracer: Tracer, value: Any, key: Any) -> None:
     """Guard that a dictionary from outside has no such key."""
     shadow = tracer.effects.shadows.get(id(value))
-    if shadow is not None and not shadow.structure_guarded and key not in shadow.real:
-        shadow.absent.add(key)
+    if shadow is not None and not shadow.structure_guarded:
+        if not is_plain_key(key):
+            guard_structure(tracer, value)
+        elif key not in shadow.real:
+            shadow.absent.add(key)
 
 
 def guard_present(tracer: Tracer, value: Any, key: Any) -> None:

@@ -1,0 +1,143 @@
+"""What native code asks of the user's objects when it sorts, searches and hashes: which are equal, which is smaller.
+
+A stand-in has the tracer answer. Python's own tables hold the objects themselves; which of their keys a key equals is
+found out with stand-ins first. Must not decide what an operator means.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.side_effects import entries
+from minicompile.capture.symbolic_size import concrete, is_symbolic
+from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.tracer import Tracer
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
+
+PLAIN = (FakeTensor, enum.Enum, *IDENTITY_TYPES)
+SEQUENCES = (tuple, list, set, frozenset, collections.deque)
+MOST_KEYS = 64
+"""With more keys than this, each of which is asked at each look-up, tracing would take too long."""
+
+
+class Asked:
+    """An object of the user's as native code sees it."""
+
+    def __init__(self, tracer: Tracer, value: Any) -> None:
+        self.tracer, self.value = tracer, value
+
+    def __hash__(self) -> int:
+        if type(self.value).__hash__ is object.__hash__:
+            return 0  # so that the identity of two objects is always asked for, and guarded
+        effects = self.tracer.effects
+        before = len(effects.attributes), len(effects.globals), len(effects.changed_shadows())
+        answer = concrete(self.answer(hash))
+        after = len(effects.attributes), len(effects.globals), len(effects.changed_shadows())
+        if before != after or hash(self.value) != answer:
+            raise Break("user object", f"hashing an object of type {type(self.value).__name__} depends on what was changed")
+        return int(answer)
+
+    def answer(self, function: Callable[..., Any], *others: Any) -> Any:
+        """What the tracer makes of a builtin that native code calls."""
+        tracer = self.tracer
+        if any(standing(tracer, other) is not other for other in others if type(other) is not Asked):
+            raise Break("user object", f"an object of type {type(self.value).__name__} is compared with a container")
+        native, tracer.native = tracer.native, False
+        try:
+            return tracer.call(function, (self.value, *map(bare, others)))
+        finally:
+            tracer.native = native
+
+
+def comparison(function: Callable[..., Any]) -> Callable[[Asked, Any], bool]:
+    """The special method of `Asked` for a comparison."""
+    return lambda self, other: bool(self.tracer.call(bool, (self.answer(function, other),)))
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Asked, f"__{_name}__", comparison(getattr(operator, _name)))
+
+
+def is_compared_in_python(value: Any) -> bool:
+    """Whether comparing or hashing a value runs Python code of its class."""
+    return any(isinstance(getattr(type(value), name, None), types.FunctionType) for name in ("__eq__", "__hash__", "__lt__"))
+
+
+def standing(tracer: Tracer, value: Any) -> Any:
+    """A value as native code may compare and hash it: stand-ins for objects; the value itself if there are none in it."""
+    if type(value) in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, PLAIN):
+        return value
+    if is_compared_in_python(value) or not isinstance(value, (dict, *SEQUENCES)):
+        return tracer.global_values.setdefault((id(value), "as native code sees it"), Asked(tracer, value))
+    return standing_inside(tracer, value)
+
+
+def standing_inside(tracer: Tracer, value: Any) -> Any:
+    """A container as native code may compare it with another one; anything else as it is."""
+    if not isinstance(value, (dict, *SEQUENCES)) or is_compared_in_python(value):
+        return value
+    if isinstance(value, dict):
+        pairs = [(standing(tracer, key), standing(tracer, item)) for key, item in entries(value)]
+        same = all(new is old for pair, before in zip(pairs, entries(value), strict=True) for new, old in zip(pair, before))
+        return value if same else (collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict)(pairs)
+    base: Any = next(base for base in SEQUENCES if isinstance(value, base))
+    items = [standing(tracer, item) for item in base.__iter__(value)]
+    return value if all(map(operator.is_, items, base.__iter__(value))) else base(items)
+
+
+def bare(value: Any) -> Any:
+    """The objects behind stand-ins that are elements of a set."""
+    if type(value) is Asked:
+        return value.value
+    return type(value)(map(bare, value)) if type(value) in (tuple, set, frozenset) else value
+
+
+def hash_of(asked: Any) -> int:
+    """The hash of a value as native code sees it."""
+    try:
+        return hash(asked)
+    except TypeError as error:
+        raise RaisedInUserCode(error.with_traceback(None)) from None
+
+
+def settled(tracer: Tracer, table: Any, key: Any) -> Any:
+    """The key of a table (or element of a set) that equals `key`, asked through the tracer; `key` if there is none."""
+    key = concrete(key)
+    asked = standing(tracer, key)
+    if asked is key and not isinstance(key, FakeTensor):
+        return key
+    keys = list((dict if isinstance(table, dict) else type(table)).__iter__(table))
+    if len(keys) > MOST_KEYS:
+        raise Break("user object", f"an object of type {type(key).__name__} is looked up in a large table")
+    for other in keys:
+        if other is key:
+            return key
+    hashed = hash_of(asked)
+    for other in keys:
+        if isinstance(key, FakeTensor) or isinstance(other, FakeTensor):
+            tracer.call(operator.is_, (other, key))  # a guard
+        elif hash_of(standing(tracer, other)) == hashed and standing(tracer, other) == asked:
+            return other
+    return key
+
+
+def settled_all(tracer: Tracer, items: Any) -> list[Any]:
+    """The elements of a set or keys of a dictionary made of `items`, in their order; which are equal is asked."""
+    kept: dict[Any, Any] = {}
+    for item in map(concrete, items):
+        asked = standing(tracer, item)
+        hash_of(asked)
+        kept.setdefault(asked, item)
+    return list(kept.values())
+
+
+def refuse_objects(tracer: Tracer, *values: Any) -> None:
+    """Refuse to hand objects that have to be asked to native code that hashes or compares them and keeps them."""
+    if any(standing(tracer, value) is not value for value in values):
+        raise Break("user object", "objects are hashed or compared by a function written in C")
