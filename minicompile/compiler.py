@@ -23,6 +23,7 @@ from minicompile.codegen.reference import reference_text
 from minicompile.config import Config
 from minicompile.errors import CompileFailed, Location, warn_user
 from minicompile.graph.build import build_graph
+from minicompile.graph.missing_gradients import backward_without
 from minicompile.ir import printer, verify
 from minicompile.ir.graph import CapturedGraph
 from minicompile.ir.loops import LoweredGraph
@@ -124,9 +125,10 @@ class Compiler:
                 verify.verify_partitioned(partitioned)
         artifacts.write("joint_graph.py", lambda: partitioned.joint_text)
         artifacts.write("partition.py", lambda: printer.partitioned_text(partitioned))
-        compiled = CompiledGraph(captured, call_plan(partitioned, captured), lambda: partitioned, clock.seconds, key)
+        plan = call_plan(partitioned, captured)
+        compiled = CompiledGraph(captured, plan, lambda: partitioned, backward_without, clock.seconds, key)
         forward = self._compile_part(compiled, "forward", artifacts)
-        self._bind(compiled, forward, lambda: self._compile_part(compiled, "backward", artifacts))
+        self._bind(compiled, forward, lambda half: self._compile_part(compiled, half, artifacts))
         return compiled
 
     def _stored(self, key: GraphKey | None) -> StoredGraph | None:
@@ -137,23 +139,27 @@ class Compiler:
         return StoredGraph.from_bytes(content) if content else None
 
     def _from_disk(self, captured: CapturedGraph, stored: StoredGraph, clock: StageClock) -> CompiledGraph:
-        compiled = CompiledGraph(captured, stored.plan, lambda: build_graph(captured, self.config), clock.seconds)
+        partition = functools.partial(build_graph, captured, self.config)
+        compiled = CompiledGraph(captured, stored.plan, partition, backward_without, clock.seconds)
         forward = self._stored_part(compiled, "forward", stored.programs[0])
-        self._bind(compiled, forward, lambda: self._stored_part(compiled, "backward", stored.programs[1]))
+        programs = dict(zip(stored.halves, stored.programs, strict=True))
+
+        def other_half(half: str) -> CompiledPart:
+            if half in programs:
+                return self._stored_part(compiled, half, programs[half])
+            if call_plan(compiled.partitioned, captured).taken != stored.plan.taken:
+                raise CompileFailed("lookup", RuntimeError("the forward on the disk keeps other values for a backward"), None)
+            return self._compile_part(compiled, half, ArtifactFolder.create(None, compiled.plan.name))
+
+        self._bind(compiled, forward, other_half)
         return compiled
 
-    def _bind(self, compiled: CompiledGraph, forward: CompiledPart, backward: Callable[[], CompiledPart]) -> None:
-        def backward_call() -> FlatCall:
+    def _bind(self, compiled: CompiledGraph, forward: CompiledPart, other_half: Callable[[str], CompiledPart]) -> None:
+        def half_call(half: str) -> FlatCall:
             with self._lock, collection_postponed():
-                return (compiled.parts.get("backward") or backward()).call
+                return (compiled.parts.get(half) or other_half(half)).call
 
-        def split_call() -> FlatCall:
-            with self._lock:
-                # Rare, so never stored: an output's gradient is watched while others computed from it are differentiated.
-                artifacts = ArtifactFolder.create(None, compiled.plan.name)
-                return (compiled.parts.get("split_backward") or self._compile_part(compiled, "split_backward", artifacts)).call
-
-        call = bind(compiled.plan, forward.call, backward_call, split_call)
+        call = bind(compiled.plan, forward.call, half_call)
         if compiled.plan.tangents is not None and not compiled.plan.grad_enabled:
             call = torch.enable_grad()(call)  # the graph itself switches gradients on
         compiled.bind(self.checker.graph(compiled, call) if self.checker is not None else call)
@@ -171,7 +177,7 @@ class Compiler:
             if not self.config.suppress_errors:
                 raise
             warn_user(f"{failure}; this part runs eagerly")
-            call = without_autocast(eager_call(getattr(compiled.partitioned, half)))
+            call = without_autocast(eager_call(compiled.module(half)))
             part = CompiledPart(call=call, fallback=str(failure), timings=clock.seconds)
         part = self._finish(compiled, half, part)
         self._store(compiled)
@@ -199,21 +205,20 @@ class Compiler:
         return compiled.partitioned.joint_text or build_graph(compiled.captured, with_text).joint_text
 
     def _store(self, compiled: CompiledGraph) -> None:
-        """Keep a graph for later processes once all of it is compiled; a forward never without its own backward."""
+        """Keep a graph for later processes; a forward never without its own backward, all of those that were needed."""
         key = compiled.key
         if self._cache is None or key is None or key.flags != lasting_flags():
             return
-        parts = [compiled.parts[half] for half in compiled.plan.halves if half in compiled.parts]
-        programs = tuple(part.program for part in parts if part.program is not None)
-        if len(programs) == len(compiled.plan.halves):
-            content = StoredGraph(compiled.plan, programs).to_bytes()
+        programs = {half: part.program for half, part in compiled.parts.items() if part.program is not None}
+        if len(programs) == len(compiled.parts) and (len(programs) > 1 or compiled.plan.tangents is None):
+            content = StoredGraph(compiled.plan, tuple(programs), tuple(programs.values())).to_bytes()
             if content is not None:
                 self._cache.write("graphs", key.text, content)
 
     def _run_stages(
         self, compiled: CompiledGraph, half: str, clock: StageClock, artifacts: ArtifactFolder
     ) -> CompiledPart:
-        module = getattr(compiled.partitioned, half)
+        module = compiled.module(half)
         name = f"{compiled.plan.name}_{half}"
         with clock.stage("lowering"):
             lowered = lower_graph(module, self.config, name)
@@ -240,7 +245,7 @@ class Compiler:
     def _for_any_size(self, compiled: CompiledGraph, half: str, lowered: LoweredGraph) -> FlatCall:
         """One half again, right for all values of its symbolic sizes."""
         with self._lock:
-            device = device_properties(main_device(getattr(compiled.partitioned, half)))
+            device = device_properties(main_device(compiled.module(half)))
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device), any_size=True)
             program = generate_program(schedule, self.config, device, any_size=True)
             return self._load(compiled.plan, half, program, StageClock(compiled.captured.location)).call

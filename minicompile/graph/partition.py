@@ -35,7 +35,7 @@ from minicompile.ir.graph import (
 )
 
 aten = torch.ops.aten
-KEPT_ORIGIN = ("val", "location", "variable", "operator", "stage", "source", "kind")
+KEPT_ORIGIN = ("val", "location", "variable", "operator", "stage", "source", "kind", "together")
 
 
 def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> PartitionedGraph:

@@ -7,6 +7,7 @@ do is PyTorch's own doing: the captured operators run as the user wrote them. Th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,8 +26,9 @@ from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.opaque_backward import is_custom, opaque_call
+from minicompile.graph.operators import ancestors
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
-from minicompile.graph.recorder import Recorder
+from minicompile.graph.recorder import Recorder, tensors_of
 from minicompile.graph.replacements import REPLACED
 from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
 
@@ -144,6 +146,7 @@ class _Tracer:
         self.recorder.origin_of_backward = self._origin_of_backward
         self.inputs: list[TracedInput] = []
         self.views_by_hand: set[int] = set()
+        self.tangents: list[Node] = []
         self.constants = self._constants()
 
     def run(self) -> JointGraph:
@@ -268,7 +271,16 @@ class _Tracer:
                 self.views_by_hand.update(torch_interface.storage_key(value) for value in result)
         for number in range(first, torch_interface.next_sequence_number()):
             self.origins[number] = self.recorder.origin
+        if hasattr(node.target, "backward"):
+            for function in {value.grad_fn for value in tensors_of(result) if value.grad_fn is not None}:
+                function.register_prehook(functools.partial(self._enter, self.recorder.origin))
         return result
+
+    def _enter(self, origin: dict[str, Any], gradients: Any) -> None:
+        """The backward of a custom function begins; it runs whole, whatever of it depends on gradients, or not at all."""
+        given = [self.recorder.node_of(torch_interface.from_functional(g)) for g in gradients if g is not None]
+        tied = ((node.name,) if node in self.tangents else node.meta.get("together", ()) for node in ancestors(given))
+        origin["together"] = sorted({name for names in tied for name in names})
 
     def _attention(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         result = attention_or_none(self.seeds, *args, **kwargs)
@@ -347,7 +359,7 @@ class _Tracer:
     def _tangent(self, number: int, out: Tensor) -> Tensor:
         """The placeholder of the gradient that comes in for an output."""
         fake = torch_interface.fake_tangent(self.fake_mode, torch_interface.plain_value(out))
-        self.recorder.placeholder(f"tangent_{number}", fake)
+        self.tangents.append(self.recorder.placeholder(f"tangent_{number}", fake))
         return torch_interface.to_functional(fake)
 
     def _finish(self, analysis: OutputAnalysis, backward: TracedBackward, nodes: list[Node | None]) -> JointGraph:

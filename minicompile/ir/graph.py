@@ -48,6 +48,18 @@ def readable_powers(graph: torch.fx.Graph) -> Iterator[None]:
         node.target = operator.pow
 
 
+def dependencies(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
+    """The bits of the placeholders that each node depends on, those named in its `meta["together"]` among them."""
+    known: dict[torch.fx.Node, int] = {}
+    bits: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            bits[node.name] = 1 << len(bits)
+        named = [bits.get(name, 0) for name in (node.name, *node.meta.get("together", ()))]
+        known[node] = functools.reduce(operator.or_, (*named, *(known[used] for used in node.all_input_nodes)))
+    return known
+
+
 @dataclasses.dataclass(frozen=True)
 class GraphInput:
     """One placeholder of a captured graph.

@@ -95,7 +95,7 @@ class Checker:
                     self._inputs[id(graph)] = copied(inputs)
                 return part.call(inputs)
             due = self.is_due(calls[0]) and not self._searching
-            return self.backward(graph, part, inputs, calls[0]) if due else part.call(inputs)
+            return self.backward(graph, half, part, inputs, calls[0]) if due else part.call(inputs)
 
         return checked
 
@@ -138,22 +138,22 @@ class Checker:
         with torch.no_grad(), restored(state):
             return expected, list(graph.parts["forward"].call(copied(given)))
 
-    def backward(self, graph: Any, part: Any, inputs: list[Any], number: int) -> Any:
+    def backward(self, graph: Any, half: str, part: Any, inputs: list[Any], number: int) -> Any:
         """One checked backward."""
         given, state = copied(inputs), random_state(inputs)
         found = part.call(inputs)
         try:
             with torch.no_grad(), restored(state):
-                expected = graph.partitioned.backward(*copied(given))
+                expected = graph.module(half)(*copied(given))
         except Exception as failure:  # as above
             warn_user(f"a backward could not be checked: {type(failure).__name__}: {failure}")
             return found
         names = [f"gradient {n}" for n in range(len(found))]
-        exact = functools.cache(lambda: exact_values(graph.partitioned.backward, given, state, True))
+        exact = functools.cache(lambda: exact_values(graph.module(half), given, state, True))
         wrong = differing(found, expected, exact, names)
         if not wrong:
             return found
-        self.report(graph, "backward", number, wrong, given, None)
+        self.report(graph, half, number, wrong, given, None)
         return tuple(expected)
 
     def report(
@@ -163,7 +163,7 @@ class Checker:
         kernel, source = self.first_deviation(graph, half, given)
         captured = graph.captured
         if inputs is None:
-            captured = as_captured(captured, graph.partitioned.backward)
+            captured = as_captured(captured, graph.module(half))
         module, values = minimised(captured, given if inputs is None else list(inputs), self.compile_again, disagree)
         folder = write_reproducer(self.directory, f"{graph.captured.name}_{half}", module, values, kernel, source)
         difference = Difference(graph.captured.name, half, number, tuple(wrong), kernel, folder)
@@ -172,7 +172,7 @@ class Checker:
 
     def first_deviation(self, graph: Any, half: str, given: list[Any]) -> tuple[str, str]:
         """The first step whose result is not that of the graph's operators: its name and source."""
-        part, module = graph.parts[half], getattr(graph.partitioned, half)
+        part, module = graph.parts[half], graph.module(half)
         names = globals_of(part)
         eager, exact = (node_values(module, given, double) for double in (False, True))
         if not names or eager is None or part.schedule is None:

@@ -41,7 +41,7 @@ def named_ranges(graphs: Profiled) -> Iterator[None]:
 def label(graph: Any, half: str, number: int, part: Any) -> str:
     """The module, and the kernel in it."""
     step = step_record(graph.captured.name, half, number, part)
-    return f"{step.module or step.graph} / {step.name}" + (" (backward)" if half == "backward" else "")
+    return f"{step.module or step.graph} / {step.name}" + (" (backward)" if half != "forward" else "")
 
 
 def nvtx(name: str) -> contextlib.AbstractContextManager[Any]:

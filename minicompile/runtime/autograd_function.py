@@ -40,18 +40,19 @@ class DoubleBackward(MinicompileError):
 def bind(
     plan: CallPlan,
     forward_call: FlatCall,
-    backward_call: Callable[[], FlatCall] | None = None,
-    split_call: Callable[[], FlatCall] | None = None,
+    half_call: Callable[[str], FlatCall] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """The callable that stands for a captured graph: takes its inputs, returns its flat outputs.
 
-    `forward_call` and what the others return when first needed run the flat graphs on lists of arguments.
+    `forward_call`, and what `half_call` returns for the name of another half when it is first needed, run the flat graphs on
+    lists of arguments. Halves are `backward` and `split_backward`, with the numbers of the tangents that come in where some
+    do not.
     """
     if plan.tangents is None:
         call = _without_gradient(plan, forward_call)
     else:
-        assert backward_call is not None
-        call = _with_gradient(plan, plan.tangents, forward_call, _Lazy(backward_call), _Lazy(split_call or backward_call))
+        assert half_call is not None
+        call = _with_gradient(plan, plan.tangents, forward_call, functools.cache(half_call))
     finish = output_builder(plan)
     if finish is None:
         return call
@@ -64,9 +65,9 @@ def bind(
 
 
 def _with_gradient(
-    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, backward_call: _Lazy, split_call: _Lazy
+    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, half_call: Callable[[str], FlatCall]
 ) -> Callable[..., tuple[Any, ...]]:
-    function = _autograd_function(plan, tangents, forward_call, backward_call, split_call)
+    function = _autograd_function(plan, tangents, forward_call, half_call)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # torch overrides a classmethod of C
     if 0 < len(plan.unreached) < len(plan.binding.differentiable_inputs):  # without any, results would need no gradient
@@ -76,7 +77,7 @@ def _with_gradient(
         return apply
 
     def split(node: Any, grads: dict[int, Any]) -> tuple[Any, ...]:
-        return node._forward_cls.differentiate(node, grads, split_call)
+        return node._forward_cls.differentiate(node, grads, "split_backward")
 
     return lambda *inputs: connected(connections, apply(*inputs), gradients, split)
 
@@ -104,21 +105,8 @@ def _without_gradient(plan: CallPlan, forward_call: FlatCall) -> Callable[..., t
     return detached
 
 
-class _Lazy:
-    """A flat call that is made when it is first needed."""
-
-    def __init__(self, make: Callable[[], FlatCall]) -> None:
-        self._make = make
-        self._call: FlatCall | None = None
-
-    def __call__(self, arguments: list[Any]) -> tuple[Any, ...]:
-        if self._call is None:
-            self._call = self._make()
-        return self._call(arguments)
-
-
 def _autograd_function(
-    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, backward_call: _Lazy, split_call: _Lazy
+    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, half_call: Callable[[str], FlatCall]
 ) -> type[torch.autograd.Function]:
     binding, user_count = plan.binding, plan.user_results
     saved_inputs = binding.saved_inputs
@@ -162,13 +150,17 @@ def _autograd_function(
             ctx.kept = Kept(values, given | (kept.used if kept is not None else 0))
         return values
 
-    def differentiate(ctx: Any, grads: Any, call: _Lazy) -> tuple[Any, ...]:
+    def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
         """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
         arguments = saved_values(ctx, came(grads))
         given = [grads.get(tangent.position) for tangent in tangents]
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
-            shape, strides = ctx.layouts[number] if tangent.shape is None else (tangent.shape, tangent.strides)
-            arguments.append(coerced(tangent, shape, strides, grad))
+            if grad is not None or tangent.shape is None:
+                shape, strides = ctx.layouts[number] if tangent.shape is None else (tangent.shape, tangent.strides)
+                arguments.append(coerced(tangent, shape, strides, grad))
+        if any(grad is None for grad in given):
+            half = "_".join((half, "of", *(str(number) for number, grad in enumerate(given) if grad is not None)))
+        call = half_call(half)
         with below_autograd():
             found = call(arguments)
         if torch.is_grad_enabled():
@@ -181,10 +173,8 @@ def _autograd_function(
         given = came(by_output)
         if not given:
             return tuple(gradients)
-        call = backward_call
-        if binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id():
-            call = split_call
-        found = differentiate(ctx, by_output, call)
+        split = binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id()
+        found = differentiate(ctx, by_output, "split_backward" if split else "backward")
         for slot, gradient in zip(gradient_slots, found):  # the split backward returns more
             gradients[slot] = gradient
         for slot, sources in zip(gradient_slots, plan.gradient_sources):

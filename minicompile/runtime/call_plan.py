@@ -6,13 +6,11 @@ This module must not run anything.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 from typing import Any
 
 import torch
 
-from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, ViewOutput
+from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, ViewOutput, dependencies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +37,7 @@ class CallPlan:
         tangents: what the backward takes for each differentiable output; `None` if there is no backward.
         gradient_sources: the bits of the backward's placeholders that each gradient depends on, if there are several tangents.
         unreached: positions of inputs that require a gradient and get none from any output.
+        taken: names of the values that the backward takes.
         grad_enabled: whether gradients were on where the graph starts.
         sizes_vary: whether one program serves several sizes.
     """
@@ -51,13 +50,9 @@ class CallPlan:
     tangents: tuple[Tangent, ...] | None
     gradient_sources: tuple[int, ...] = ()
     unreached: tuple[int, ...] = ()
+    taken: tuple[str, ...] = ()
     grad_enabled: bool = True
     sizes_vary: bool = False
-
-    @property
-    def halves(self) -> tuple[str, ...]:
-        """The programs that there are."""
-        return ("forward",) if self.tangents is None else ("forward", "backward")
 
     @property
     def overwritten(self) -> tuple[int, ...]:
@@ -103,14 +98,13 @@ def facts_of_backward(binding: Binding, backward: torch.fx.GraphModule | None) -
         return {"tangents": None}
     nodes: list[Any] = list(backward.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
-    known = {node: 1 << number for number, node in enumerate(placeholders)}
-    for node in nodes[len(placeholders) :]:
-        known[node] = functools.reduce(operator.or_, (known[used] for used in node.all_input_nodes), 0)
+    known = dependencies(backward.graph)
     gradients, outputs = nodes[-1].args[0], binding.differentiable_outputs
     incoming = zip(outputs, placeholders[len(placeholders) - len(outputs) :], strict=True)
     return {
         "tangents": tuple(expected_tangent(index, node.meta["val"]) for index, node in incoming),
         "gradient_sources": tuple(known.get(node, 0) for node in gradients) if len(outputs) > 1 else (),
+        "taken": tuple(node.name for node in placeholders),
         "unreached": tuple(slot for slot, node in zip(binding.differentiable_inputs, gradients) if node is None),
     }
 

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minicompile.ir.graph import CapturedGraph, PartitionedGraph
+from minicompile.ir.graph import Binding, CapturedGraph, PartitionedGraph
 from minicompile.ir.loops import LoweredGraph
 from minicompile.ir.program import Program
 from minicompile.ir.schedule import Schedule
@@ -59,6 +59,7 @@ class CompiledGraph:
         captured: CapturedGraph,
         plan: CallPlan,
         partition: Callable[[], PartitionedGraph],
+        reduced: Callable[[Any, Binding, tuple[int, ...]], Any],
         timings: Mapping[str, float],
         key: GraphKey | None = None,
     ) -> None:
@@ -66,6 +67,7 @@ class CompiledGraph:
         self.plan = plan
         self.key = key
         self._partition = partition
+        self._reduced = reduced
         self.parts: dict[str, CompiledPart] = {}
         self._own_timings = dict(timings)
         self._run: Callable[..., Any] | None = None
@@ -94,6 +96,12 @@ class CompiledGraph:
     def partitioned(self) -> PartitionedGraph:
         """The graph stage's product; made anew, for the report, if the programs came from the disk."""
         return self._partition()
+
+    def module(self, half: str) -> Any:
+        """The operators of a half; a backward's name may end in `_of_` and the numbers of the tangents that come in."""
+        name, _, given = half.partition("_of_")
+        module = getattr(self.partitioned, name)
+        return self._reduced(module, self.plan.binding, tuple(map(int, given.split("_")))) if given else module
 
     @property
     def programs(self) -> tuple[Program, ...]:

@@ -21,9 +21,10 @@ from minicompile.runtime.graph_key import LARGEST_CONSTANT, NotKeyed, function_n
 
 @dataclasses.dataclass(frozen=True)
 class StoredGraph:
-    """What is kept of one compiled graph: one program for each of the plan's halves."""
+    """What is kept of one compiled graph: the forward's program, and those of the backwards that were needed, by name."""
 
     plan: CallPlan
+    halves: tuple[str, ...]
     programs: tuple[Program, ...]
 
     def to_bytes(self) -> bytes | None:
@@ -40,7 +41,7 @@ class StoredGraph:
             value = decoded(json.loads(stored))
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError):
             return None
-        return value if isinstance(value, cls) and len(value.programs) == len(value.plan.halves) else None
+        return value if isinstance(value, cls) and len(value.programs) == len(value.halves) else None
 
 
 RECORDS: dict[str, Any] = {

@@ -6,7 +6,6 @@ Parameters and buffers of modules become inputs. Only what the graph stage promi
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,11 @@ from torch.fx import Graph, GraphModule, Tracer
 import minicompile.ir.operators  # noqa: F401  registers torch.ops.minicompile
 from minicompile.config import Config
 from minicompile.graph.build import build_graph
+from minicompile.graph.missing_gradients import backward_without
 from minicompile.ir.graph import CapturedGraph, GraphInput, PartitionedGraph
 from minicompile.runtime.autograd_function import bind
 from minicompile.runtime.call_plan import call_plan
+from minicompile.runtime.compiled_graph import CompiledGraph
 
 
 class _Inliner(Tracer):
@@ -108,11 +109,8 @@ def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tupl
     def interpreted(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
         return lambda arguments: tuple(module(*arguments))
 
-    halves = [
-        None if module is None else functools.partial(interpreted, module)
-        for module in (partitioned.backward, partitioned.split_backward)
-    ]
-    return bind(call_plan(partitioned), interpreted(partitioned.forward), *halves)
+    graph: Any = CompiledGraph(None, call_plan(partitioned), lambda: partitioned, backward_without, {})  # type: ignore[arg-type]
+    return bind(graph.plan, interpreted(partitioned.forward), lambda half: interpreted(graph.module(half)))
 
 
 def compile_eagerly(function: Callable[..., Any], *example: Any, config: Config | None = None, **options: Any) -> Any:

@@ -80,6 +80,17 @@ def test_training_skips_the_stages_once_the_backward_was_compiled(tmp_path: path
     assert stages.runs == 2
 
 
+def test_a_stored_forward_serves_backwards_from_other_results(tmp_path: pathlib.Path, stages: Stages) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * x).sum(), x.sqrt()
+
+    for chosen, expected, runs in (((0,), [0, 2], 1), ((0,), [0, 2], 1), ((0, 1), [torch.inf, 2.5], 2), ((0,), [0, 2], 2)):
+        x = torch.tensor([0.0, 1.0], requires_grad=True)
+        results = compiled(program, tmp_path)(x)
+        sum(results[number].sum() for number in chosen).backward()
+        assert x.grad is not None and x.grad.tolist() == expected and stages.runs == runs
+
+
 def test_views_mutations_and_constants_come_back(tmp_path: pathlib.Path, stages: Stages) -> None:
     def program(x: torch.Tensor, table: torch.Tensor) -> tuple[Any, ...]:
         table.mul_(2)
