@@ -23,16 +23,13 @@ aten = torch.ops.aten
 Decomposition = Callable[..., Any]
 
 KEPT = (
-    "addcdiv addcmul celu clamp_max clamp_min deg2rad rad2deg elu_backward floor_divide frac gelu_backward hardshrink "
-    "hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh_backward heaviside isneginf isposinf "
-    "leaky_relu_backward lerp logaddexp logaddexp2 logit logit_backward log_sigmoid_backward log_sigmoid_forward "
-    "masked_fill mish mish_backward nan_to_num _prelu_kernel sgn sigmoid_backward silu silu_backward sinc softplus "
-    "softplus_backward softshrink special_entr special_xlog1py special_log_ndtr tanh_backward threshold "
-    "threshold_backward xlogy detach baddbmm select_scatter slice_scatter index_add index_copy split.Tensor unbind "
-    "empty_like new_empty sum arange full_like ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
-    "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu view_as_complex alias_copy fill zero "
-    "_scaled_dot_product_flash_attention_for_cpu _lazy_clone _test_parallel_materialize rrelu_with_noise "
-    "squeeze t transpose.int expand_as stack upsample_nearest2d_backward multilabel_margin_loss_forward"
+    "addcdiv addcmul clamp_max clamp_min floor_divide gelu_backward lerp log_sigmoid_forward xlogy special_xlog1py "
+    "masked_fill _prelu_kernel sgn sigmoid_backward silu silu_backward special_log_ndtr tanh_backward threshold_backward detach baddbmm "
+    "select_scatter slice_scatter index_add index_copy split.Tensor unbind empty_like new_empty sum arange full_like "
+    "ones zeros ones_like zeros_like new_zeros new_ones new_full roll embedding_dense_backward _unsafe_index "
+    "_unsafe_index_put tril triu view_as_complex alias_copy fill zero _scaled_dot_product_flash_attention_for_cpu "
+    "_lazy_clone _test_parallel_materialize rrelu_with_noise squeeze t transpose.int expand_as stack "
+    "upsample_nearest2d_backward multilabel_margin_loss_forward"
 ).split()
 
 RESIZING = (

@@ -96,52 +96,12 @@ def sign_bit(a: Scalar) -> Scalar:
     return a.call("signbit", dtype=torch.bool) if a.dtype.is_floating_point else a < 0
 
 
-def nan_to_num(a: Scalar, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Scalar:
-    """Replace NaN and infinities."""
-    if not a.dtype.is_floating_point:
-        return a
-    limits = torch.finfo(a.dtype)
-    large = limits.max if posinf is None else posinf
-    small = limits.min if neginf is None else neginf
-    return where(a.is_nan(), nan or 0.0, where(a.equals(math.inf), large, where(a.equals(-math.inf), small, a)))
-
-
 def xlogy(a: Scalar | Number, b: Scalar | Number, logarithm: str = "log") -> Scalar:
     """`a * log(b)`, 0 where `a` is 0, NaN where `b` is."""
     anchor = b if isinstance(b, Scalar) else a
     assert isinstance(anchor, Scalar)
     left, right = Scalar(anchor.lift(a)), Scalar(anchor.lift(b))
     return where(right.is_nan(), math.nan, where(left.equals(0), 0, left * right.call(logarithm)))
-
-
-def log_add_exp(a: Scalar, b: Scalar, two: bool = False) -> Scalar:
-    """`log(exp(a) + exp(b))`, or to base 2."""
-    larger, smaller = a.call("maximum", b), a.call("minimum", b)
-    if two:
-        rest = (1 + (smaller - larger).call("exp2")).call("log2")
-    else:
-        rest = (smaller - larger).call("exp").call("log1p")
-    return where(is_infinite(a) & a.equals(b), a, larger + rest)
-
-
-def sinc(a: Scalar) -> Scalar:
-    """`sin(pi a) / (pi a)`."""
-    scaled = a * math.pi
-    return where(a.equals(0), 1, scaled.call("sin") / scaled)
-
-
-def logit(a: Scalar, eps: float | None = None) -> Scalar:
-    """`log(a / (1 - a))`."""
-    if eps is not None:
-        a = where(a < eps, eps, where(a > 1 - eps, 1 - eps, a))
-    return (a / (1 - a)).call("log")
-
-
-def logit_backward(grad: Scalar, a: Scalar, eps: float | None = None) -> Scalar:
-    """Gradient of `logit`."""
-    if eps is not None:
-        return where((a < eps) | (a > 1 - eps), 0, grad / (a * (1 - a)))
-    return where((a < 0) | (a > 1), math.nan, grad / (a * (1 - a)))
 
 
 def lerp(a: Scalar, b: Scalar, weight: Scalar | Number) -> Scalar:
@@ -176,49 +136,15 @@ def silu_backward(grad: Scalar, a: Scalar) -> Scalar:
     return grad * gate * (1 + a * (1 - gate))
 
 
-def softplus(a: Scalar, beta: Number = 1, limit: Number = 20) -> Scalar:
-    """`log(1 + exp(beta a)) / beta`, `a` where that overflows."""
-    scaled = a * beta
-    return where(scaled > limit, a, scaled.call("exp").call("log1p") / beta)
-
-
-def softplus_backward(grad: Scalar, a: Scalar, beta: Number, limit: Number) -> Scalar:
-    """Gradient of `softplus`."""
-    grown = (a * beta).call("exp")
-    return where(a * beta > limit, grad, grad * grown / (grown + 1))
-
-
-def mish_backward(grad: Scalar, a: Scalar) -> Scalar:
-    """Gradient of `mish`."""
-    gate, tangent = a.call("sigmoid"), a.call("exp").call("log1p").call("tanh")
-    return grad * (tangent + a * gate * (1 - tangent * tangent))
-
-
 def elu(a: Scalar, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Scalar:
     """Exponential linear unit; also celu and selu."""
     negative = (a * input_scale).call("expm1") * (alpha * scale)
     return where(a <= 0, negative, a * scale)
 
 
-def elu_backward(grad: Scalar, alpha: Number, scale: Number, input_scale: Number, is_result: bool, a: Scalar) -> Scalar:
-    """Gradient of `elu`, from its result or its argument."""
-    if is_result:
-        negative = grad * input_scale * (a + alpha * scale)
-    else:
-        negative = grad * (input_scale * alpha * scale) * (a * input_scale).call("exp")
-    return where(a <= 0, negative, grad * scale)
-
-
 def log_sigmoid(a: Scalar) -> Scalar:
     """`log(sigmoid(a))` without overflow."""
     return a.call("minimum", 0) - (-a.call("abs")).call("exp").call("log1p")
-
-
-def log_sigmoid_backward(grad: Scalar, a: Scalar) -> Scalar:
-    """Gradient of `log_sigmoid`."""
-    small = (-a.call("abs")).call("exp")
-    negative = a < 0
-    return grad * (where(negative, Scalar(a.lift(1)), 0) - where(negative, Scalar(a.lift(1)), -1) * (small / (1 + small)))
 
 
 # Operators whose formula is one expression.
@@ -227,32 +153,16 @@ BY_NAME: dict[str, Callable[..., Scalar]] = {
        for name in ("floor", "ceil", "trunc", "round")},
     "abs": lambda a: a if a.dtype in (torch.bool, torch.uint8) else a.call("abs"),
     **dict.fromkeys(("sign", "sgn"), lambda a: a if a.dtype == torch.bool else a.call("sign")),
-    "frac": lambda a: a - a.call("trunc"),
     "zero": lambda a: Scalar(a.lift(0)),
-    "deg2rad": lambda a: a * 0.017453292519943295, "rad2deg": lambda a: a * 57.29577951308232,
     "ldexp.Tensor": lambda a, b: a * b.call("exp2"),
-    "heaviside": lambda a, at_zero: where(a.equals(0), at_zero, (a > 0).to(a.dtype)),  # NaN gives 0, as in eager
     "addcmul": lambda a, b, c, value=1: a + (b * c if value == 1 else b * value * c),
     "addcdiv": lambda a, b, c, value=1: a + (b / c if value == 1 else b * value / c),
-    "special_entr": lambda a: where(
-        a.is_nan(), a, where(a > 0, -a * a.call("log"), where(a.equals(0), 0, Scalar(a.lift(-math.inf))))),
-    "threshold": lambda a, limit, value: where(a <= limit, value, a),
     "threshold_backward": lambda grad, a, limit: where(a <= limit, 0, grad),
     "relu": lambda a: a.call("maximum", 0),  # NaN stays NaN
     "silu": lambda a: a / (1 + (-a).call("exp")),
-    "mish": lambda a: a * a.call("exp").call("log1p").call("tanh"),
-    "celu": lambda a, alpha=1.0: elu(a, alpha, 1, 1 / alpha),
     "hardtanh": lambda a, low=-1, high=1: clamp(a, low, high),
-    "hardtanh_backward": lambda grad, a, low, high: where((a <= low) | (a >= high), 0, grad),
-    "hardsigmoid": lambda a: clamp(a + 3, 0, 6) / 6,
-    "hardsigmoid_backward": lambda grad, a: where((a > -3) & (a < 3), grad * (1 / 6), 0),
-    "hardswish": lambda a: a * clamp(a + 3, 0, 6) / 6,
-    "hardswish_backward": lambda grad, a: where(a <= -3, 0, where(a < 3, grad * (a / 3 + 0.5), grad)),
     "leaky_relu": lambda a, slope=0.01: where(a > 0, a, a * slope),
-    "leaky_relu_backward": lambda grad, a, slope, is_result: where(a > 0, grad, grad * slope),
     "_prelu_kernel": lambda a, weight: where(a > 0, a, weight * a),
-    "hardshrink": lambda a, limit=0.5: where((a >= -limit) & (a <= limit), 0, a),
-    "softshrink": lambda a, limit=0.5: where(a > limit, a - limit, where(a < -limit, a + limit, a * 0)),  # NaN stays
     **dict.fromkeys(("hardshrink_backward", "softshrink_backward"),
                     lambda grad, a, limit: where((a >= -limit) & (a <= limit), 0, grad)),
     "sigmoid_backward": lambda grad, result: grad * (1 - result) * result,

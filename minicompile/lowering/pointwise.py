@@ -42,8 +42,6 @@ def _truth(operation: str) -> Callable[..., Scalar]:
     return lambda a, *others: a.call(operation, *others, dtype=torch.bool)
 
 
-OF_THE_DTYPE = (formulas.next_after, formulas.nan_to_num)
-"""Formulas that depend on which numbers the dtype holds."""
 FMOD, FLOOR_DIVIDE, REMAINDER = _call("fmod"), _either_side("floordiv"), _either_side("remainder")
 DIVISIONS = (FMOD, FLOOR_DIVIDE, REMAINDER, formulas.divide)
 
@@ -58,26 +56,20 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     **formulas.BY_NAME,
     "nextafter": formulas.next_after, "round.decimals": formulas.round_decimals,
     "copysign.Tensor|Scalar": _call("copysign"), "fmod.Tensor|Scalar": FMOD,
-    "sinc": formulas.sinc, "logit": formulas.logit,
     "add.Tensor|Scalar": formulas.add, "sub.Tensor|Scalar": formulas.subtract, "mul.Tensor|Scalar": operator.mul,
     "div.Tensor|Scalar|Tensor_mode|Scalar_mode": formulas.divide,
     "floor_divide.default|Scalar": FLOOR_DIVIDE,
     "remainder.Tensor|Scalar|Scalar_Tensor": REMAINDER,
     "pow.Tensor_Scalar|Tensor_Tensor|Scalar": formulas.power,
-    "logaddexp": formulas.log_add_exp, "logaddexp2": functools.partial(formulas.log_add_exp, two=True),
     "xlogy.Tensor|Scalar_Other|Scalar_Self": formulas.xlogy,
     "special_xlog1py.default|other_scalar|self_scalar": functools.partial(formulas.xlogy, logarithm="log1p"),
     **{f"bitwise_{name}.Tensor|Scalar|Scalar_Tensor": _either_side(f"bitwise_{name}") for name in ("and", "or", "xor")},
     **{f"bitwise_{name}.Tensor|Tensor_Scalar|Scalar_Tensor": _either_side(name) for name in ("left_shift", "right_shift")},
     "__lshift__.Tensor|Scalar": _call("left_shift"), "__rshift__.Tensor|Scalar": _call("right_shift"),
-    "lerp.Scalar|Tensor": formulas.lerp, "nan_to_num": formulas.nan_to_num,
+    "lerp.Scalar|Tensor": formulas.lerp, "elu": formulas.elu,
     "clamp.default|Tensor": formulas.clamp, "clamp_min.default|Tensor": formulas.clamp,
     "clamp_max.default|Tensor": lambda a, high: formulas.clamp(a, None, high),
     "gelu": formulas.gelu, "gelu_backward": formulas.gelu_backward, "silu_backward": formulas.silu_backward,
-    "mish_backward": formulas.mish_backward, "elu": formulas.elu, "elu_backward": formulas.elu_backward,
-    "softplus": formulas.softplus, "softplus_backward": formulas.softplus_backward,
-    "logit_backward": formulas.logit_backward,
-    "log_sigmoid_backward": lambda grad, a, _: formulas.log_sigmoid_backward(grad, a),  # eager's buffer is not needed
 }  # fmt: skip
 
 # Computed in the dtype that the arguments promote to; the result is boolean.
@@ -85,8 +77,6 @@ COMPARISONS: dict[str, Callable[..., Scalar]] = {
     **{f"{name}.Tensor|Scalar": _truth(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"logical_{name}": _truth(f"logical_{name}") for name in ("and", "or", "xor", "not")},
     "isnan": Scalar.is_nan, "isinf": formulas.is_infinite, "signbit": formulas.sign_bit,
-    "isposinf": lambda a: a.equals(float("inf")) if a.dtype.is_floating_point else formulas.is_infinite(a),
-    "isneginf": lambda a: a.equals(float("-inf")) if a.dtype.is_floating_point else formulas.is_infinite(a),
 }  # fmt: skip
 
 
@@ -131,7 +121,7 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
         if formula is formulas.power and isinstance(args[1], Index) and not dtype.is_floating_point:
             raise UseExtern("an integer tensor to a power that varies, which may be negative")
         # Eager rounds the result of an operator, not what it is made of.
-        one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula not in OF_THE_DTYPE
+        one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula is not formulas.next_after
         inside = torch.float32 if one_rounding else dtype
         divides = formula in DIVISIONS and not dtype.is_floating_point and builder.device.type == "cpu"  # where eager looks
 
@@ -201,4 +191,3 @@ def lower_log_sigmoid(builder: GraphBuilder, value: TensorValue) -> Any:
     """The result, and the `exp(-|x|)` that only eager's CPU kernel keeps."""
     result = builder.like_node(lambda i: formulas.log_sigmoid(Scalar(value.load(i))).expr, 0)
     return result, builder.like_node(lambda i: (-Scalar(value.load(i)).call("abs")).call("exp").expr, 1)
-
