@@ -75,7 +75,7 @@ def _bounds(
     return found
 
 
-@lowers("minicompile.attention.default", "minicompile.attention_backward.default")
+@lowers("minicompile.attention.default minicompile.attention_backward.default")
 def lower_attention(builder: GraphBuilder, *args: Any, **named: Any) -> Any:
     """Result and log-sum-exp; or gradients of query, key, value and, if asked, of the mask."""
     target = builder.node.target

@@ -36,14 +36,6 @@ from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, ax
 Indices = tuple[Index, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """How much a builder had emitted when a rule began."""
-
-    operations: int
-    buffers: int
-
-
 class GraphBuilder:
     """The lowered graph under construction.
 
@@ -88,14 +80,14 @@ class GraphBuilder:
         self._names.add(name)
         return name
 
-    def checkpoint(self) -> Checkpoint:
-        """The point to which `roll_back` returns."""
-        return Checkpoint(len(self.operations), len(self.buffers))
+    def checkpoint(self) -> tuple[int, int]:
+        """How much is emitted: the point to which `roll_back` returns."""
+        return len(self.operations), len(self.buffers)
 
-    def roll_back(self, point: Checkpoint) -> None:
+    def roll_back(self, point: tuple[int, int]) -> None:
         """Drop everything emitted since `point`."""
-        del self.operations[point.operations :]
-        for name in list(self.buffers)[point.buffers :]:
+        del self.operations[point[0] :]
+        for name in list(self.buffers)[point[1] :]:
             del self.buffers[name]
             self._names.discard(name)
         self.moved = {key: value for key, value in self.moved.items() if value.buffer in self.buffers}
@@ -161,6 +153,7 @@ class GraphBuilder:
         *,
         strides: Indices | None = None,
         suffix: str = "",
+        fold: Scan | None = None,
     ) -> TensorValue:
         """A buffer whose element at `i` is `body(i)`, cast to `dtype`."""
         buffer = self.new_buffer(sizes, dtype, strides=strides, suffix=suffix)
@@ -168,7 +161,7 @@ class GraphBuilder:
         if is_empty(sizes):
             return self._empty(buffer)
         indices = loop_axes(sizes)
-        self._emit(buffer.name, axes_of(indices), cast(body(indices), dtype), result.at(indices))
+        self._emit(buffer.name, axes_of(indices), cast(body(indices), dtype), result.at(indices), fold=fold)
         return result
 
     def like_node(self, body: Callable[[Indices], Expr], index: int | None = None) -> TensorValue:
@@ -214,15 +207,9 @@ class GraphBuilder:
 
     def scan(self, kind: Any, dim: int, dtype: torch.dtype, body: Callable[[Indices], Expr]) -> TensorValue:
         """Scan `body` along `dim` over the node's result."""
-        sizes = size_indices(self.val.shape)
-        buffer = self.new_buffer(sizes, dtype, strides=stride_indices(self.val.stride()))
-        result = self.whole(buffer)
-        if is_empty(sizes):
-            return self._empty(buffer)
-        indices = loop_axes(sizes)
-        fold = Scan(kind, axes_of([indices[dim]])[0]) if indices[dim].terms else None
-        self._emit(buffer.name, axes_of(indices), body(indices), result.at(indices), fold=fold)
-        return result
+        sizes, strides = size_indices(self.val.shape), stride_indices(self.val.stride())
+        along = axes_of(loop_axes(sizes)[dim : dim + 1])
+        return self.pointwise(sizes, dtype, body, strides=strides, fold=Scan(kind, along[0]) if along else None)
 
     def overwrite(
         self,
@@ -244,9 +231,12 @@ class GraphBuilder:
         )  # fmt: skip
         return dataclasses.replace(target, buffer=new.name)
 
+    @property
+    def _origins(self) -> tuple[Origin, ...]:
+        return (self.origin,) if self.origin else ()
+
     def _emit(self, name: str, axes: tuple[Any, ...], value: Expr, store: Index, **options: Any) -> None:
-        origins = (self.origin,) if self.origin else ()
-        self.operations.append(Loop(name, axes, value, store, origins=origins, **options))
+        self.operations.append(Loop(name, axes, value, store, origins=self._origins, **options))
 
     def _empty(self, buffer: Buffer) -> TensorValue:
         """A buffer without elements needs only to exist."""
@@ -262,16 +252,18 @@ class GraphBuilder:
     ) -> TensorValue:
         """`value` in a buffer of its own."""
         if value.dtype not in LOOP_DTYPES or value.device != self.device:
-            view = self.argument(value)
-            buffer = self.new_buffer(
-                value.sizes, dtype or value.dtype, strides=strides, device=value.device, suffix=suffix or "copy"
-            )
             options = () if dtype is None else (("dtype", dtype),)
-            self.extern("torch.ops.aten._to_copy.default", (view,), options, (buffer,), reason="a plain copy")
-            return self.whole(buffer)
-        return self.pointwise(
-            value.sizes, dtype or value.dtype, value.load, strides=strides, suffix=suffix or "contiguous"
-        )
+            layout = {"strides": strides, "device": value.device, "suffix": suffix or "copy"}
+            return self._copied(value, dtype or value.dtype, options, "a plain copy", **layout)
+        return self.pointwise(value.sizes, dtype or value.dtype, value.load, strides=strides, suffix=suffix or "contiguous")
+
+    def _copied(
+        self, value: TensorValue, dtype: torch.dtype, options: tuple[tuple[str, Any], ...], reason: str, **layout: Any
+    ) -> TensorValue:
+        """A copy by PyTorch."""
+        buffer = self.new_buffer(value.sizes, dtype, **layout)
+        self.extern("torch.ops.aten._to_copy.default", (self.argument(value),), options, (buffer,), reason=reason)
+        return self.whole(buffer)
 
     def realised(self, value: TensorValue) -> TensorValue:
         """`value` itself if its access is linear, else a copy of it."""
@@ -283,12 +275,8 @@ class GraphBuilder:
             return value
         key = (value, device)
         if key not in self.moved:
-            buffer = self.new_buffer(value.sizes, value.dtype, device=device, suffix="moved")
-            self.extern(
-                "torch.ops.aten._to_copy.default", (self.argument(value),), (("device", device),), (buffer,),
-                reason=f"moves a tensor from {value.device} to {device}",
-            )  # fmt: skip
-            self.moved[key] = self.whole(buffer)
+            reason = f"moves a tensor from {value.device} to {device}"
+            self.moved[key] = self._copied(value, value.dtype, (("device", device),), reason, device=device, suffix="moved")
         return self.moved[key]
 
     def in_memory(self, value: FloatInput) -> Expr:
@@ -331,14 +319,11 @@ class GraphBuilder:
         **options: Any,
     ) -> None:
         """Emit a call; arguments are already in extern form (see `argument`)."""
-        origins = (self.origin,) if self.origin else ()
-        self.operations.append(ExternKernel(target, args, kwargs, outputs, reason=reason, origins=origins, **options))
+        self.operations.append(ExternKernel(target, args, kwargs, outputs, reason=reason, origins=self._origins, **options))
 
     def finish(self, inputs: tuple[str, ...], size_inputs: dict[str, Index], outputs: tuple[Any, ...]) -> LoweredGraph:
         """The finished graph."""
-        return LoweredGraph(
-            inputs, size_inputs, self.buffers, self.constants, tuple(self.operations), outputs, self.name
-        )
+        return LoweredGraph(inputs, size_inputs, self.buffers, self.constants, tuple(self.operations), outputs, self.name)
 
 
 def _plain(index: Index) -> int | Index:

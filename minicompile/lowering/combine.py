@@ -26,7 +26,7 @@ MOST_PIECES = 12
 MOST_WINDOW_ELEMENTS = 27
 
 
-@lowers("aten.cat.default")
+@lowers("cat")
 def lower_cat(builder: GraphBuilder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     """Each element is read from the piece that its position falls into."""
     rank = len(builder.val.shape)
@@ -34,7 +34,7 @@ def lower_cat(builder: GraphBuilder, tensors: Sequence[TensorValue], dim: int = 
     return _joined(builder, pieces, wrap(dim, rank))
 
 
-@lowers("aten.stack.default")
+@lowers("stack")
 def lower_stack(builder: GraphBuilder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     """Concatenation along a new dimension."""
     dim = wrap(dim, tensors[0].rank + 1)
@@ -67,7 +67,7 @@ def _after(index: Index, start: Index, element: Expr) -> Expr:
     return masked(index_at_least(index, start), element, number(0, element.dtype))
 
 
-@lowers("aten.constant_pad_nd.default")
+@lowers("constant_pad_nd")
 def lower_constant_pad(builder: GraphBuilder, value: TensorValue, padding: Sequence[Any], fill: Any = 0) -> TensorValue:
     """A border of one value; negative widths cut."""
     before = [ZERO] * value.rank
@@ -155,8 +155,8 @@ def _max_pool(dims: int) -> Callable[..., Any]:
     return rule
 
 
-lowers("aten.max_pool2d_with_indices.default")(_max_pool(2))
-lowers("aten.max_pool3d_with_indices.default")(_max_pool(3))
+lowers("max_pool2d_with_indices")(_max_pool(2))
+lowers("max_pool3d_with_indices")(_max_pool(3))
 
 
 def _avg_pool(dims: int) -> Callable[..., Any]:
@@ -190,11 +190,11 @@ def _avg_pool(dims: int) -> Callable[..., Any]:
     return rule
 
 
-lowers("aten.avg_pool2d.default")(_avg_pool(2))
-lowers("aten.avg_pool3d.default")(_avg_pool(3))
+lowers("avg_pool2d")(_avg_pool(2))
+lowers("avg_pool3d")(_avg_pool(3))
 
 
-@lowers("aten._adaptive_avg_pool2d.default")
+@lowers("_adaptive_avg_pool2d")
 def lower_adaptive_average(builder: GraphBuilder, value: TensorValue, sizes: Sequence[int]) -> TensorValue:
     """A mean over equal blocks where the sizes divide."""
     height, width = value.sizes[-2:]

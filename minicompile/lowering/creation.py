@@ -12,7 +12,7 @@ import torch
 from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import Index
 from minicompile.lowering.builder import GraphBuilder, Indices
-from minicompile.lowering.registry import UseExtern, lowers
+from minicompile.lowering.registry import Rule, UseExtern, lowers
 from minicompile.lowering.scalar import index_at_least, index_value, masked, number
 from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import TensorValue
@@ -24,38 +24,21 @@ def _filled(builder: GraphBuilder, value: Any) -> TensorValue:
     return builder.like_node(lambda _: number(value, builder.val.dtype))
 
 
-@lowers(
-    "aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.scalar_tensor.default",
-    "aten.fill.Scalar", "aten.fill.Tensor",
-)  # fmt: skip
-def lower_full(builder: GraphBuilder, *given: Any, fill_value: Any = None, **_: Any) -> TensorValue:
-    """One value everywhere, in the sizes and layout of the result."""
-    return _filled(builder, given[-1] if fill_value is None else fill_value)
+TABLE: dict[str, Rule] = {
+    "full full_like new_full scalar_tensor fill.Scalar fill.Tensor": lambda builder, *given, fill_value=None, **_: _filled(
+        builder, given[-1] if fill_value is None else fill_value),
+    "ones ones_like new_ones": lambda builder, *_, **__: _filled(builder, 1),
+    # Memory that eager leaves uninitialised is zero, too.
+    "zeros zeros_like new_zeros empty.memory_format empty_like new_empty empty_strided new_empty_strided empty_permuted "
+    "_efficientzerotensor": lambda builder, *_, **__: _filled(builder, 0),
+    "copy": lambda builder, _, source, *__: _filled(builder, source),
+    "clone lift_fresh_copy alias_copy detach_copy": lambda builder, value, **_: builder.like_node(value.load),
+}  # fmt: skip
+for _names, _rule in TABLE.items():
+    lowers(_names)(_rule)
 
 
-@lowers(
-    "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",
-    "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default", "aten.new_empty_strided.default",
-    "aten.empty_permuted.default", "aten._efficientzerotensor.default",
-)  # fmt: skip
-def lower_zeros(builder: GraphBuilder, *_: Any, **__: Any) -> TensorValue:
-    """Zeros; memory that eager leaves uninitialised as well."""
-    return _filled(builder, 0)
-
-
-@lowers("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
-def lower_ones(builder: GraphBuilder, *_: Any, **__: Any) -> TensorValue:
-    """Ones."""
-    return _filled(builder, 1)
-
-
-@lowers("aten.copy.default")
-def lower_copy(builder: GraphBuilder, _target: TensorValue, source: TensorValue, *_: Any) -> TensorValue:
-    """`source` in the first argument's sizes and dtype."""
-    return _filled(builder, source)
-
-
-@lowers("aten.arange.start_step", "aten.arange.start", "aten.arange.default")
+@lowers("arange.start_step arange.start arange")
 def lower_arange(builder: GraphBuilder, *bounds: Any, **_: Any) -> TensorValue:
     """`start + i * step`."""
     start = bounds[0] if len(bounds) > 1 else 0
@@ -79,16 +62,7 @@ def _as_number(value: Any) -> Any:
     return value if not isinstance(value, Index) or value.constant is None else value.constant
 
 
-@lowers("prims.iota.default")
-def lower_iota(
-    builder: GraphBuilder, _length: Any, *, start: Any, step: Any, dtype: torch.dtype, **_: Any
-) -> TensorValue:
-    """`start + i * step` of integers."""
-    first, each = size_index(start), size_index(step)
-    return builder.like_node(lambda i: index_value(first + i[0] * each).to(dtype).expr)
-
-
-@lowers("aten.tril.default", "aten.triu.default")
+@lowers("tril triu")
 def lower_triangle(builder: GraphBuilder, value: TensorValue, diagonal: int = 0) -> TensorValue:
     """Zeros on one side of a diagonal."""
     upper = builder.node.target is torch.ops.aten.triu.default
@@ -104,21 +78,9 @@ def lower_triangle(builder: GraphBuilder, value: TensorValue, diagonal: int = 0)
     return builder.like_node(body)
 
 
-@lowers("aten._to_copy.default")
+@lowers("_to_copy")
 def lower_to_copy(builder: GraphBuilder, value: TensorValue, **options: Any) -> TensorValue:
     """Another dtype or memory format; another device needs eager's copy."""
     if builder.val.device != value.device:
         raise UseExtern(f"moves a tensor from {value.device} to {builder.val.device}")
     return builder.like_node(lambda i: cast(value.load(i), builder.val.dtype))
-
-
-@lowers("prims.convert_element_type.default")
-def lower_convert(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype) -> TensorValue:
-    """Another dtype."""
-    return builder.like_node(lambda i: cast(value.load(i), dtype))
-
-
-@lowers("aten.clone.default", "aten.lift_fresh_copy.default", "aten.alias_copy.default", "aten.detach_copy.default")
-def lower_clone(builder: GraphBuilder, value: TensorValue, **_: Any) -> TensorValue:
-    """A copy in the layout that eager gives it."""
-    return builder.like_node(value.load)

@@ -21,17 +21,14 @@ from minicompile.lowering.values import TensorValue
 
 # Operators whose `out=` form computes the same; the result is written into memory that the program plans.
 OUT_FORMS: dict[str, str] = {
-    "aten.mm.default": "aten.mm.out",
-    "aten.bmm.default": "aten.bmm.out",
-    "aten.addmm.default": "aten.addmm.out",
-    "aten.baddbmm.default": "aten.baddbmm.out",
+    f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "addmm", "baddbmm")
 }
 
 COPYING_FORMS: dict[str, str] = {
-    "aten._conj.default": "aten._conj_physical.default",
-    "aten._neg_view.default": "aten._neg_view_copy.default",
-    "aten.reshape.default": "aten._reshape_copy.default",
-    "aten.view.default": "aten._reshape_copy.default",
+    "aten._conj.default": "_conj_physical",
+    "aten._neg_view.default": "_neg_view_copy",
+    "aten.reshape.default": "_reshape_copy",
+    "aten.view.default": "_reshape_copy",
 }
 
 IMPURE_NAMES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "uniform", "exponential", "geometric",
@@ -143,7 +140,7 @@ def _output_buffer(builder: GraphBuilder, result: Any, suffix: str) -> Buffer | 
     raise Unsupported("number from data", f"{builder.node.target} returns a {type(result).__name__} read from the data")
 
 
-@lowers("aten.convolution.default", "aten.convolution_backward.default")
+@lowers("convolution convolution_backward")
 def lower_convolution(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
     """The library's convolution, in the memory format of its arguments."""
     return call_operator(builder, builder.node.target, args, kwargs, "a convolution")

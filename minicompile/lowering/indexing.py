@@ -16,6 +16,7 @@ import torch
 from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index
 from minicompile.lowering.builder import GraphBuilder, Indices
+from minicompile.lowering.reduction import working_dtype
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
 from minicompile.lowering.sizes import is_empty, is_one, size_index, stride_indices
@@ -63,7 +64,7 @@ def _require_integers(*tensors: TensorValue) -> None:
             raise UseExtern("indexing by a mask")
 
 
-@lowers("aten.gather.default")
+@lowers("gather")
 def lower_gather(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, **_: Any) -> TensorValue:
     """`value[i, index[i, j]]`."""
     dim = wrap(dim, value.rank)
@@ -74,14 +75,14 @@ def lower_gather(builder: GraphBuilder, value: TensorValue, dim: int, index: Ten
     return builder.like_node(lambda i: value.load(place(i)))
 
 
-@lowers("aten.index_select.default")
+@lowers("index_select")
 def lower_index_select(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue) -> TensorValue:
     """Whole slices at the positions of a vector."""
     place = slices(value, wrap(dim, value.rank), index)
     return builder.like_node(lambda i: value.load(place(i)))
 
 
-@lowers("aten.embedding.default")
+@lowers("embedding")
 def lower_embedding(builder: GraphBuilder, weight: TensorValue, index: TensorValue, *_: Any) -> TensorValue:
     """Rows of a table."""
     return builder.like_node(lambda i: weight.load([position(index.load(i[:-1]), weight.sizes[0]), i[-1]]))
@@ -121,7 +122,7 @@ def _broadcast_sizes(shapes: Sequence[Indices]) -> Indices:
     return tuple(result)
 
 
-@lowers("aten.index.Tensor", "aten._unsafe_index.Tensor")
+@lowers("index.Tensor _unsafe_index.Tensor")
 def lower_index(builder: GraphBuilder, value: TensorValue, chosen: Sequence[TensorValue | None]) -> TensorValue:
     """Advanced indexing by integer tensors."""
     if all(index is None for index in chosen):
@@ -146,23 +147,28 @@ def _scattered(
     builder: GraphBuilder, value: TensorValue, sizes: Indices, element: Any, source: Any, accumulate: bool
 ) -> TensorValue:
     """`value` with `element(i)` written (or added) at `source(i)` for every `i` of a space of `sizes`."""
-    dtype = value.dtype
-    if accumulate and dtype in (torch.float16, torch.bfloat16):
-        dtype = torch.float32
-    elif accumulate and dtype not in ADDABLE:
+    dtype = working_dtype(value.dtype) if accumulate else value.dtype
+    if accumulate and dtype not in ADDABLE:
         raise UseExtern(f"no atomic addition of {value.dtype}")
     target = _target(builder, value, None if dtype == value.dtype else dtype)
-    result = target
+    return _written(builder, target, value.dtype, sizes, element, source, accumulate)
+
+
+def _written(
+    builder: GraphBuilder, target: TensorValue, dtype: torch.dtype, sizes: Indices, element: Any, source: Any,
+    accumulate: bool, condition: Any = lambda indices: None,
+) -> TensorValue:  # fmt: skip
+    """`target`, which is written so where `condition(i)` holds, as a tensor of `dtype`."""
     if not is_empty(sizes):
         indices = loop_axes(sizes)
-        result = builder.overwrite(
-            target, indices, cast(element(indices), dtype), target.at(source(indices)), accumulate=accumulate,
-            suffix="sum" if dtype != value.dtype else "",
+        target = builder.overwrite(
+            target, indices, element(indices), target.at(source(indices)), accumulate=accumulate,
+            condition=condition(indices), suffix="sum" if dtype != target.dtype else "",
         )  # fmt: skip
-    return result if dtype == value.dtype else builder.like_node(lambda i: cast(result.load(i), value.dtype))
+    return target if dtype == target.dtype else builder.like_node(lambda i: cast(target.load(i), dtype))
 
 
-@lowers("aten.scatter.src", "aten.scatter.value", "aten.scatter_add.default")
+@lowers("scatter.src scatter.value scatter_add")
 def lower_scatter(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, source: Any) -> TensorValue:
     """`value[i, index[i, j]] = source[i, j]`, or `+=`."""
     dim = wrap(dim, value.rank)
@@ -176,7 +182,7 @@ def lower_scatter(builder: GraphBuilder, value: TensorValue, dim: int, index: Te
     return _scattered(builder, value, index.sizes, element, places(value, dim, index.load), accumulate)
 
 
-@lowers("aten.index_put.default", "aten._unsafe_index_put.default")
+@lowers("index_put _unsafe_index_put")
 def lower_index_put(
     builder: GraphBuilder, value: TensorValue, chosen: Sequence[TensorValue | None], source: TensorValue,
     accumulate: bool = False,
@@ -195,7 +201,7 @@ def lower_index_put(
     return _scattered(builder, value, selection.result_sizes, source.load_broadcast, selection.source, accumulate)
 
 
-@lowers("aten.index_add.default", "aten.index_copy.default")
+@lowers("index_add index_copy")
 def lower_index_add(
     builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, source: TensorValue, *, alpha: Any = 1
 ) -> TensorValue:
@@ -212,7 +218,7 @@ def lower_index_add(
     return _scattered(builder, value, source.sizes, element, slices(value, dim, index), accumulate)
 
 
-@lowers("aten.embedding_dense_backward.default")
+@lowers("embedding_dense_backward")
 def lower_embedding_backward(
     builder: GraphBuilder, grad: TensorValue, index: TensorValue, rows: Any, padding: int, by_frequency: bool
 ) -> TensorValue:
@@ -221,18 +227,16 @@ def lower_embedding_backward(
         raise UseExtern("gradients scaled by frequency")
     if torch.are_deterministic_algorithms_enabled() and builder.device.type != "cpu":
         raise UseExtern("deterministic algorithms are asked for")
-    dtype = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
-    sizes = (size_index(rows), grad.sizes[-1])
+    dtype, sizes = working_dtype(grad.dtype), (size_index(rows), grad.sizes[-1])
+
+    def place(indices: Indices) -> list[Index]:
+        return [position(index.load(indices[:-1]), sizes[0]), indices[-1]]
+
+    def kept(indices: Indices) -> Expr | None:
+        return None if padding < 0 else Scalar(cast(index.load(indices[:-1]), torch.int64)).differs(padding).expr
+
     target = builder.pointwise(sizes, dtype, lambda _: number(0, dtype), suffix="zeros")
-    if not is_empty(grad.sizes):
-        indices = loop_axes(grad.sizes)
-        row = index.load(indices[:-1])
-        kept = None if padding < 0 else Scalar(cast(row, torch.int64)).differs(padding).expr
-        target = builder.overwrite(
-            target, indices, cast(grad.load(indices), dtype), target.at([position(row, sizes[0]), indices[-1]]),
-            accumulate=True, condition=kept, suffix="sum",
-        )  # fmt: skip
-    return target if dtype == grad.dtype else builder.like_node(lambda i: cast(target.load(i), grad.dtype))
+    return _written(builder, target, grad.dtype, grad.sizes, grad.load, place, True, kept)
 
 
 def _with_region(
@@ -250,7 +254,7 @@ def _with_region(
     return builder.overwrite(builder.in_place, indices, source.load_broadcast(indices), region.at(indices))
 
 
-@lowers("aten.slice_scatter.default")
+@lowers("slice_scatter")
 def lower_slice_scatter(
     builder: GraphBuilder, value: TensorValue, source: TensorValue, dim: int = 0, start: Any = None, end: Any = None,
     step: int = 1,
@@ -277,7 +281,7 @@ def lower_slice_scatter(
     return _with_region(builder, value, region, source, inside, element)
 
 
-@lowers("aten.select_scatter.default")
+@lowers("select_scatter")
 def lower_select_scatter(
     builder: GraphBuilder, value: TensorValue, source: TensorValue, dim: int, index: Any
 ) -> TensorValue:
@@ -297,7 +301,7 @@ def lower_select_scatter(
     return _with_region(builder, value, selected(value, dim, at), source, inside, element)
 
 
-@lowers("aten.copy_.default")
+@lowers("copy_")
 def lower_copy_into(builder: GraphBuilder, target: TensorValue, source: TensorValue, *_: Any) -> TensorValue:
     """Writes a graph input."""
     same_place = (source.sizes, source.strides, source.offset) == (target.sizes, target.strides, target.offset)

@@ -17,14 +17,9 @@ from minicompile.lowering.registry import VIEWS, overload
 
 COPY = torch.ops.aten.copy_.default
 
-SCATTERS = frozenset(
-    overload(f"aten.{name}")
-    for name in (
-        "index_put.default", "_unsafe_index_put.default", "scatter.src", "scatter.value", "scatter_add.default",
-        "index_add.default", "index_copy.default", "slice_scatter.default", "select_scatter.default",
-    )
-)  # fmt: skip
-
+SCATTERS = frozenset(map(overload, (
+    "index_put _unsafe_index_put scatter.src scatter.value scatter_add index_add index_copy slice_scatter select_scatter"
+).split()))  # fmt: skip
 
 # What puts a region back, and the view that is the region.
 REGIONS: dict[Any, Any] = {

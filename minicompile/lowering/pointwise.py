@@ -148,9 +148,8 @@ def _register_tables() -> None:
     for table, promotion in tables:
         for name, formula in table.items():
             base, _, forms = name.partition(".")
-            lowers(*(f"aten.{base}.{form or 'default'}" for form in forms.split("|")))(
-                _elementwise(formula, promotion, name.startswith("bitwise"))
-            )
+            names = " ".join(f"{base}.{form or 'default'}" for form in forms.split("|"))
+            lowers(names)(_elementwise(formula, promotion, name.startswith("bitwise")))
 
 
 _register_tables()
@@ -162,7 +161,7 @@ def lower_checked(builder: GraphBuilder, value: TensorValue, valid: TensorValue)
     return builder.like_node(lambda i: Scalar(value.load(i)).call("checked", Scalar(valid.load(i))).expr)
 
 
-@lowers("aten.where.self")
+@lowers("where.self")
 def lower_where(builder: GraphBuilder, condition: TensorValue, then: Any, other: Any) -> TensorValue:
     """`then` where the condition holds."""
     dtype = builder.val.dtype
@@ -180,13 +179,13 @@ def _operand(value: Any, indices: Indices, dtype: torch.dtype) -> Scalar:
     return Scalar(number(value, dtype))
 
 
-@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+@lowers("masked_fill.Scalar masked_fill.Tensor")
 def lower_masked_fill(builder: GraphBuilder, value: TensorValue, mask: TensorValue, fill: Any) -> TensorValue:
     """`fill` where the mask holds."""
     return lower_where(builder, mask, fill, value)
 
 
-@lowers("aten.log_sigmoid_forward.default")
+@lowers("log_sigmoid_forward")
 def lower_log_sigmoid(builder: GraphBuilder, value: TensorValue) -> Any:
     """The result, and the `exp(-|x|)` that only eager's CPU kernel keeps."""
     result = builder.like_node(lambda i: formulas.log_sigmoid(Scalar(value.load(i))).expr, 0)

@@ -32,7 +32,7 @@ LEAST_OPERATIONS_A_BYTE = 100
 """Operations of the product, which gain, for a byte that is read or written to append zeros and to cut them off."""
 
 
-@lowers("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+@lowers("mm bmm addmm baddbmm")
 def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
     """A library product, written where the program wants it."""
     sizes = padded_sizes(*args)

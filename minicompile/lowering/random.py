@@ -34,7 +34,7 @@ def lower_seeds(builder: GraphBuilder, count: int, *, device: torch.device) -> T
     return builder.whole(buffer)
 
 
-@lowers("minicompile.random_uniform.default", "minicompile.random_normal.default")
+@lowers("minicompile.random_uniform.default minicompile.random_normal.default")
 def lower_random(
     builder: GraphBuilder, seeds: TensorValue, index: int, size: Sequence[Any], dtype: torch.dtype
 ) -> TensorValue:

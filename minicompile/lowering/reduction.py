@@ -51,7 +51,7 @@ def _fold(
     )  # fmt: skip
 
 
-@lowers("aten.sum.default", "aten.sum.dim_IntList", "aten.prod.default", "aten.prod.dim_int")
+@lowers("sum sum.dim_IntList prod prod.dim_int")
 def lower_total(
     builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> TensorValue:
@@ -60,14 +60,14 @@ def lower_total(
     return _fold(builder, kind, value, dims_of(value, dims), lambda x: x.to(result), dtype=result, keepdim=keepdim)
 
 
-@lowers("aten.amax.default", "aten.max.default", "aten.amin.default", "aten.min.default")
+@lowers("amax max amin min")
 def lower_extreme(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
     """The largest or smallest element."""
     kind = builder.node.target._opname.removeprefix("a")
     return _fold(builder, kind, value, dims_of(value, dims), lambda x: x, dtype=value.dtype, keepdim=keepdim)
 
 
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
+@lowers("any any.dim any.dims")
 def lower_any(builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False) -> TensorValue:
     """Some element is non-zero."""
     chosen = [] if isinstance(dims, (list, tuple)) and not dims else dims_of(value, dims)
@@ -88,13 +88,13 @@ def _position(builder: GraphBuilder, kind: Any, value: TensorValue, dims: list[i
     )
 
 
-@lowers("aten.argmax.default", "aten.argmin.default")
+@lowers("argmax argmin")
 def lower_position(builder: GraphBuilder, value: TensorValue, dim: Any = None, keepdim: bool = False) -> TensorValue:
     """Position of the largest or smallest element."""
     return _position(builder, builder.node.target._opname, value, dims_of(value, dim), keepdim)
 
 
-@lowers("aten.max.dim", "aten.min.dim")
+@lowers("max.dim min.dim")
 def lower_extreme_with_position(builder: GraphBuilder, value: TensorValue, dim: int, keepdim: bool = False) -> Any:
     """The largest or smallest element, and where it is."""
     kind, dims = builder.node.target._opname, dims_of(value, dim)
@@ -124,7 +124,7 @@ def _kept_indices(indices: Indices, dims: list[int], rank: int, keepdim: bool) -
     return tuple(ZERO if d in dims else next(remaining) for d in range(rank))
 
 
-@lowers("aten.mean.default", "aten.mean.dim")
+@lowers("mean mean.dim")
 def lower_mean(
     builder: GraphBuilder, value: TensorValue, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> TensorValue:
@@ -154,7 +154,7 @@ def moments(
     return mean, sum_into(builder, value.sizes, dims, wide, centred_square, "squares")
 
 
-@lowers("aten.var.correction", "aten.var_mean.correction")
+@lowers("var.correction var_mean.correction")
 def lower_variance(
     builder: GraphBuilder, value: TensorValue, dims: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
@@ -181,7 +181,7 @@ def lower_variance(
     return builder.like_node(spread)
 
 
-@lowers("aten.linalg_vector_norm.default")
+@lowers("linalg_vector_norm")
 def lower_vector_norm(
     builder: GraphBuilder, value: TensorValue, order: Any = 2, dims: Any = None, keepdim: bool = False, *,
     dtype: Any = None,
@@ -215,7 +215,7 @@ def _norm_parts(order: Any, magnitude: Callable[[Indices], Scalar]) -> Any:
     return "sum", lambda i: magnitude(i).call("pow", order).expr, lambda x: x.call("pow", 1 / order)
 
 
-@lowers("aten.cumsum.default", "aten.cumprod.default")
+@lowers("cumsum cumprod")
 def lower_scan(builder: GraphBuilder, value: TensorValue, dim: int, *, dtype: Any = None) -> TensorValue:
     """A running sum or product; the other scans are called as they are."""
     result = builder.val.dtype

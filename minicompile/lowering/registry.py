@@ -22,33 +22,27 @@ class UseExtern(Exception):
 
 
 def overload(name: str) -> Any | None:
-    """The overload of a qualified name such as `aten.add.Tensor`; `None` where this torch version lacks it."""
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            return None
-    return found
+    """The overload called `add.Tensor` (of ATen), `add` (the default one) or `minicompile.seeds.default`; `None` where this
+    torch version lacks it."""
+    parts = name.split(".")
+    namespace, packet, form = parts if len(parts) == 3 else ("aten", *parts, "default")[:3]
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), form, None)
 
 
-def lowers(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operators given as `aten.name.overload`; names this torch version lacks are skipped."""
+def lowers(names: str, *tables: set[Any]) -> Callable[[Rule], Rule]:
+    """Register a rule for operators called as `overload` calls them, which are entered in `tables` too; those that this torch
+    version lacks are skipped."""
 
     def register(rule: Rule) -> Rule:
-        for name in names:
-            found = overload(name)
-            if found is not None:
-                RULES[found] = rule
+        found = [target for target in map(overload, names.split()) if target is not None]
+        RULES.update(dict.fromkeys(found, rule))
+        for table in tables:
+            table.update(found)
         return rule
 
     return register
 
 
-def lowers_view(*names: str) -> Callable[[Rule], Rule]:
+def lowers_view(names: str) -> Callable[[Rule], Rule]:
     """As `lowers`, for rules that only rewrite accesses: they work for every dtype and device."""
-
-    def register(rule: Rule) -> Rule:
-        VIEWS.update(found for name in names if (found := overload(name)) is not None)
-        return lowers(*names)(rule)
-
-    return register
+    return lowers(names, VIEWS)

@@ -6,15 +6,16 @@ module must not emit loops (copies that a layout forces apart).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from minicompile.errors import Unsupported
-from minicompile.ir.index import ONE, ZERO, Index, hint, product, upper_bound
+from minicompile.ir.index import ONE, ZERO, Index, hint, product, total, upper_bound
 from minicompile.lowering.builder import GraphBuilder, Indices
-from minicompile.lowering.registry import UseExtern, lowers_view
+from minicompile.lowering.registry import Rule, UseExtern, lowers_view
 from minicompile.lowering.sizes import is_empty, is_one, size_index, size_indices
 from minicompile.lowering.values import LOOP_DTYPES, TensorValue, loop_axes
 
@@ -27,18 +28,6 @@ def wrap(dim: int, rank: int) -> int:
 def result_sizes(builder: GraphBuilder) -> Indices:
     """Sizes of the node's result."""
     return size_indices(builder.val.shape)
-
-
-@lowers_view("aten.alias.default", "aten.detach.default", "aten.lift_fresh.default", "aten.lift.default")
-def lower_alias(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
-    """The value itself."""
-    return value
-
-
-@lowers_view("aten.view.default", "aten.reshape.default")
-def lower_reshape(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
-    """The same elements in row-major order under other sizes."""
-    return reshaped(value, result_sizes(builder))
 
 
 def reshaped(value: TensorValue, sizes: Indices) -> TensorValue:
@@ -95,12 +84,6 @@ def matching_groups(old: Indices, new: Indices) -> list[tuple[list[int], list[in
     return groups
 
 
-@lowers_view("aten.expand.default")
-def lower_expand(builder: GraphBuilder, value: TensorValue, *_: Any, **__: Any) -> TensorValue:
-    """Sizes of one repeated."""
-    return expanded(value, result_sizes(builder))
-
-
 def expanded(value: TensorValue, sizes: Indices) -> TensorValue:
     """`value` broadcast to `sizes`."""
     lead = len(sizes) - value.rank
@@ -123,13 +106,7 @@ def permuted(value: TensorValue, order: Sequence[int]) -> TensorValue:
     return value.reindexed(tuple(value.sizes[d] for d in order), source)
 
 
-@lowers_view("aten.permute.default", "prims.transpose.default")
-def lower_permute(builder: GraphBuilder, value: TensorValue, order: Sequence[int]) -> TensorValue:
-    """Dimensions in another order."""
-    return permuted(value, [wrap(d, value.rank) for d in order])
-
-
-@lowers_view("aten.transpose.int", "aten.t.default")
+@lowers_view("transpose.int t")
 def lower_transpose(builder: GraphBuilder, value: TensorValue, first: int = 0, second: int = 1) -> TensorValue:
     """Two dimensions swapped."""
     order = list(range(value.rank))
@@ -139,7 +116,7 @@ def lower_transpose(builder: GraphBuilder, value: TensorValue, first: int = 0, s
     return permuted(value, order)
 
 
-@lowers_view("aten.slice.Tensor")
+@lowers_view("slice.Tensor")
 def lower_slice(
     builder: GraphBuilder, value: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> TensorValue:
@@ -165,12 +142,6 @@ def sliced(value: TensorValue, dim: int, start: Index, step: Index, size: Index)
     return value.reindexed(sizes, lambda i: [*i[:dim], start + i[dim] * step, *i[dim + 1 :]])
 
 
-@lowers_view("aten.select.int")
-def lower_select(builder: GraphBuilder, value: TensorValue, dim: int, index: Any) -> TensorValue:
-    """One position of a dimension."""
-    return selected(value, wrap(dim, value.rank), size_index(index))
-
-
 def selected(value: TensorValue, dim: int, index: Index) -> TensorValue:
     """`value[:, ..., index]` at `dim`."""
     if hint(index) < 0:
@@ -178,7 +149,7 @@ def selected(value: TensorValue, dim: int, index: Index) -> TensorValue:
     return value.reindexed(value.sizes[:dim] + value.sizes[dim + 1 :], lambda i: [*i[:dim], index, *i[dim:]])
 
 
-@lowers_view("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+@lowers_view("squeeze squeeze.dim squeeze.dims")
 def lower_squeeze(builder: GraphBuilder, value: TensorValue, dims: Any = None) -> TensorValue:
     """Without the dimensions of size one."""
     chosen = range(value.rank) if dims is None else [dims] if isinstance(dims, int) else dims
@@ -192,19 +163,12 @@ def lower_squeeze(builder: GraphBuilder, value: TensorValue, dims: Any = None) -
     return value.reindexed(tuple(value.sizes[d] for d in kept), source)
 
 
-@lowers_view("aten.unsqueeze.default")
-def lower_unsqueeze(builder: GraphBuilder, value: TensorValue, dim: int) -> TensorValue:
-    """A new dimension of size one."""
-    dim = dim + value.rank + 1 if dim < 0 else dim
-    return unsqueezed(value, dim)
-
-
 def unsqueezed(value: TensorValue, dim: int) -> TensorValue:
     """A size of one put before `dim`."""
     return value.reindexed(value.sizes[:dim] + (ONE,) + value.sizes[dim:], lambda i: [*i[:dim], *i[dim + 1 :]])
 
 
-@lowers_view("aten.as_strided.default")
+@lowers_view("as_strided")
 def lower_as_strided(
     builder: GraphBuilder, value: TensorValue, sizes: Any, strides: Any, offset: Any = None
 ) -> TensorValue:
@@ -217,19 +181,14 @@ def lower_as_strided(
     new_sizes, steps = size_indices(sizes), size_indices(strides)
     if is_empty(new_sizes):
         return value.with_flat(new_sizes, ZERO)
-    flat = start
-    for index, step in zip(loop_axes(new_sizes, "v"), steps, strict=True):
-        flat = flat + index * step
-    last = upper_bound(flat)
-    extent = ONE
-    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
-        extent = extent + (size - 1) * stride
-    if value.strides is None or hint(last) >= hint(extent) or hint(start) < 0:
+    flat = start + total(index * step for index, step in zip(loop_axes(new_sizes, "v"), steps, strict=True))
+    last = total((size - 1) * stride for size, stride in zip(buffer.sizes, buffer.strides, strict=True))
+    if value.strides is None or hint(upper_bound(flat)) > hint(last) or hint(start) < 0:
         raise Unsupported("as_strided", "as_strided reaches beyond the tensor's own elements")
     return value.with_flat(new_sizes, flat)
 
 
-@lowers_view("aten.diagonal.default")
+@lowers_view("diagonal")
 def lower_diagonal(
     builder: GraphBuilder, value: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> TensorValue:
@@ -247,7 +206,7 @@ def lower_diagonal(
     return value.with_flat(sizes, ZERO) if is_empty(sizes) else value.reindexed(sizes, source)
 
 
-@lowers_view("aten.unfold.default")
+@lowers_view("unfold")
 def lower_unfold(builder: GraphBuilder, value: TensorValue, dim: int, size: int, step: int) -> TensorValue:
     """Windows along a dimension, each as a new last dimension."""
     dim = wrap(dim, value.rank)
@@ -256,7 +215,7 @@ def lower_unfold(builder: GraphBuilder, value: TensorValue, dim: int, size: int,
     return value.reindexed(result_sizes(builder), lambda i: [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : value.rank]])
 
 
-@lowers_view("aten.split.Tensor", "aten.split_with_sizes.default")
+@lowers_view("split.Tensor split_with_sizes")
 def lower_split(builder: GraphBuilder, value: TensorValue, _how: Any, dim: int = 0) -> tuple[TensorValue, ...]:
     """Consecutive pieces of a dimension."""
     dim = wrap(dim, value.rank)
@@ -268,13 +227,7 @@ def lower_split(builder: GraphBuilder, value: TensorValue, _how: Any, dim: int =
     return tuple(pieces)
 
 
-@lowers_view("aten.unbind.int")
-def lower_unbind(builder: GraphBuilder, value: TensorValue, dim: int = 0) -> tuple[TensorValue, ...]:
-    """Every position of a dimension."""
-    return tuple(selected(value, wrap(dim, value.rank), size_index(i)) for i in range(len(builder.val)))
-
-
-@lowers_view("aten.flip.default")
+@lowers_view("flip")
 def lower_flip(builder: GraphBuilder, value: TensorValue, dims: Sequence[int]) -> TensorValue:
     """Some dimensions backwards."""
     flipped = {wrap(d, value.rank) for d in dims}
@@ -285,7 +238,7 @@ def lower_flip(builder: GraphBuilder, value: TensorValue, dims: Sequence[int]) -
     )
 
 
-@lowers_view("aten.roll.default")
+@lowers_view("roll")
 def lower_roll(builder: GraphBuilder, value: TensorValue, shifts: Any, dims: Any = ()) -> TensorValue:
     """Positions moved around a circle."""
     if is_empty(value.sizes):
@@ -311,7 +264,7 @@ def _rolled(value: TensorValue, amounts: dict[int, Index]) -> TensorValue:
     return value.reindexed(value.sizes, source if value.rank else lambda i: i, copied=True)
 
 
-@lowers_view("aten.repeat.default")
+@lowers_view("repeat")
 def lower_repeat(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorValue:
     """The tensor tiled."""
     sizes = result_sizes(builder)
@@ -325,13 +278,25 @@ def lower_repeat(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorVa
     return value.reindexed(sizes, source, copied=True)
 
 
-@lowers_view("aten.view.dtype")
+@lowers_view("view.dtype")
 def lower_view_dtype(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype) -> TensorValue:
     """The same bits read as another dtype of the same width."""
     if dtype.itemsize != value.dtype.itemsize or dtype not in LOOP_DTYPES or value.stored not in LOOP_DTYPES:
         raise UseExtern("a view as a dtype of another width")
     if torch.bool in (dtype, value.stored):
         raise UseExtern("a view of booleans as numbers")
-    return TensorValue(
-        value.buffer, dtype, value.stored, value.device, value.sizes, value.strides, value.offset, value.flat, value.copied
-    )
+    return dataclasses.replace(value, dtype=dtype)
+
+
+TABLE: dict[str, Rule] = {
+    "alias detach lift_fresh lift": lambda builder, value, *_: value,
+    "view reshape": lambda builder, value, *_: reshaped(value, result_sizes(builder)),
+    "expand": lambda builder, value, *_, **__: expanded(value, result_sizes(builder)),
+    "permute": lambda builder, value, order: permuted(value, [wrap(d, value.rank) for d in order]),
+    "select.int": lambda builder, value, dim, index: selected(value, wrap(dim, value.rank), size_index(index)),
+    "unsqueeze": lambda builder, value, dim: unsqueezed(value, wrap(dim, value.rank + 1)),
+    "unbind.int": lambda builder, value, dim=0: tuple(
+        selected(value, wrap(dim, value.rank), size_index(i)) for i in range(len(builder.val))),
+}  # fmt: skip
+for _names, _rule in TABLE.items():
+    lowers_view(_names)(_rule)
