@@ -7,6 +7,7 @@ both have side effects. This module must not decide anything: it only states fac
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 import heapq
 from collections.abc import Iterator, Sequence
 
@@ -74,25 +75,18 @@ def topological(owner: Sequence[int], predecessors: Sequence[int]) -> list[list[
     members: dict[int, list[int]] = {}
     for position, own in enumerate(owner):
         members.setdefault(own, []).append(position)
-    waiting: dict[int, set[int]] = {}
-    followers: dict[int, list[int]] = {}
+    before = {own: {owner[i] for position in positions for i in bits(predecessors[position])} - {own}
+              for own, positions in members.items()}  # fmt: skip
+    sorter = graphlib.TopologicalSorter(before)
+    sorter.prepare()
     ready: list[tuple[int, int]] = []
-    for own, positions in members.items():
-        waiting[own] = {owner[i] for position in positions for i in bits(predecessors[position])} - {own}
-        for before in waiting[own]:
-            followers.setdefault(before, []).append(own)
-        if not waiting[own]:
-            ready.append((max(positions), own))
-    heapq.heapify(ready)
     order: list[list[int]] = []
-    while ready:
+    while sorter.is_active():
+        for own in sorter.get_ready():
+            heapq.heappush(ready, (members[own][-1], own))
         _, own = heapq.heappop(ready)
         order.append(members[own])
-        for follower in followers.get(own, ()):
-            waiting[follower].discard(own)
-            if not waiting[follower]:
-                heapq.heappush(ready, (max(members[follower]), follower))
-    assert len(order) == len(members), "fusion made a cycle"
+        sorter.done(own)
     return order
 
 

@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import cost
-from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, Operation
+from minicompile.ir.loops import Buffer, ExternKernel, Loop, Operation
 from minicompile.ir.schedule import FusionRefusal, Schedule
 from minicompile.scheduling.cluster import Alignment, Cluster, align, cluster_of, merge
 from minicompile.scheduling.dependencies import bits, find_dependences, topological
+from minicompile.scheduling.inline import output_buffers
 from minicompile.scheduling.naming import is_called
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
 from minicompile.scheduling.traffic import access_bytes, points, read_bytes
@@ -35,26 +36,6 @@ class Step:
     bytes_written: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Fusion:
-    """What fusion found: steps in order and the ledger of refusals."""
-
-    steps: tuple[Step, ...]
-    refusals: tuple[FusionRefusal, ...]
-
-
-def fuse(
-    operations: Sequence[Operation],
-    buffers: Mapping[str, Buffer],
-    outputs: frozenset[str],
-    forced: Sequence[tuple[str, str]] = (),
-) -> Fusion:
-    """Group the loops of `operations` into clusters; pairs of operations in `forced` wherever that is legal."""
-    fuser = Fuser(operations, buffers, outputs, forced)
-    fuser.fuse_all()
-    return Fusion(fuser.ordered_steps(), tuple(fuser.refusals.values()))
-
-
 def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRefusal, ...]:
     """Why the operations that the user calls `first` and `second` are in different kernels, a record for each two kernels.
 
@@ -62,12 +43,10 @@ def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRe
     verdict `fused`. Fusion is run again, so that the answer is about the kernels that there are.
     """
     graph = schedule.graph
-    outputs = frozenset(output.buffer for output in graph.outputs if isinstance(output, BufferView))
-    fuser = Fuser(graph.operations, graph.buffers, outputs)
-    fuser.fuse_all()
+    fuser = Fuser(graph.operations, graph.buffers, output_buffers(graph))
     found: dict[tuple[int, int], FusionRefusal] = {}
-    for left in fuser.positions_of(first):
-        for right in fuser.positions_of(second):
+    for left in bits(fuser.called(first)):
+        for right in bits(fuser.called(second)):
             a, b = fuser.owner[left], fuser.owner[right]
             a, b = (b, a) if fuser.masks[b] & fuser.before[a] or b < a and not fuser.masks[a] & fuser.before[b] else (a, b)
             if (a, b) not in found and left != right:
@@ -76,16 +55,17 @@ def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRe
 
 
 class Fuser:
-    """The state of fusion: which cluster owns each operation, and what reaches what."""
+    """Groups the loops of `operations` into clusters; pairs of operations in `forced` wherever that is legal.
+
+    Its state: which cluster owns each operation, what reaches what, and the ledger of refusals.
+    """
 
     def __init__(
-        self,
-        operations: Sequence[Operation],
-        buffers: Mapping[str, Buffer],
-        outputs: frozenset[str],
+        self, operations: Sequence[Operation], buffers: Mapping[str, Buffer], outputs: frozenset[str],
         forced: Sequence[tuple[str, str]] = (),
-    ) -> None:
-        self.operations, self.buffers, self.outputs, self.forced = operations, buffers, outputs, forced
+    ) -> None:  # fmt: skip
+        self.operations, self.buffers, self.outputs = operations, buffers, outputs
+        self.forced = [(self.called(one), self.called(other)) for one, other in forced]
         self.dependences = find_dependences(operations)
         self.before, self.after = self.dependences.ancestors(), self.dependences.descendants()
         self.owner = list(range(len(operations)))
@@ -97,18 +77,11 @@ class Fuser:
         }
         self.refusals: dict[tuple[int, int], FusionRefusal] = {}
         self.bytes: dict[int, int] = {}
-
-    def fuse_all(self) -> None:
-        """Fuse pairs, best first, until none is left that could be; then small kernels that share nothing."""
-        self.fuse_pairs([pair for names in self.forced for pair in self.pairs_of(*names)])
+        # Pairs, best first, until none is left that could be fused; then small kernels that share nothing.
+        self.fuse_pairs([(a, b) for one, other in self.forced for a in bits(one) for b in bits(other)])
         self.fuse_pairs(self.candidate_pairs())
         self.fuse_pairs(self.small_neighbours())
         self.refusals = {k: r for k, r in self.refusals.items() if self.owner[k[0]] != self.owner[k[1]]}
-
-    def pairs_of(self, first: str, second: str) -> list[tuple[int, int]]:
-        """The pairs of loops that the user calls so."""
-        left, right = ([i for i in self.positions_of(name) if i in self.clusters] for name in (first, second))
-        return [(a, b) for a in left for b in right if a != b]
 
     def fuse_pairs(self, pairs: list[tuple[int, int]]) -> None:
         """Try `pairs` until nothing changes."""
@@ -117,7 +90,7 @@ class Fuser:
             changed = False
             for left, right in pairs:
                 a, b = self.owner[left], self.owner[right]
-                if a == b:
+                if a == b or a not in self.clusters or b not in self.clusters:
                     continue
                 key = (min(a, b), max(a, b))
                 versions = (self.clusters[key[0]].version, self.clusters[key[1]].version)
@@ -175,9 +148,9 @@ class Fuser:
         loops = [self.operations[position] for position in cluster.maps]
         return tuple((cost(op.value), len(op.loads), op.value.dtype) for op in loops if isinstance(op, Loop))
 
-    def positions_of(self, name: str) -> list[int]:
-        """The operations that the user calls `name`."""
-        return [position for position, operation in enumerate(self.operations) if is_called(operation, name)]
+    def called(self, name: str) -> int:
+        """The bit set of the operations that the user calls `name`."""
+        return sum(1 << position for position, operation in enumerate(self.operations) if is_called(operation, name))
 
     def answer(self, a: int, b: int) -> FusionRefusal:
         """Why two owners of operations, `a` before `b`, are not one; `fused` if they are."""
@@ -226,15 +199,8 @@ class Fuser:
 
     def is_forced(self, first: Cluster, second: Cluster) -> bool:
         """Whether the user asked for these two to be fused."""
-        return any(
-            (self.holds(first, one) and self.holds(second, other))
-            or (self.holds(first, other) and self.holds(second, one))
-            for one, other in self.forced
-        )
-
-    def holds(self, cluster: Cluster, name: str) -> bool:
-        """Whether an operation of the cluster is what the user calls `name`."""
-        return any(is_called(self.operations[position], name) for position in cluster.maps)
+        pairs = ((one, other) for a, b in self.forced for one, other in ((a, b), (b, a)))
+        return any(first.mask & one and second.mask & other for one, other in pairs)
 
     def traffic(self, first: Cluster, second: Cluster) -> tuple[int, int]:
         """Bytes moved by two kernels, and by one."""
@@ -254,10 +220,9 @@ class Fuser:
 
     def cluster_bytes(self, cluster: Cluster) -> int:
         """Bytes that a cluster moves as one kernel."""
-        known = self.bytes.get(cluster.mask)
-        if known is None:
-            known = self.bytes[cluster.mask] = sum(self.reads_and_writes(cluster))
-        return known
+        if cluster.mask not in self.bytes:
+            self.bytes[cluster.mask] = sum(self.reads_and_writes(cluster))
+        return self.bytes[cluster.mask]
 
     def reads_and_writes(self, cluster: Cluster) -> tuple[int, int]:
         """Bytes that a cluster reads and writes as one kernel."""

@@ -6,7 +6,6 @@ something else, and inputs belong to the caller. This module must not change the
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -17,68 +16,56 @@ from minicompile.ir.schedule import Allocation, KernelGroup, MemoryPlan
 WASTE = 1.25
 
 
-@dataclasses.dataclass
 class _Lives:
     """First and last step of every storage, known by the buffer that created it; `end` is one past the last step."""
 
-    end: int
-    root: dict[str, str]
-    first: dict[str, int]
-    last: dict[str, int]
-    last_of_buffer: dict[str, int]
+    def __init__(self, steps: Sequence[KernelGroup | ExternKernel], outputs: frozenset[str]) -> None:
+        self.end = len(steps)
+        self.root: dict[str, str] = {}
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        self.last_of_buffer: dict[str, int] = {}
+        for number, step in enumerate(steps):
+            for name in step.reads:
+                self.last[self.root.setdefault(name, name)] = self.last_of_buffer[name] = number
+            for name in step.writes:
+                older = _overwritten_by(step, name)
+                root = self.root[name] = name if older is None else self.root.get(older, older)
+                self.first.setdefault(root, number)
+                self.last[root] = self.last_of_buffer[name] = number
+        for name in outputs:
+            self.last[self.root.get(name, name)] = self.last_of_buffer[name] = self.end
 
 
 def plan_memory(
     steps: Sequence[KernelGroup | ExternKernel], buffers: Mapping[str, Buffer], outputs: frozenset[str]
 ) -> MemoryPlan:
     """Allocations for every computed buffer that reaches memory, and what dies after each step."""
-    lives = _lifetimes(steps, outputs)
+    lives = _Lives(steps, outputs)
     allocations: dict[str, Allocation] = {}
-    free: list[str] = []
-    taken: set[str] = set()
-    storage: dict[str, Buffer] = {}
+    free: list[str] = []  # names of storage of ours that nobody uses any more
+    storage: dict[str, Buffer] = {}  # for each buffer that we allocate and none has taken over, the one its storage was made for
     dying: dict[int, list[str]] = {}
     for name in lives.first:
         dying.setdefault(lives.last[name], []).append(name)
     for number, step in enumerate(steps):
         for name in step.writes:
-            end = lives.last_of_buffer.get(name, number)
-            if lives.root[name] != name:
-                older = _overwritten_by(step, name)
-                allocations[name] = Allocation(name, older, number, end)
-                continue
-            donor = None
-            if isinstance(step, KernelGroup):
-                donor = _donor(step, number, name, buffers, storage, lives, free, taken)
-                storage[name] = storage.get(donor or "", buffers[name])
-            if donor is not None:
-                taken.add(donor)
-                if donor in free:
-                    free.remove(donor)
-            allocations[name] = Allocation(name, donor, number, end)
-        free += [name for name in dying.get(number, ()) if name in storage and name not in taken]
-    return MemoryPlan(allocations, _freed(lives))
-
-
-def _lifetimes(steps: Sequence[KernelGroup | ExternKernel], outputs: frozenset[str]) -> _Lives:
-    root: dict[str, str] = {}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    last_of_buffer: dict[str, int] = {}
-    for number, step in enumerate(steps):
-        for name in step.reads:
-            last[root.setdefault(name, name)] = number
-            last_of_buffer[name] = number
-        for name in step.writes:
-            older = _overwritten_by(step, name)
-            root[name] = name if older is None else root.get(older, older)
-            first.setdefault(root[name], number)
-            last[root[name]] = number
-            last_of_buffer[name] = number
-    for name in outputs:
-        last[root.get(name, name)] = len(steps)
-        last_of_buffer[name] = len(steps)
-    return _Lives(len(steps), root, first, last, last_of_buffer)
+            donor = _overwritten_by(step, name)
+            if donor is None and isinstance(step, KernelGroup):
+                exact = lives.last[name] == lives.end
+                in_place = [other for other in _dying_in_place(step, number, name, lives) if other in storage]
+                donor = next((c for c in in_place if _fits(buffers[name], storage[c], exact)), None)
+                if donor is None:
+                    fitting = [c for c in free if c in storage and _fits(buffers[name], storage[c], exact)]
+                    donor = min(fitting, key=lambda c: (num_bytes(storage[c]), -lives.last[c]), default=None)
+                storage[name] = buffers[name] if donor is None else storage.pop(donor)
+            allocations[name] = Allocation(name, donor, number, lives.last_of_buffer.get(name, number))
+        free = [name for name in (*free, *dying.get(number, ())) if name in storage]
+    freed: dict[int, list[str]] = {}
+    for name, number in lives.last_of_buffer.items():
+        if number < lives.end:  # a storage handed on is freed under its new name too
+            freed.setdefault(number, []).append(name)
+    return MemoryPlan(allocations, {number: tuple(sorted(names)) for number, names in sorted(freed.items())})
 
 
 def _overwritten_by(step: KernelGroup | ExternKernel, name: str) -> str | None:
@@ -86,28 +73,6 @@ def _overwritten_by(step: KernelGroup | ExternKernel, name: str) -> str | None:
     if isinstance(step, ExternKernel):
         return dict(zip(step.writes, step.overwrites, strict=False)).get(name)
     return next((loop.overwrites for loop in step.loops if loop.buffer == name), None)
-
-
-def _donor(
-    group: KernelGroup,
-    number: int,
-    name: str,
-    buffers: Mapping[str, Buffer],
-    storage: Mapping[str, Buffer],
-    lives: _Lives,
-    free: list[str],
-    taken: set[str],
-) -> str | None:
-    """A dead buffer, or one that dies in place here, whose storage `name` can take.
-
-    `storage` has, for each buffer that we allocate, the one that its storage was made for.
-    """
-    exact = lives.last[name] == lives.end
-    for candidate in _dying_in_place(group, number, name, lives):
-        if candidate in storage and candidate not in taken and _fits(buffers[name], storage[candidate], exact):
-            return candidate
-    fitting = [c for c in free if _fits(buffers[name], storage[c], exact)]
-    return min(fitting, key=lambda c: (num_bytes(storage[c]), -lives.last[c]), default=None)
 
 
 def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
@@ -151,12 +116,3 @@ def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -
         and lives.root.get(other) == other
         and lives.last.get(other) == number
     ]
-
-
-def _freed(lives: _Lives) -> dict[int, tuple[str, ...]]:
-    """Names whose storage is dead after each step; a storage handed on is freed under its new name too."""
-    freed: dict[int, list[str]] = {}
-    for name, number in lives.last_of_buffer.items():
-        if number < lives.end:
-            freed.setdefault(number, []).append(name)
-    return {number: tuple(sorted(names)) for number, names in sorted(freed.items())}

@@ -14,7 +14,7 @@ from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, 
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, OnlineSoftmax, Schedule
 from minicompile.scheduling.batch import batch_steps
 from minicompile.scheduling.domain import Domain, recompute_between_passes, write_over_tiles
-from minicompile.scheduling.fusion import Step, fuse
+from minicompile.scheduling.fusion import Fuser, Step
 from minicompile.scheduling.inline import inline_producers, output_buffers
 from minicompile.scheduling.matmul import Chooser, route_matmuls
 from minicompile.scheduling.memory_plan import plan_memory
@@ -40,15 +40,15 @@ def schedule_graph(
     operations, buffers = split_reductions(inline_producers(lowered), lowered.buffers, device)
     if choose_matmul is not None:
         operations = route_matmuls(operations, buffers, outputs, choose_matmul)
-    fusion = fuse(operations, buffers, outputs, config.fuse)
+    fuser = Fuser(operations, buffers, outputs, config.fuse)
     taken: set[str] = set()
-    steps = tuple(_finish(step, operations, buffers, device, taken, any_size) for step in fusion.steps)
+    steps = tuple(_finish(step, operations, buffers, device, taken, any_size) for step in fuser.ordered_steps())
     steps = batch_steps(steps, buffers, device)
     schedule = Schedule(
         graph=dataclasses.replace(lowered, operations=operations, buffers=buffers),
         steps=steps,
         memory=plan_memory(steps, buffers, outputs),
-        refusals=fusion.refusals,
+        refusals=tuple(fuser.refusals.values()),
     )
     if config.verify:
         verify_schedule(schedule)
@@ -56,13 +56,9 @@ def schedule_graph(
 
 
 def _finish(
-    step: Step,
-    operations: Sequence[Operation],
-    buffers: Mapping[str, Buffer],
-    device: DeviceProperties,
-    taken: set[str],
+    step: Step, operations: Sequence[Operation], buffers: Mapping[str, Buffer], device: DeviceProperties, taken: set[str],
     any_size: bool,
-) -> KernelGroup | ExternKernel:
+) -> KernelGroup | ExternKernel:  # fmt: skip
     """The kernel of one step."""
     if step.cluster is None:
         operation = operations[step.position]
