@@ -6,18 +6,19 @@ import collections
 import contextlib
 import enum
 import functools
-import inspect
 import itertools
 import logging
 import operator
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from minicompile.capture.attributes import (
+    IMMUTABLE,
     TensorMethod,
     class_lookup,
     class_value,
@@ -62,7 +63,7 @@ from minicompile.capture.operators import (
     unary,
 )
 from minicompile.capture.side_effects import MISSING, entries, put
-from minicompile.capture.source import Attribute
+from minicompile.capture.source import Attribute, Baked, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
@@ -89,7 +90,38 @@ def rule_isinstance(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return run_native(tracer, any, ([issubclass(found, one) if isinstance(one, type) and not hasattr(one, "_is_protocol")
                                          else isinstance(value, one) for one in flatten(classes)],), {}) or (
             isinstance(value, classes) and torch.Tensor not in flatten(classes) and FakeTensor not in flatten(classes))
-    return run_native(tracer, isinstance, (value, classes), {})
+    return belongs(tracer, isinstance, "__instancecheck__", value, classes)
+
+
+def belongs(tracer: Tracer, function: Any, hook: str, value: Any, classes: Any) -> bool:
+    """`isinstance` or `issubclass`, by the hooks of the classes; what those of the standard library look at is asked again."""
+    kind = value if function is issubclass else type(value)
+    for one in flatten(classes):
+        raw, base = class_lookup(tracer, type(one), hook) if isinstance(one, type) else (MISSING, None)
+        if not isinstance(raw, types.FunctionType) or kind is one:
+            found = run_native(tracer, function, (value, one), {})
+        elif not is_trusted_module((base or type(one)).__module__):
+            found = truth(tracer, call(tracer, class_value(tracer, base or type(one), hook, raw), (one, value), {}))
+        else:
+            found = run_native(tracer, function, (value, one), {})
+            guard_belonging(tracer, function, value, one, found)
+        if found:
+            return True
+    return False
+
+
+def guard_belonging(tracer: Tracer, function: Any, value: Any, one: Any, found: bool) -> None:
+    """Guard what a protocol makes of an object, which has attributes or not, and an abstract class of a class."""
+    kind, source = value if function is issubclass else type(value), tracer.sources.get(id(value))
+    if function is issubclass or not getattr(one, "_is_protocol", False):
+        if is_trusted_module(one.__module__) and kind.__flags__ & IMMUTABLE or id(kind) in tracer.fresh:
+            return
+        function, source = issubclass, Baked(kind, kind.__name__)
+    elif tracer.effects.any_pending() and source is not None:
+        raise Break("unsupported value", "attributes of an object are looked for after something was changed")
+    if source is not None:
+        tracer.guards.test(source, f"{function.__name__}({{0}}, {{1}}) is {found}", (one,),
+                           f"`{{0}}` is {'' if found else 'not '}a {one.__name__}", "type")
 
 
 def flatten(classes: Any) -> list[Any]:
@@ -104,6 +136,7 @@ def rule_issubclass(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`issubclass(kind, classes)`."""
     if isinstance(args[0], type):
         tracer.class_orders.add(args[0])
+        return belongs(tracer, issubclass, "__subclasscheck__", *args)
     return run_native(tracer, issubclass, args, kwargs)
 
 
@@ -216,11 +249,25 @@ for _function in (Generator.__next__, Generator.send, Generator.throw, Generator
     special(_function)(generator_method(_function))
 
 
+def until(tracer: Tracer, function: Any, sentinel: Any) -> Iterator[Any]:
+    """What `iter(function, sentinel)` gives."""
+    while True:
+        try:
+            item = Callback(tracer, function)()
+        except RaisedInUserCode as error:
+            if isinstance(error.value, StopIteration):
+                return
+            raise
+        if is_same(tracer, item, sentinel) or truth(tracer, compare(tracer, "==", item, sentinel)):
+            return
+        yield item
+
+
 @special(iter)
 def rule_iter(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`iter(value)`."""
     if len(args) == 2:
-        return tracer.made(iter(Callback(tracer, args[0]), args[1]))
+        return tracer.made(until(tracer, *args))
     return get_iterator(tracer, args[0])
 
 
@@ -511,14 +558,6 @@ SPECIAL.update({function: lambda tracer, args, kwargs, rule=rule: rule(tracer, *
 special(object.__init__)(lambda tracer, args, kwargs: None)
 special(object.__init_subclass__)(refused("a class is made"))
 special(globals, locals, dir)(refused("a whole namespace is read"))
-
-
-@special(inspect.signature)
-def rule_signature(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """The signature of a function, which depends on its code and defaults only."""
-    if not isinstance(args[0], (types.FunctionType, types.MethodType)):
-        raise Break("unknown call", f"the signature of a {type(args[0]).__name__}")
-    return tracer.made(run_native(tracer, inspect.signature, args, kwargs))
 
 
 @special(contextlib.nullcontext)

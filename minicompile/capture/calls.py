@@ -195,10 +195,12 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
         kind = BREAKING_MODULES[module.partition(".")[0]]
         if kind == "pure":
             args, kwargs = resolved(tracer, args, kwargs)
-            if module == "inspect" and len(args) == 1 and isinstance(args[0], (types.FunctionType, types.MethodType)):
-                return run_native(tracer, function, args, kwargs)
-            return call_pure(tracer, function, args, kwargs)
-        raise Break(kind, f"`{module}.{function.__qualname__}` is called")
+            if module == "inspect" and args and isinstance(args[0], (types.FunctionType, types.MethodType)):
+                guard_signature(tracer, args[0])
+                return tracer.made(run_native(tracer, function, args, kwargs))
+            if function.__name__ != "signature":
+                return call_pure(tracer, function, args, kwargs)
+        raise Break(kind if kind != "pure" else "unknown call", f"`{module}.{function.__qualname__}` is called")
     function = torch_interface.unpatched(function)
     if function.__qualname__ == "singledispatch.<locals>.dispatch" and function.__globals__ is vars(functools):
         return dispatched(tracer, function, args)
@@ -210,6 +212,15 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
         if args and isinstance(args[0], FakeTensor):
             return call_tensor_method(tracer, args[0], function.__name__, args[1:], kwargs)
     return tracer.inline(function, args, kwargs)
+
+
+def guard_signature(tracer: Tracer, function: Any) -> None:
+    """Guard what `inspect` reads of a function and of those that it wraps."""
+    while isinstance(function, (types.FunctionType, types.MethodType)):
+        if "__signature__" in function.__dict__:
+            raise Break("unsupported value", "a function has a signature of its own")
+        force(tracer, [get_attribute(tracer, function, name) for name in ("__defaults__", "__kwdefaults__", "__annotations__")])
+        function = get_attribute(tracer, function, "__wrapped__") if "__wrapped__" in function.__dict__ else None
 
 
 def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

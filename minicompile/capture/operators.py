@@ -52,6 +52,7 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
 }
 COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion}
+COMPARED_BY: dict[type, tuple[str, ...]] = {types.MethodType: ("__func__", "__self__"), types.SimpleNamespace: ("__dict__",)}
 NUMBERS = (int, float, *SYMBOLIC)
 VIEWS = (type({}.keys()), type({}.items()))
 NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
@@ -185,6 +186,9 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         return tracer.operation("call_function", function, (left, right))
     if type(left) in COMPARABLE and type(right) in COMPARABLE:
         return run_native(tracer, function, (left, right), {})
+    if symbol in ("==", "!=") and type(left) is type(right) and type(left) in COMPARED_BY:
+        parts = [(get_attribute(tracer, left, name), get_attribute(tracer, right, name)) for name in COMPARED_BY[type(left)]]
+        return all(is_same(tracer, *pair) or truth(tracer, compare(tracer, "==", *pair)) for pair in parts) is (symbol == "==")
     attempts = [(left, method, right), (right, reflected, left)]
     if type(right) is not type(left) and isinstance(right, type(left)):
         attempts.reverse()
@@ -340,7 +344,8 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
         if isinstance(raw, types.FunctionType) and owner.__module__ != "typing":
             return call(tracer, get_attribute(tracer, owner, "__class_getitem__"), (key,), {})
         return run_native(tracer, operator.getitem, (owner, key), {})
-    if type(owner).__module__ in ("re", "typing", "types", "_weakref"):
+    if type(owner).__module__ in ("re", "typing", "types", "_weakref") or (
+            isinstance(owner, types.MappingProxyType) and not is_outside(tracer, owner)):
         return run_native(tracer, operator.getitem, (owner, key), {})
     if type(owner).__module__.partition(".")[0] == "numpy":
         raise Break("NumPy", "a NumPy array is indexed")

@@ -74,7 +74,7 @@ def pris(*ps):
     return [Pri2(p, torch.ones(2) * p) for p in ps]
 
 
-@program
+@program(core=True)
 def sorted_of_user_objects():
     def f(x, l):
         return [x * o.t for o in sorted(l)], [x * o.t for o in sorted(l, reverse=True)]
@@ -592,7 +592,7 @@ def user_hash_as_dict_key():
     ]
 
 
-@program
+@program(core=True)
 def frozen_dataclass_as_dict_key():
     layers = {Spec("relu"): torch.relu, Spec("tanh", 4): torch.tanh}
 
