@@ -140,6 +140,7 @@ def written_attention(
         query, mask = torch.where(alive, query, 0.0), mask | ~alive
     drawn = _drawn(seeds, dropout, query.device)
     out = Attention.apply(query, key, value, mask, *drawn, dropout, is_causal, scale, 0, True)
+    out = out.clone()  # a product may be written in place; the backward reads what was there before. A pass takes it away
     out = out.squeeze(1) if added < 4 else out
     return out.squeeze(0) if added == 2 else out
 

@@ -156,6 +156,8 @@ def split_of_cat(module: GraphModule) -> GraphModule:
         if name_of(node) != "slice" or name_of(node.args[0]) != "cat" or not is_static(node):
             continue
         joined = node.args[0]
+        if node.all_input_nodes != [joined] or not is_static(joined):  # its bounds are symbolic
+            continue
         dim = (joined.args[1] if len(joined.args) > 1 else 0) % joined.meta["val"].dim()
         sliced, start, stop, step = slice_arguments(node)
         if sliced % joined.meta["val"].dim() != dim or step != 1:

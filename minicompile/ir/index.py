@@ -459,7 +459,8 @@ def _substitute_atom(atom: Atom, replacements: Mapping[Atom, Index], in_value: C
             return as_index(atom)
 
 
-def atoms(index: Index) -> set[Atom]:
+@functools.lru_cache(maxsize=1 << 16)
+def atoms(index: Index) -> frozenset[Atom]:
     """All atoms, those inside divisions included; the scalar expressions of `Indirect` atoms are not entered."""
     found: set[Atom] = set()
     for monomial, _ in index.terms:
@@ -467,7 +468,7 @@ def atoms(index: Index) -> set[Atom]:
             found.add(atom)
             if isinstance(atom, (FloorDiv, Mod)):
                 found |= atoms(atom.numerator) | atoms(atom.divisor)
-    return found
+    return frozenset(found)
 
 
 def coefficient_of(index: Index, axis: Axis) -> Index | None:

@@ -36,6 +36,8 @@ from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import float_value, is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, changed_tensors, mapped
 
+EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
+
 
 def lower_graph(module: GraphModule, config: Config, name: str) -> LoweredGraph:
     """Turn a functional ATen graph into loops and extern kernels."""
@@ -130,7 +132,10 @@ class GraphLowering:
             return self.values[container][position]  # type: ignore[index]  # a node
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            return size_index(value)
+            try:
+                return size_index(value)
+            except Unsupported as problem:
+                return problem  # raised where the number is needed, which strides of new tensors are not
         if isinstance(value, torch.SymFloat):
             return float_value(value)
         if isinstance(value, (int, float, bool)) and not isinstance(target, torch._ops.OpOverload):
@@ -141,13 +146,16 @@ class GraphLowering:
             if node.args[0].op != "placeholder":  # type: ignore[union-attr]  # a node
                 raise Unsupported("in-place operator", f"{node.name} writes something other than an input of the graph")
             self._save_old_contents(node)
-        args = self._arguments(node.args)
+        args = self._arguments(node.args[:1] if target in EMPTY_STRIDED and value.dtype in LOOP_DTYPES else node.args)
         kwargs = {key: self._arguments(argument) for key, argument in node.kwargs.items()}
         return self._apply(node, target, args, kwargs)
 
     def _arguments(self, argument: Any) -> Any:
         if isinstance(argument, Node):
-            return self.values[argument]
+            value = self.values[argument]
+            if isinstance(value, Unsupported):
+                raise value
+            return value
         if isinstance(argument, (tuple, list)):
             return tuple(map(self._arguments, argument)) if type(argument) is tuple else [*map(self._arguments, argument)]
         if isinstance(argument, slice):

@@ -27,3 +27,18 @@ def test_a_cast_to_the_same_dtype_does_not_hide_attention() -> None:
         torch.testing.assert_close(ours, eager)
     (record,) = compiled.compiler.graphs[0].partitioned.patterns
     assert record.accepted
+
+
+def test_the_result_of_attention_may_be_written_in_place() -> None:
+    def added(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        result += 2 * v
+        return result
+
+    q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
+    compiled = minicompile.compile(added, options={"suppress_errors": False})
+    ours, eager = (torch.autograd.grad(run(q, k, v).square().sum(), (q, k, v)) for run in (compiled, added))
+    for one, other in zip(ours, eager, strict=True):
+        torch.testing.assert_close(one, other)
+    (record,) = compiled.compiler.graphs[0].partitioned.patterns
+    assert record.accepted
