@@ -322,6 +322,8 @@ def expected_kernels(module: torch.fx.GraphModule) -> int:
 
 def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
     """Run an ATen graph operator by operator; the list of inputs is emptied as a generated program does."""
+    for view in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        view.target = torch.ops.aten.reshape.default  # eager's kernels may give strides of which no view is possible
 
     def call(inputs: list[Any]) -> tuple[Any, ...]:
         arguments = tuple(inputs)

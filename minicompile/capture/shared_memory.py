@@ -5,6 +5,7 @@ PyTorch's fake kernels do not look. Must not know about bytecode or graphs.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ READ_APART = frozenset(
 
 def refuse_shared_writes(name: str, args: tuple[Any, ...]) -> None:
     """Leave to eager a write that it refuses: to an expanded tensor, or from memory that is written at other places."""
-    if not args or not (name.strip("_") in IN_PLACE or name.endswith("_") and not name.endswith("__")) or not is_strided(args[0]):
+    writes = name.strip("_") in IN_PLACE or name.endswith("_") and not name.endswith("__") and not hasattr(operator, name)
+    if not args or not writes or not is_strided(args[0]):
         return
     target, *rest = args
     layout = zip(target.shape, target.stride(), strict=True)

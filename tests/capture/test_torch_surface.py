@@ -213,3 +213,12 @@ def test_sizes_that_vary_are_found_in_sets_and_dictionaries() -> None:
     for size in (2, 3, 4, 5, 6, 7):
         assert equal(compiled(torch.ones(size)), function(torch.ones(size)))
     assert kinds(compiled) == []
+
+
+def test_masks_made_of_views_and_expanded_tensors_are_no_writes() -> None:
+    def visible(mask, length):
+        seen = mask.view(2, 1, 6) & mask.view(2, 6, 1) | mask[:, :1, None].expand(2, 6, 6)
+        return length.expand(6, 6).bool() & seen
+
+    compiled = same_as_eager(visible, torch.rand(2, 6) > 0.3, torch.rand(1, 6).round())
+    assert not kinds(compiled)

@@ -483,3 +483,8 @@ def powers_of_negative_numbers(x, n):
 @program(((5, 6), (6, 8), (4, 9), (7, 2)), lambda t, n: (floats(t), n), compiles=4)  # each comparison is a guard
 def comparisons_as_numbers(x, n):
     return x * (n > 2), x + (n == 6), torch.full((n,), x.shape[0] > 5), x * bool(n % 2)
+
+
+@program(((7, 2), (9, 3), (8, 5), (7, 4)), lambda n, at: (floats(n, 3), at))
+def a_piece_of_joined_parts(x, at):
+    return torch.cat([x, x * 2, x + 1])[at : at + 2] * 2

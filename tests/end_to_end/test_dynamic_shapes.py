@@ -22,8 +22,10 @@ from triton.backends.compiler import GPUTarget
 import minicompile
 from minicompile.codegen import group_values
 from minicompile.codegen.generate import generate_program
+from minicompile.compiler import eager_call
 from minicompile.config import Config
 from minicompile.errors import Unsupported
+from minicompile.ir.graph import GraphModule
 from minicompile.ir.loops import LoweredGraph
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.runtime.kernel_binary import compile_kernel, for_sizes
@@ -484,3 +486,27 @@ def test_the_gradient_of_an_expanded_output() -> None:
         (mine,), (theirs,) = (torch.autograd.grad((f(x, scale)[0] * weights).sum(), scale) for f in (compiled, program))
         close(mine, theirs)
     assert compiles(compiled) == 1
+
+
+def test_gradients_of_chunks_solved_and_written_one_by_one() -> None:
+    def solved(x: torch.Tensor) -> torch.Tensor:
+        b, n, d = x.shape
+        chunks = F.pad(x, (0, 0, 0, -n % 4)).reshape(b, -1, 4, d)
+        found = torch.linalg.solve_triangular(chunks @ chunks.mT, chunks, upper=False, unitriangular=True)
+        result = torch.zeros_like(found)  # its strides are the columns', with sizes that could be 0
+        for position in range((n + 3) // 4):
+            result[:, position] = found[:, position] * 2
+        return result.reshape(b, -1, d)[:, :n]
+
+    compiled = minicompile.compile(solved, options=STRICT)
+    for length in (6, 7, 5):
+        x = torch.randn(2, length, 3).mul(0.5).requires_grad_()
+        close(*(torch.autograd.grad(run(x).square().sum(), x)[0] for run in (compiled, solved)))
+    assert compiles(compiled) <= 2 and not compiled.records.fallbacks
+
+
+def test_a_half_left_to_eager_views_what_eager_lays_out_otherwise() -> None:
+    graph = torch.fx.Graph()
+    graph.output((graph.call_function(torch.ops.aten.view.default, (graph.placeholder("x"), [6])),))
+    x = torch.arange(6).view(2, 3).t()
+    close(eager_call(GraphModule(nn.Module(), graph))([x]), (x.reshape(6),))
