@@ -12,7 +12,6 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ from minicompile.capture.calls import (
     special,
 )
 from minicompile.capture.comparing import settled, settled_all, standing, standing_inside
-from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
+from minicompile.capture.iteration import Until, advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import (
     BINARY,
     COMPARISONS,
@@ -249,25 +248,11 @@ for _function in (Generator.__next__, Generator.send, Generator.throw, Generator
     special(_function)(generator_method(_function))
 
 
-def until(tracer: Tracer, function: Any, sentinel: Any) -> Iterator[Any]:
-    """What `iter(function, sentinel)` gives."""
-    while True:
-        try:
-            item = Callback(tracer, function)()
-        except RaisedInUserCode as error:
-            if isinstance(error.value, StopIteration):
-                return
-            raise
-        if is_same(tracer, item, sentinel) or truth(tracer, compare(tracer, "==", item, sentinel)):
-            return
-        yield item
-
-
 @special(iter)
 def rule_iter(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`iter(value)`."""
     if len(args) == 2:
-        return tracer.made(until(tracer, *args))
+        return tracer.made(Until(tracer, *args))
     return get_iterator(tracer, args[0])
 
 

@@ -96,10 +96,10 @@ def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[lis
             body.append(item)
             continue
         if ordinal == target_ordinal:
-            body.append(label)
-            if shape.raises:
-                body.append(Instr("LOAD_FAST", RAISED, location=item.location))
-                body.append(Instr("RAISE_VARARGS", 1, location=item.location))
+            after = Label()  # a loop that comes here again does not raise
+            raising = [Instr("JUMP_FORWARD", after), label, Instr("LOAD_FAST", RAISED), Instr("RAISE_VARARGS", 1), after]
+            for step in raising if shape.raises else [label]:
+                body.append(step if isinstance(step, Label) else Instr(step.name, step.arg, location=item.location))
         if item.name not in UNCOUNTED:
             ordinal += 1
         if in_prologue and item.name in ("MAKE_CELL", "COPY_FREE_VARS", "RESUME", "RETURN_GENERATOR"):

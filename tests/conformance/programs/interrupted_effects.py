@@ -1057,3 +1057,53 @@ def views_changed_around_a_break():
         return x, row, x[0] is row
 
     return outer, [call(count(3, 2), []), call(count(3, 2), [])]
+
+
+@program
+def attempts_that_fail_after_a_break():
+    def attempt(x, need, place, log):
+        if place == "early":
+            print("attempt", len(log))
+        log.append(len(log))
+        if len(log) <= need:
+            raise ValueError(len(log))
+        print("done")
+        return x + len(log)
+
+    def outer(x, need, place):
+        log, last = [], None
+        for i in range(4):
+            try:
+                return attempt(x * i, need, place, log), last, log
+            except ValueError as error:
+                last = error.args
+        return None, last, log
+
+    return outer, [
+        call(count(3), 0, "early"),
+        call(count(3), 2, "early"),
+        call(count(3), 9, "early"),
+        call(count(3), 2, "late"),
+        call(count(3), 3, "late"),
+    ]
+
+
+@program
+def loop_that_catches_what_a_break_raised():
+    def outer(x, bad):
+        found = []
+        for i in range(5):
+            try:
+                found.append(x * i + int(str(bad[i % len(bad)])))
+                print(i)
+                found.append(1 // bad[i % len(bad)])
+            except ZeroDivisionError:
+                found.append("zero")
+            except ValueError:
+                found.append("text")
+                continue
+            finally:
+                found.append(i)
+        return found
+
+    return outer, [call(count(2), [1, 0, 2]), call(count(2), [0, "a"]), call(count(2), ["a", 1]), call(count(2), [3])]
