@@ -268,14 +268,25 @@ def lower_bound(index: Index) -> Index:
 
 def _bound_term(monomial: Monomial, coefficient: int, largest: bool) -> Index:
     if len(monomial) > 1 and any(isinstance(atom, FloorDiv) for atom in monomial):
-        ranges = [(_atom_minimum(atom).constant, _atom_maximum(atom).constant) for atom in monomial]
-        if all(low is not None and high is not None for low, high in ranges):
-            corners = [math.prod(corner) for corner in itertools.product(*ranges)]  # type: ignore[arg-type]  # none is None
+        ranges = _ranges(monomial)
+        if ranges is not None:
+            corners = [math.prod(corner) for corner in itertools.product(*ranges)]
             return as_index(coefficient * (max(corners) if largest else min(corners)))
     result = as_index(coefficient)
     for atom in monomial:
         result = result * (_atom_maximum(atom) if largest else _atom_minimum(atom))
     return result
+
+
+def _ranges(monomial: Monomial) -> list[tuple[int, int]] | None:
+    """The least and the largest value of each factor, if all are numbers."""
+    found = [(_atom_minimum(atom).constant, _atom_maximum(atom).constant) for atom in monomial]
+    return None if any(None in pair for pair in found) else found  # type: ignore[return-value]  # none is None
+
+
+def _has_negative_quotient(monomial: Monomial) -> bool:
+    """Whether a factor may be below zero."""
+    return any(isinstance(atom, FloorDiv) and not is_nonnegative(atom.numerator) for atom in monomial)
 
 
 def _atom_maximum(atom: Atom) -> Index:
@@ -303,6 +314,10 @@ def _atom_minimum(atom: Atom) -> Index:
 def is_nonnegative(index: Index) -> bool:
     """Whether `index >= 0` can be proven."""
     low = lower_bound(index)
+    if any(_has_negative_quotient(m) for m, _ in low.terms) or any(
+        len(m) > 1 and _has_negative_quotient(m) and _ranges(m) is None for m, _ in index.terms
+    ):
+        return False
     return all(c >= 0 for _, c in low.terms) or _with_minimum_symbols(low) >= 0
 
 
@@ -380,6 +395,8 @@ def floor_divide(index: Index, divisor: Index) -> Index:
     quotient, rest = _split_divisible(index, divisor)
     if not rest.terms or is_below(rest, divisor):
         return quotient
+    if number is None and is_below(rest + divisor, divisor):
+        return quotient - 1
     if number is not None:
         common = math.gcd(number, *(c for _, c in rest.terms))
         if common > 1:
@@ -410,6 +427,8 @@ def remainder(index: Index, divisor: Index) -> Index:
     _, rest = _split_divisible(index, divisor)
     if not rest.terms or is_below(rest, divisor):
         return rest
+    if number is None and is_below(rest + divisor, divisor):
+        return rest + divisor
     if number is not None:
         common = math.gcd(number, *(c for _, c in rest.terms))
         if common > 1:

@@ -16,6 +16,7 @@ from minicompile.ir.index import (
     coefficient_of,
     evaluate,
     is_below,
+    is_nonnegative,
     lower_bound,
     substitute,
     upper_bound,
@@ -23,6 +24,28 @@ from minicompile.ir.index import (
 
 AXES = (Axis("a", 3), Axis("b", 4), Axis("c", 5))
 POINTS = [dict(zip(AXES, values)) for values in itertools.product(range(3), range(4), range(5))]
+
+
+N, M = Symbol("n", 8, 2), Symbol("m", 5, 0)
+SIZES = (as_index(N), as_index(N) * 2, as_index(M) + 1, as_index(N) * as_index(M) + as_index(N))
+SIZED = (Axis("i", as_index(N)), Axis("j", as_index(M) + 1), Axis("k", 3))
+PLACES = [{N: n, M: m, SIZED[0]: i, SIZED[1]: j, SIZED[2]: k} for n, m in ((2, 0), (3, 4), (5, 1), (7, 2))
+          for i, j, k in itertools.product({0, 1, n - 1}, {0, m}, (0, 2))]  # fmt: skip
+
+
+def expressions_over_sizes() -> st.SearchStrategy[Index]:
+    leaves = st.sampled_from([as_index(atom) for atom in (N, M, *SIZED)]) | st.integers(-4, 6).map(as_index)
+
+    def grow(inner):
+        return st.one_of(
+            st.tuples(inner, inner).map(lambda p: p[0] + p[1]),
+            st.tuples(inner, inner).map(lambda p: p[0] - p[1]),
+            st.tuples(inner, inner).map(lambda p: p[0] * p[1]),
+            st.tuples(inner, st.sampled_from(SIZES)).map(lambda p: p[0] // p[1]),
+            st.tuples(inner, st.sampled_from(SIZES)).map(lambda p: p[0] % p[1]),
+        )
+
+    return st.recursive(leaves, grow, max_leaves=6)
 
 
 def expressions() -> st.SearchStrategy[Index]:
@@ -56,6 +79,24 @@ def test_bounds_hold(index):
     low, high = int(lower_bound(index)), int(upper_bound(index))
     for point in POINTS:
         assert low <= evaluate(index, point) <= high
+
+
+@settings(max_examples=400, deadline=None)
+@given(expressions_over_sizes(), expressions_over_sizes(), st.sampled_from(SIZES))
+def test_what_is_proven_of_varying_sizes_holds_at_each(index, other, divisor):
+    positive, below = is_nonnegative(index), is_below(index, other)
+    for place in PLACES:
+        value, size = evaluate(index, place), evaluate(divisor, place)
+        assert value >= 0 or not positive
+        assert 0 <= value < evaluate(other, place) or not below
+        assert evaluate(index // divisor, place) == value // size
+        assert evaluate(index % divisor, place) == value % size
+
+
+def test_a_place_before_the_end_of_a_row_is_in_that_row():
+    row, n = as_index(SIZED[0]), as_index(N)
+    assert (n * row + n - 1) // n is row and (n * row + n - 1) % n is n - 1
+    assert not is_nonnegative(as_index(-3) // n) and not is_nonnegative(row * (as_index(-3) // n))
 
 
 def test_bounds_of_products_of_negative_quotients():
