@@ -18,7 +18,7 @@ from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.looped_kernel import write_kernel
 from minicompile.codegen.naming import Namer, buffer_names
 from minicompile.codegen.render import kernel_source, render
-from minicompile.codegen.wrapper import FUSED_MATMUL, HostText, HostWriter, Launch, sizes_text
+from minicompile.codegen.wrapper import FUSED_MATMUL, HostWriter, Launch, sizes_text
 from minicompile.config import Config
 from minicompile.ir.index import Index, as_index, hint
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, numbered
@@ -70,7 +70,8 @@ def generate_program(
             launches[number] = Launch(made.name, ("1", "1", "1"), made.pointers, ())
     kernel_names = tuple(kernel.source.name for kernel in printed) + tuple(e.name for e in epilogues.written)
     limits = frozenset[tuple[Index, int]]().union(*(kernel.text.limits for kernel in printed))
-    host = HostWriter(schedule, names, kernel_names, target, limits).write(launches)
+    host = HostWriter(schedule, names, kernel_names, target, limits)
+    host.write(launches)
     text = _file_text(schedule, printed, epilogues.written, host, target, reference)
     constants = tuple(schedule.graph.constants.items())
     return Program(
@@ -83,7 +84,7 @@ def generate_program(
         constants=constants,
         device=target,
         key=_content_key(text, constants),
-        steps=host.steps,
+        steps=tuple(host.steps),
         limited=bool(limits),
     )
 
@@ -194,7 +195,7 @@ def _file_text(
     schedule: Schedule,
     printed: list[_Printed],
     epilogues: list[EpilogueText],
-    host: HostText,
+    host: HostWriter,
     device: torch.device,
     reference: str | None,
 ) -> str:
@@ -223,7 +224,7 @@ def _file_text(
     )
 
 
-def _fast_helpers(host: HostText, device: torch.device) -> list[str]:
+def _fast_helpers(host: HostWriter, device: torch.device) -> list[str]:
     """Imports that replace the file's own helper functions (torch 2.11 to 2.13)."""
     names = {"reinterpret": "_reinterpret_tensor as reinterpret"}
     if device.type in ("cuda", "cpu"):

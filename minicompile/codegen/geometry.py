@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable
 
-from minicompile.codegen.index_text import host, is_static
+from minicompile.codegen.index_text import host
 from minicompile.codegen.triton_text import PRODUCT, SUM, Text, infix
 from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms, hint
 from minicompile.ir.schedule import DeviceProperties, TileAxis, TilePlan
@@ -62,7 +62,7 @@ class Geometry:
     def varying_row(self) -> str:
         """The length of a row that is held whole but whose size is known at run time only, as text; else empty."""
         row = self.plan.reduction
-        return "" if row is None or self.looped or is_static(row.axis.size) else host(row.axis.size).text
+        return "" if row is None or self.looped or row.axis.size.constant is not None else host(row.axis.size).text
 
     def is_masked(self, axis: Axis) -> bool:
         """Whether a block of this axis may reach over its end."""
@@ -112,7 +112,7 @@ class Geometry:
             total = counts[0]
             for count in counts[1:]:
                 total = infix(total, "*", count, PRODUCT)
-            if all(is_static(self.programs(tile)) for tile in self.plan.parallel):
+            if all(self.programs(tile).constant is not None for tile in self.plan.parallel):
                 total = Text(str(functools.reduce(int.__mul__, (int(self.programs(t)) for t in self.plan.parallel))))
             return (total.text, "1", "1")
         texts = [count.text for count in counts] + ["1", "1", "1"]
@@ -197,7 +197,7 @@ def plan_for_device(plan: TilePlan, device: DeviceProperties) -> TilePlan:
     for tile in reversed(plan.axes):
         wanted = max(hint(tile.axis.size), 1)
         if tile.role == "reduction" and plan.strategy in ("persistent", "crossed"):
-            sized[tile.axis] = wanted if is_static(tile.axis.size) else tile.block
+            sized[tile.axis] = wanted if tile.axis.size.constant is not None else tile.block
         else:
             sized[tile.axis] = max(1, min(wanted, budget))
         budget = max(1, budget // sized[tile.axis])

@@ -27,28 +27,22 @@ def index_text(index: Index, name: Callable[[Atom], Text | None]) -> Text:
     """The source of `index`; `name` gives the text of an atom, or `None` for a division that is to be spelled out."""
     if not index.terms:
         return Text("0")
-    result: Text | None = None
-    for monomial, coefficient in sorted(index.terms, key=lambda term: (not term[0], term[1] < 0, -abs(term[1]))):
-        term = _term_text(monomial, abs(coefficient) if result is not None else coefficient, name)
-        if result is None:
-            result = term
-        else:
-            result = infix(result, "-" if coefficient < 0 else "+", term, SUM)
-    assert result is not None
+    (monomial, first), *rest = sorted(index.terms, key=lambda term: (not term[0], term[1] < 0, -abs(term[1])))
+    result = _term_text(monomial, first, name)
+    for monomial, coefficient in rest:
+        result = infix(result, "-" if coefficient < 0 else "+", _term_text(monomial, abs(coefficient), name), SUM)
     return result
 
 
 def _term_text(monomial: tuple[Atom, ...], coefficient: int, name: Callable[[Atom], Text | None]) -> Text:
+    number = Text(str(coefficient)) if coefficient >= 0 else Text(str(coefficient), UNARY)
     if not monomial:
-        return Text(str(coefficient)) if coefficient >= 0 else Text(str(coefficient), UNARY)
-    result: Text | None = None
-    for atom in monomial:
-        factor = name(atom) or division_text(atom, name)
-        result = factor if result is None else infix(result, "*", factor, PRODUCT)
-    assert result is not None
+        return number
+    result, *others = (name(atom) or division_text(atom, name) for atom in monomial)
+    for factor in others:
+        result = infix(result, "*", factor, PRODUCT)
     if coefficient == 1:
         return result
-    number = Text(str(coefficient)) if coefficient > 0 else Text(str(coefficient), UNARY)
     return infix(result, "*", number, PRODUCT) if coefficient > 0 else infix(number, "*", result, PRODUCT)
 
 
@@ -85,18 +79,9 @@ def _divided_by_sign(atom: FloorDiv | Mod, dividend: Text, divisor: Text) -> Tex
     return rest if isinstance(atom, Mod) else infix(infix(dividend, "-", rest, SUM), "//", divisor, PRODUCT)
 
 
-def host_text(index: Index) -> str:
-    """A Python expression over the size symbols' names."""
-    return host(index).text
-
-
 def host(index: Index) -> Text:
-    """A Python expression over the size symbols' names, with its precedence."""
-
-    def name(atom: Atom) -> Text | None:
-        return Text(atom.name) if isinstance(atom, Symbol) else None
-
-    return index_text(index, name)
+    """A Python expression over the size symbols' names."""
+    return index_text(index, lambda atom: Text(atom.name) if isinstance(atom, Symbol) else None)
 
 
 def extent(index: Index) -> int:
@@ -123,9 +108,4 @@ def bounds(index: Index) -> list[Index]:
 def symbols_of(index: Index) -> set[Symbol]:
     """The size symbols in `index`, those in the sizes of its axes not included."""
     return {atom for atom in atoms(index) if isinstance(atom, Symbol)}
-
-
-def is_static(index: Index) -> bool:
-    """Whether the index is a number."""
-    return index.constant is not None
 

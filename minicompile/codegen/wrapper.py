@@ -5,13 +5,14 @@ This module must not print kernels, and must not decide what lives where: it fol
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from minicompile.codegen.index_text import host_text, symbols_of
+from minicompile.codegen.index_text import host, symbols_of
 from minicompile.codegen.naming import Namer, identifier
 from minicompile.errors import Unsupported
 from minicompile.ir.index import ZERO, Index, Symbol, as_index, coefficient_of, hint, is_nonnegative
@@ -41,9 +42,8 @@ class Launch:
     symbols: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class HostText:
-    """The body of `call` and what it needs around it.
+class HostWriter:
+    """Prints the statements of `call` for one schedule, and what it needs around it.
 
     Attributes:
         lines: statements of `call`.
@@ -53,51 +53,37 @@ class HostText:
         steps: as in `Program`.
     """
 
-    lines: tuple[str, ...]
-    operators: tuple[tuple[str, str], ...]
-    imports: tuple[str, ...]
-    helpers: frozenset[str]
-    steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-    @property
-    def uses_own_operators(self) -> bool:
-        """Whether an operator is one of `minicompile.ir.operators`."""
-        return any(target.startswith("torch.ops.minicompile.") for _, target in self.operators)
-
-
-class HostWriter:
-    """Prints the statements of `call` for one schedule."""
-
-    def __init__(self, schedule: Schedule, names: Mapping[str, str], kernel_names: tuple[str, ...],
-                 device: torch.device, limits: frozenset[tuple[Index, int]] = frozenset()) -> None:  # fmt: skip
+    def __init__(
+        self, schedule: Schedule, names: Mapping[str, str], kernel_names: tuple[str, ...], device: torch.device,
+        limits: frozenset[tuple[Index, int]],
+    ) -> None:  # fmt: skip
         self._schedule, self._graph, self._device = schedule, schedule.graph, device
         self._limits = limits
         self._variables = dict(names)
-        self._lines: list[str] = []
-        self._operators: dict[str, str] = {}
-        self._imports: set[str] = set()
-        self._helpers: set[str] = set()
+        self.lines: list[str] = []
+        self.operators: dict[str, str] = {}
+        self.imports: set[str] = set()
+        self.helpers: set[str] = set()
+        self.steps: list[tuple[str, tuple[str, ...]]] = []
         self._namer = Namer([*names.values(), *kernel_names, *(f"run_{name}" for name in kernel_names)])
-        self._sharers: dict[str, set[str]] = {}
+        self._sharers: dict[str, set[str]] = collections.defaultdict(set)
 
-    def write(self, launches: Mapping[int, Launch | None]) -> HostText:
-        """The whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
+    def write(self, launches: Mapping[int, Launch | None]) -> None:
+        """Print the whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
         self._unpack()
         steps = self._schedule.steps
-        called: list[tuple[str, tuple[str, ...]]] = []
         for number, step in enumerate(steps):
             if isinstance(step, KernelGroup):
                 launch = launches[number]
                 self._kernel(step, launch)
-                called.append(("", ()) if launch is None else (f"run_{launch.kernel}", launch.pointers))
+                self.steps.append(("", ()) if launch is None else (f"run_{launch.kernel}", launch.pointers))
             else:
                 self._extern(step, launches.get(number))
-                called.append((self._function(step), ()))
+                self.steps.append((self._function(step), ()))
             if number + 1 < len(steps):
                 self._free(number)
-        self._return()
-        return HostText(tuple(self._lines), tuple(self._operators.items()), tuple(sorted(self._imports)),
-                        frozenset(self._helpers), tuple(called))  # fmt: skip
+        texts = [self._argument(output) for output in self._graph.outputs]
+        self.lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
 
     # Inputs
 
@@ -112,23 +98,23 @@ class HostWriter:
                 defined.add(atom.name if atom is not None else "")
             else:
                 targets.append(self._variables[name])
-                self._sharers.setdefault(self._variables[name], set()).add(name)
+                self._sharers[self._variables[name]].add(name)
         if targets:
-            self._lines.append(f"{_targets(targets)} = inputs")
+            self.lines.append(f"{_targets(targets)} = inputs")
         for symbol in sorted(_all_symbols(graph), key=lambda s: s.name):
             if symbol.name not in defined:
                 late.append(f"{symbol.name} = {self._size_source(symbol)}")
-        self._lines += late + self._limit_check() + (["inputs.clear()"] if targets else [])
+        self.lines += late + self._limit_check() + (["inputs.clear()"] if targets else [])
         for name in graph.constants:
-            self._lines.append(f'{self._variables[name]} = CONSTANTS["{name}"]')
-            self._sharers.setdefault(self._variables[name], set()).add(name)
+            self.lines.append(f'{self._variables[name]} = CONSTANTS["{name}"]')
+            self._sharers[self._variables[name]].add(name)
 
     def _limit_check(self) -> list[str]:
         """Statements that refuse sizes for which some kernel is not made, before anything has happened."""
         conditions = []
         for largest in sorted({limit for _, limit in self._limits}, reverse=True):
             bounds = sorted(_undominated({bound for bound, limit in self._limits if limit == largest}), key=str)
-            texts = [host_text(bound) for bound in bounds]
+            texts = [host(bound).text for bound in bounds]
             largest_text = texts[0] if len(texts) == 1 else f"max({', '.join(texts)})"
             conditions.append(f"{largest_text} > {largest}")
         if not conditions:
@@ -162,17 +148,17 @@ class HostWriter:
         source = self._variables[older.name]
         target = self._variables[name]
         if (older.dtype, older.sizes, older.strides) == (buffer.dtype, buffer.sizes, buffer.strides):
-            self._lines.append(f"{target} = {source}  # the memory is free again")
+            self.lines.append(f"{target} = {source}  # the memory is free again")
         else:
-            self._lines.append(f"{target} = {self._reinterpreted(source, older, buffer)}  # the memory is free again")
-        self._sharers.setdefault(target, set()).add(name)
+            self.lines.append(f"{target} = {self._reinterpreted(source, older, buffer)}  # the memory is free again")
+        self._sharers[target].add(name)
 
     def _share(self, name: str, older: str) -> None:
         self._variables[name] = self._variables[older]
-        self._sharers.setdefault(self._variables[name], set()).add(name)
+        self._sharers[self._variables[name]].add(name)
 
     def _reinterpreted(self, source: str, older: Buffer, buffer: Buffer) -> str:
-        self._helpers.add("reinterpret")
+        self.helpers.add("reinterpret")
         typed = source if older.dtype == buffer.dtype else f"{source}.view({buffer.dtype})"
         return f"reinterpret({typed}, {sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)})"
 
@@ -180,12 +166,12 @@ class HostWriter:
         target = self._variables[buffer.name]
         layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
         if buffer.device.type == self._device.type:
-            self._helpers.add("empty_strided")
-            self._lines.append(f"{target} = empty_strided({layout}, {buffer.dtype})")
+            self.helpers.add("empty_strided")
+            self.lines.append(f"{target} = empty_strided({layout}, {buffer.dtype})")
         else:
             device = f'device="{buffer.device}"'
-            self._lines.append(f"{target} = torch.empty_strided({layout}, dtype={buffer.dtype}, {device})")
-        self._sharers.setdefault(target, set()).add(buffer.name)
+            self.lines.append(f"{target} = torch.empty_strided({layout}, dtype={buffer.dtype}, {device})")
+        self._sharers[target].add(buffer.name)
 
     def _free(self, number: int) -> None:
         """Drop variables whose buffers are dead, except memory that a later step takes over."""
@@ -197,12 +183,12 @@ class HostWriter:
         gone: list[str] = []
         for name in sorted(dead - later):
             variable = self._variables.get(name, "")
-            if name in self._sharers.get(variable, ()):
+            if name in self._sharers[variable]:
                 self._sharers[variable].discard(name)
                 if not self._sharers[variable]:
                     gone.append(variable)
         if gone:
-            self._lines.append(f"del {', '.join(gone)}")
+            self.lines.append(f"del {', '.join(gone)}")
 
     # Steps
 
@@ -217,9 +203,9 @@ class HostWriter:
         line = f"run_{launch.kernel}({', '.join(arguments)})"
         if not all(is_nonnegative(tile.axis.size - 1) for tile in group.tile.parallel):
             counts = " and ".join(text for text in launch.grid if text != "1")
-            self._lines += [f"if {counts}:", f"    {line}"] if counts else [line]
+            self.lines += [f"if {counts}:", f"    {line}"] if counts else [line]
             return
-        self._lines.append(line)
+        self.lines.append(line)
 
     def _extern(self, step: ExternKernel, epilogue: Launch | None) -> None:
         function = self._function(step)
@@ -235,16 +221,16 @@ class HostWriter:
             buffer = step.outputs[0]
             assert buffer is not None
             self._obtain(buffer.name, None)
-            self._lines.append(f"{function}({', '.join([*arguments, f'out={self._variables[buffer.name]}'])})")
+            self.lines.append(f"{function}({', '.join([*arguments, f'out={self._variables[buffer.name]}'])})")
             return
         targets = ["_" if b is None else self._variables[b.name] for b in step.outputs]
         called = f"{function}({', '.join(arguments)})"
         if not any(b is not None for b in step.outputs):
-            self._lines.append(called)
+            self.lines.append(called)
         elif step.unpack:
-            self._lines.append(f"{_targets(targets)} = {called}")
+            self.lines.append(f"{_targets(targets)} = {called}")
         else:
-            self._lines.append(f"{targets[0]} = {called}")
+            self.lines.append(f"{targets[0]} = {called}")
         for buffer in step.outputs:
             if buffer is not None:
                 self._check_layout(buffer)
@@ -265,21 +251,21 @@ class HostWriter:
         arguments = [out, *map(self._argument, step.args), *(self._variables[name] for name in pointers)]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         arguments += [f"epilogue={epilogue.kernel}"] if epilogue is not None else []
-        self._lines.append(f"{self._function(step)}({', '.join(arguments)})")
+        self.lines.append(f"{self._function(step)}({', '.join(arguments)})")
 
     def _check_layout(self, buffer: Buffer) -> None:
         """An operator may lay its result out otherwise than its fake result promised."""
         variable = self._variables[buffer.name]
-        self._helpers.add("with_layout")
+        self.helpers.add("with_layout")
         layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
-        self._lines.append(f"{variable} = with_layout({variable}, {layout})")
-        self._sharers.setdefault(variable, set()).add(buffer.name)
+        self.lines.append(f"{variable} = with_layout({variable}, {layout})")
+        self._sharers[variable].add(buffer.name)
 
     def _in_place(self, step: ExternKernel, called: str) -> None:
         new = [b for b in step.outputs if b is not None]
         if len(new) != len(step.overwrites):
             raise Unsupported("generated code", f"{step.target} both overwrites and creates tensors")
-        self._lines.append(called)
+        self.lines.append(called)
         for buffer, older in zip(new, step.overwrites, strict=True):
             self._share(buffer.name, older)
 
@@ -287,18 +273,18 @@ class HostWriter:
         """The module-level name of an extern operator."""
         if step.target.startswith("kernels."):
             name = step.target.removeprefix("kernels.")
-            self._imports.add(name)
+            self.imports.add(name)
             return name
         target = step.target
         if step.out_argument and target.endswith(".default"):
             target = target.removesuffix("default") + "out"
-        for name, known in self._operators.items():
+        for name, known in self.operators.items():
             if known == BOUND_FUNCTIONS.get(target, target):
                 return name
         parts = target.removeprefix("torch.ops.").split(".")
         wish = "_".join(parts[:-1] if parts[-1] == "default" else parts)
         name = self._namer.fresh(identifier(wish))
-        self._operators[name] = BOUND_FUNCTIONS.get(target, target)
+        self.operators[name] = BOUND_FUNCTIONS.get(target, target)
         return name
 
     def _argument(self, value: Any) -> str:
@@ -306,7 +292,7 @@ class HostWriter:
             case BufferView():
                 return self.view(value)
             case Index():
-                return host_text(value)
+                return host(value).text
             case list():
                 return f"[{', '.join(self._argument(v) for v in value)}]"
             case tuple():
@@ -332,14 +318,10 @@ class HostWriter:
         if (view.sizes, view.strides) == (buffer.sizes[::-1], buffer.strides[::-1]) and view.offset.constant == 0:
             if len(view.sizes) == 2:
                 return f"{source}.t()"
-        self._helpers.add("reinterpret")
+        self.helpers.add("reinterpret")
         arguments = [source, sizes_text(view.sizes), sizes_text(view.strides)]
-        arguments += [host_text(view.offset)] if view.offset.constant != 0 else []
+        arguments += [host(view.offset).text] if view.offset.constant != 0 else []
         return f"reinterpret({', '.join(arguments)})"
-
-    def _return(self) -> None:
-        texts = [self._argument(output) for output in self._graph.outputs]
-        self._lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
 
 
 def _undominated(bounds: set[Index]) -> list[Index]:
@@ -357,7 +339,7 @@ def _targets(names: list[str]) -> str:
 
 def sizes_text(sizes: tuple[Index, ...]) -> str:
     """A tuple of sizes as Python text."""
-    inside = ", ".join(host_text(size) for size in sizes)
+    inside = ", ".join(host(size).text for size in sizes)
     return f"({inside},)" if len(sizes) == 1 else f"({inside})"
 
 

@@ -7,10 +7,9 @@ operations and always round. This module must not know about loops, buffers' lay
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -102,62 +101,40 @@ class Random(Interned):
 Expr = Load | Constant | IndexValue | Apply | Masked | Random
 
 
-@dataclasses.dataclass(frozen=True)
-class ScalarOp:
-    """Arity and meaning of a scalar operation. `cost` is in units of an addition, for the fusion policy."""
+class ScalarOp(NamedTuple):
+    """Arity of a scalar operation, and its cost in units of an addition, for the fusion policy."""
 
     arity: int
-    meaning: str
-    cost: int = 1
+    cost: int
 
 
+# Operations have torch's meaning for eager's dtype. Those with a twin, or a rule of their own:
+# `cast` converts as `Tensor.to`, `bitcast` reads the bits as another dtype of the same width; `mul` and the bitwise ones are
+# logical between booleans; `truediv` is of floats, `approximate_truediv` too, but to within two units in the last place, for
+# a result that is rounded to 16 bits; `floordiv` rounds to minus infinity, `truncdiv` (of integers) to zero; `remainder` has
+# the sign of its second operand, `fmod` that of the first; `minimum` and `maximum` are NaN if either operand is, `fmin` and
+# `fmax` if both are; logical ones ask whether operands are non-zero; `sqrt` is correctly rounded; `round` is half to even;
+# `where` computes both sides; `checked` is its first operand, and fails an assertion where the second does not hold.
 SCALAR_OPS: dict[str, ScalarOp] = {
-    "cast": ScalarOp(1, "convert to the node's dtype as `Tensor.to` does"),
-    "bitcast": ScalarOp(1, "reinterpret the bits as the node's dtype of equal width"),
-    "add": ScalarOp(2, "a + b"),
-    "sub": ScalarOp(2, "a - b"),
-    "mul": ScalarOp(2, "a * b (logical and for booleans)"),
-    "truediv": ScalarOp(2, "a / b of floats", 4),
-    "approximate_truediv": ScalarOp(2, "a / b to within two units in the last place, for a result that is rounded to 16 bits", 2),
-    "floordiv": ScalarOp(2, "a // b rounding to minus infinity, as torch.floor_divide", 6),
-    "truncdiv": ScalarOp(2, "a / b of integers rounding to zero", 6),
-    "remainder": ScalarOp(2, "a % b with the sign of b, as torch.remainder", 6),
-    "fmod": ScalarOp(2, "a % b with the sign of a, as torch.fmod", 6),
-    "pow": ScalarOp(2, "a ** b as torch.pow", 12),
-    "sign": ScalarOp(1, "-1, 0 or 1; NaN gives what torch.sign gives"),
-    "rsqrt": ScalarOp(1, "1 / sqrt(a)", 6),
-    "sqrt": ScalarOp(1, "square root, correctly rounded", 6),
-    "sigmoid": ScalarOp(1, "1 / (1 + exp(-a))", 12),
-    "reciprocal": ScalarOp(1, "1 / a", 4),
-    "where": ScalarOp(3, "b if a else c; both are computed"),
-    "atan2": ScalarOp(2, "angle of (b, a)", 24),
-    "lgamma": ScalarOp(1, "log of |gamma(a)|", 40),
-    "copysign": ScalarOp(2, "|a| with the sign of b", 2),
-    "hypot": ScalarOp(2, "sqrt(a * a + b * b)", 10),
-    "nextafter": ScalarOp(2, "next float after a towards b", 10),
-    **dict.fromkeys(("minimum", "maximum"), ScalarOp(2, "smaller, larger; NaN if either is NaN")),
-    **dict.fromkeys(("fmin", "fmax"), ScalarOp(2, "smaller, larger; the number if one is NaN")),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), ScalarOp(2, "the comparison of that name")),
-    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), ScalarOp(2, "of whether a and b are non-zero")),
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), ScalarOp(2, "of the bits; logical for booleans")),
-    **dict.fromkeys(("left_shift", "right_shift"), ScalarOp(2, "a << b, a >> b (arithmetic) as torch")),
-    "neg": ScalarOp(1, "-a"),
-    "abs": ScalarOp(1, "|a|"),
-    "logical_not": ScalarOp(1, "zero"),
-    "bitwise_not": ScalarOp(1, "~a (logical not for booleans)"),
-    **dict.fromkeys(("floor", "ceil", "trunc", "round"), ScalarOp(1, "round down, up, to zero, half to even")),
-    **dict.fromkeys(("isnan", "isinf", "signbit"), ScalarOp(1, "is NaN, is infinite, has the sign bit set")),
-    **dict.fromkeys(("exp", "log", "log2", "log10"), ScalarOp(1, "the function of that name", 8)),
-    "exp2": ScalarOp(1, "2 ** a", 6),
-    "expm1": ScalarOp(1, "e ** a - 1 without cancellation", 12),
-    "log1p": ScalarOp(1, "log(1 + a) without cancellation", 12),
-    "tanh": ScalarOp(1, "hyperbolic tangent", 12),
-    **dict.fromkeys(("sin", "cos", "sinh", "cosh", "erf"), ScalarOp(1, "the function of that name", 16)),
-    **dict.fromkeys(("tan", "asin", "acos", "atan", "asinh", "acosh", "atanh"), ScalarOp(1, "the function of that name", 20)),
-    "erfc": ScalarOp(1, "1 - erf(a) without cancellation", 20),
-    "erfinv": ScalarOp(1, "inverse error function", 24),
-    "checked": ScalarOp(2, "a; where b does not hold, eager refuses it, and an assertion fails"),
-}
+    name: ScalarOp(arity, cost)
+    for (arity, cost), names in {
+        (1, 1): "cast bitcast neg abs sign logical_not bitwise_not floor ceil trunc round isnan isinf signbit",
+        (2, 1): "add sub mul minimum maximum fmin fmax eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
+                "bitwise_or bitwise_xor left_shift right_shift checked",
+        (3, 1): "where",
+        (2, 2): "approximate_truediv copysign",
+        (1, 4): "reciprocal", (2, 4): "truediv",
+        (1, 6): "sqrt rsqrt exp2", (2, 6): "floordiv truncdiv remainder fmod",
+        (1, 8): "exp log log2 log10",
+        (2, 10): "hypot nextafter",
+        (1, 12): "sigmoid tanh expm1 log1p", (2, 12): "pow",
+        (1, 16): "sin cos sinh cosh erf",
+        (1, 20): "tan asin acos atan asinh acosh atanh erfc",
+        (1, 24): "erfinv", (2, 24): "atan2",
+        (1, 40): "lgamma",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
 
 
 def apply(operation: str, *arguments: Expr, dtype: torch.dtype) -> Expr:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from minicompile.errors import Location
-from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, walk
+from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Random, children, walk
 from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 from minicompile.ir.index import Axis
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Origin, Scan
@@ -139,27 +139,19 @@ def expression_text(expression: Expr, names: dict[Expr, str] | None = None) -> s
     known = names or {}
     if expression in known:
         return known[expression]
-    inner = [expression_text(child, known) for child in children(expression)] if not isinstance(expression, Load) else []
+    if isinstance(expression, (Load, Constant, IndexValue)):
+        return str(expression)
+    inner = [expression_text(child, known) for child in children(expression)]
     match expression:
-        case Load():
-            return f"{expression.buffer}[{expression.index}]"
-        case Constant(value=value):
-            return str(value)
-        case IndexValue(index=index):
-            return f"index({index})"
         case Apply(operation="cast", dtype=dtype):
             return f"{dtype_text(dtype)}({inner[0]})"
         case Apply(operation="where"):
             return f"({inner[1]} if {inner[0]} else {inner[2]})"
         case Apply(operation=operation) if operation in INFIX:
             return f"({inner[0]} {INFIX[operation]} {inner[1]})"
-        case Apply(operation=operation):
-            return f"{operation}({', '.join(inner)})"
-        case Masked():
-            return f"masked({', '.join(inner)})"
         case Random(kind=kind, counter=counter):
             return f"random_{kind}({inner[0]}, {counter})"
-    return str(expression)
+    return f"{expression.operation if isinstance(expression, Apply) else 'masked'}({', '.join(inner)})"
 
 
 def body_lines(root: Expr) -> tuple[list[str], str]:
