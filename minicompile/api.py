@@ -5,6 +5,7 @@ Thin on purpose: capture decides when to compile, `compiler.py` compiles. This m
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -94,13 +95,14 @@ class CompiledFunction(CompiledCallable):
     def stats(self) -> Stats:
         """Counts of what has been compiled so far."""
         graphs = self.compiler.graphs
+        programs = [program for graph in graphs for program in graph.programs]
         return Stats(
             graphs=len(graphs),
             graph_breaks=len(self.records.graph_breaks),
-            kernels=sum(graph.kernels for graph in graphs),
-            extern_calls=sum(graph.extern_calls for graph in graphs),
+            kernels=sum(len(program.launches) for program in programs),
+            extern_calls=sum(len(program.extern_calls) for program in programs),
             fallbacks=len(self.records.fallbacks) + sum(len(graph.fallbacks) for graph in graphs),
-            bytes_moved=sum(graph.bytes_moved for graph in graphs),
+            bytes_moved=sum(program.bytes_moved for program in programs),
         )
 
     @property
@@ -122,11 +124,7 @@ class CompiledFunction(CompiledCallable):
     @property
     def timings(self) -> dict[str, float]:
         """Seconds of compile time by stage, over all graphs."""
-        total: dict[str, float] = {}
-        for graph in self.compiler.graphs:
-            for stage, seconds in graph.timings.items():
-                total[stage] = total.get(stage, 0.0) + seconds
-        return total
+        return dict(sum((graph.timings for graph in self.compiler.graphs), collections.Counter()))
 
 
 _living: weakref.WeakSet[CompiledFunction] = weakref.WeakSet()
@@ -198,12 +196,14 @@ def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
 
 def sources(compiled: Any) -> Listing:
     """The generated Triton and host source of everything that `compiled` has compiled so far, by file name."""
-    return numbered(file for graph in compiled_function(compiled).compiler.graphs for file in graph.sources)
+    graphs = compiled_function(compiled).compiler.graphs
+    return numbered((f"{program.name}.py", program.text) for graph in graphs for program in graph.programs)
 
 
 def source_paths(compiled: Any) -> list[str]:
     """Where the generated files of `compiled` lie on disk."""
-    return [str(path) for graph in compiled_function(compiled).compiler.graphs for path in graph.paths]
+    parts = (part for graph in compiled_function(compiled).compiler.graphs for part in graph.parts.values())
+    return [str(part.path) for part in parts if part.path is not None]
 
 
 def stats(compiled: Any) -> Stats:

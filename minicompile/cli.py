@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import minicompile
 from minicompile import config, explain_command
@@ -19,20 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = top.parse_known_args(arguments)
     if rest and not getattr(options, "target", "").endswith(".py"):
         top.error(f"unrecognized arguments: {' '.join(rest)}")
-    if options.command == "demo":
-        return run_demo(options.size, options.device, options.seconds, options.characters)
     if options.command in ("explain", "compare"):
         return explain_command.run(options, rest[1:] if rest[:1] == ["--"] else rest)
-    if options.command == "cache":
-        return run_cache(options.action, options.file)
-    return run_bench(
-        options.names,
-        json_path=options.json,
-        quick=options.quick,
-        device=options.device,
-        timeout=options.timeout,
-        compilers=options.compilers,
-    )
+    given = vars(options)
+    commands: dict[str, Callable[..., int]] = {"demo": run_demo, "cache": run_cache, "bench": run_bench}
+    return commands[given.pop("command")](**given)
 
 
 def run_cache(action: str, file: str | None) -> int:
@@ -75,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "names", nargs="*", metavar="NAME", help=f"sections or cases (default: all): {', '.join(SECTIONS)}"
     )
-    bench.add_argument("--json", metavar="FILE", help="also write the figures here")
+    bench.add_argument("--json", dest="json_path", metavar="FILE", help="also write the figures here")
     bench.add_argument("--quick", action="store_true", help="tiny sizes; runs without a GPU too")
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     bench.add_argument("--timeout", type=float, default=120.0, help="seconds for one case (default %(default)s)")

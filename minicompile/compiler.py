@@ -162,7 +162,7 @@ class Compiler:
         call = bind(compiled.plan, forward.call, half_call)
         if compiled.plan.tangents is not None and not compiled.plan.grad_enabled:
             call = torch.enable_grad()(call)  # the graph itself switches gradients on
-        compiled.bind(self.checker.graph(compiled, call) if self.checker is not None else call)
+        compiled.run = self.checker.graph(compiled, call) if self.checker is not None else call
 
     def _stored_part(self, compiled: CompiledGraph, half: str, program: Program) -> CompiledPart:
         clock = StageClock(compiled.captured.location)

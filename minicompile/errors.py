@@ -35,6 +35,11 @@ class Location:
     text: str = ""
     module: str = dataclasses.field(default="", compare=False)
 
+    @property
+    def short(self) -> str:
+        """`file.py:12`, without the folder."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
     def __str__(self) -> str:
         inside = f" in {self.function}" if self.function else ""
         return f"{self.file}:{self.line}{inside}"

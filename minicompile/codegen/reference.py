@@ -9,16 +9,16 @@ import re
 
 import torch
 
+from minicompile.ir.graph import python_text
+
 _FROM_TORCH = ("device", "inf", "nan")
 
 
 def reference_text(module: torch.fx.GraphModule) -> str | None:
     """A function `reference(*inputs)` that runs `module`'s operators one by one; `None` if it needs more than torch."""
-    code = module.graph.python_code("self")
-    head, body = code.src.strip().split(":\n", 1)
-    body = re.sub(r";  [\w, =]+= None", "", body)
-    used = {name for name in code.globals if re.search(rf"\b{re.escape(name)}\b", body)}
-    if re.search(r"\bself\.", body) or "torch.ops.minicompile" in body or not used <= {"torch", *_FROM_TORCH}:
+    text, used = python_text(module.graph)
+    head, body = text.split(":\n", 1)
+    if re.search(r"\bself\.", body) or "torch.ops.minicompile" in body or not used.keys() <= {"torch", *_FROM_TORCH}:
         return None
     parameters = re.sub(r"^def forward\(self(, )?|\).*$", "", head)
     imports = ", ".join(name for name in _FROM_TORCH if name in used)

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -58,6 +59,14 @@ def dependencies(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
         named = [bits.get(name, 0) for name in (node.name, *node.meta.get("together", ()))]
         known[node] = functools.reduce(operator.or_, (*named, *(known[used] for used in node.all_input_nodes)))
     return known
+
+
+def python_text(graph: torch.fx.Graph) -> tuple[str, dict[str, Any]]:
+    """A graph as the Python function `forward(self, ...)`, and the global names in it."""
+    with readable_powers(graph):
+        code = graph.python_code("self")
+    text = re.sub(r";  [\w, =]+= None|(?<=\)) -> \w+(?=:\n)", "", code.src.strip())
+    return text, {name: value for name, value in code.globals.items() if re.search(rf"\b{re.escape(name)}\b", text)}
 
 
 @dataclasses.dataclass(frozen=True)

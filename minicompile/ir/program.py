@@ -93,3 +93,9 @@ class Program:
     key: str = ""
     steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
     limited: bool = False
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that the kernels read and write in one call, at the sizes seen at compile time."""
+        by_name = {kernel.name: kernel.bytes_read + kernel.bytes_written for kernel in self.kernels}
+        return sum(map(by_name.__getitem__, self.launches))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,16 +68,23 @@ class Clock:
     def call_us(self, function: Callable[[], Any]) -> float:
         """One call from start to end, calls back to back as in a training loop (host gaps included)."""
         calls, repeats = (20, 3) if self.is_gpu else (1, 1)
-        function()
-        best = []
-        for _ in range(repeats):
-            synchronize(self.device)
-            start = time.perf_counter()
+
+        def run() -> None:
             for _ in range(calls):
                 function()
             synchronize(self.device)
-            best.append((time.perf_counter() - start) / calls * 1e6)
-        return statistics.median(best)
+
+        function()
+        times = timeit.repeat(run, lambda: synchronize(self.device), number=1, repeat=repeats)
+        return statistics.median(times) / calls * 1e6
+
+    def peak_bytes(self, function: Callable[[], Any]) -> int | None:
+        """What the allocator of a GPU held at most during one call."""
+        if not self.is_gpu:
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        function()
+        return int(torch.cuda.max_memory_allocated())
 
     def host_us(self, function: Callable[[], Any]) -> float:
         """Host time of one call."""
@@ -84,15 +92,8 @@ class Clock:
 
     def nanoseconds(self, function: Callable[[], Any], calls: int = 2000) -> float:
         """A host function that takes well under a microsecond; the loop's own cost is taken off."""
-
-        def loop(body: Callable[[], Any]) -> float:
-            start = time.perf_counter_ns()
-            for _ in range(calls):
-                body()
-            return (time.perf_counter_ns() - start) / calls
-
-        empty = min(loop(int) for _ in range(3))
-        return max(0.0, min(loop(function) for _ in range(3)) - empty)
+        empty, taken = (min(timeit.repeat(body, number=calls, repeat=3)) for body in (int, function))
+        return max(0.0, taken - empty) / calls * 1e9
 
     def steps_us(
         self, run: Callable[[], Any], watching: Callable[[Around], contextlib.AbstractContextManager[Any]]

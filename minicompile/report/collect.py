@@ -158,22 +158,16 @@ def fusions(graphs: Iterable[Any]) -> tuple[Fusion, ...]:
     return tuple(entry for half, part in halves if part.schedule is not None for entry in fusions_of(half, part.schedule))
 
 
-def short(location: Location) -> str:
-    """`file.py:12`."""
-    return f"{location.file.rsplit('/', 1)[-1]}:{location.line}"
-
-
 def fusions_of(half: str, schedule: Schedule) -> Iterator[Fusion]:
     """What shares a kernel, and every pair that stays apart."""
     made = [(step.origins[0], name) for step in schedule.graph.operations if step.origins for name in step.writes]
-    words = {name: origin.operator + (f" at {short(origin.location)}" if origin.location else "") for origin, name in made}
+    words = {name: origin.operator + (f" at {origin.location.short}" if origin.location else "") for origin, name in made}
     names = re.compile("|".join(sorted((rf"\b{name}\b" for name in words), key=len, reverse=True)) or "$^")
     for step in schedule.steps:
         if isinstance(step, KernelGroup) and len(origins_of(step)) > 1:
             yield Fusion(half, "fused", ", ".join(dict.fromkeys(origin.operator for origin in origins_of(step))), "one kernel")
     for entry in schedule.refusals:
-        unknown = entry.bytes_apart is None or entry.bytes_fused is None
-        saved = None if unknown else entry.bytes_apart - entry.bytes_fused  # type: ignore[operator]  # both are known
+        saved = None if entry.bytes_apart is None or entry.bytes_fused is None else entry.bytes_apart - entry.bytes_fused
         between = (entry.producer, entry.consumer)
         reason = names.sub(lambda found: words[found[0]], entry.reason)
         one, other = (words.get(name, name) for name in between)

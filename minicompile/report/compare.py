@@ -112,7 +112,7 @@ def measured(
             kernels, moved = len(steps), sum(step.bytes_moved for step in steps)
         elif name == "eager" or clock.is_gpu:
             kernels, moved = counted(call, sandbox.device)
-        peak = peak_bytes(call) if clock.is_gpu else None
+        peak = clock.peak_bytes(call)
     judged = output_accuracies(found, found, exact, [""] * len(found)) if exact is not None else []
     return Column(
         name, call_us, kernels, moved if name != "torch.compile" else None, peak,
@@ -150,10 +150,3 @@ def counted(call: Callable[[], Any], device: str) -> tuple[int, int | None]:
         synchronize(device)
     kernels = sum("mem" not in event.name.lower()[:4] for event in profile.events() if event.device_type.name == "CUDA")
     return kernels, work.num_bytes
-
-
-def peak_bytes(call: Callable[[], Any]) -> int:
-    """What the allocator held at most during one call."""
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    return int(torch.cuda.max_memory_allocated())

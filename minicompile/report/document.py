@@ -74,9 +74,7 @@ def count_of(count: int, noun: str) -> str:
 
 def place(location: Location | None) -> str:
     """`file.py:12 in forward`, without the folder."""
-    if location is None:
-        return ""
-    return f"{location.file.rsplit('/', 1)[-1]}:{location.line}" + (f" in {location.function}" if location.function else "")
+    return "" if location is None else location.short + (f" in {location.function}" if location.function else "")
 
 
 class Kernel:

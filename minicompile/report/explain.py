@@ -131,8 +131,6 @@ class Case:
 
     def first_call(self) -> None:
         """Compile by calling, backward included."""
-        if self.clock.is_gpu:
-            torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         with self.sandbox.untouched():
             self.sandbox.prepared(self.compiled)()
@@ -149,9 +147,7 @@ class Case:
         """One call after warm-up."""
         if self.clock.is_gpu and function is self.compiled:
             self.quietly(self.sandbox.prepared(function))
-            torch.cuda.reset_peak_memory_stats()
-            self.quietly(self.sandbox.prepared(function))
-            self.peak_bytes = torch.cuda.max_memory_allocated()
+            self.peak_bytes = self.clock.peak_bytes(lambda: self.quietly(self.sandbox.prepared(function)))
         return float(self.quietly(lambda: self.clock.call_us(self.sandbox.prepared(function))))
 
     def steps(self) -> tuple[Step, ...]:

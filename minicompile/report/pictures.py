@@ -44,7 +44,7 @@ def graph(steps: Sequence[Step]) -> Markup:
                              f'{bottom}, {start} {bottom + 14 * bool(reach)}"><title>{escape(name)}</title></path>')  # fmt: skip
     for row, step in enumerate(steps):
         kind = "extern" if step.kind == "extern" else "fused" if len(step.operators) > 1 else "single"
-        where = "; ".join(dict.fromkeys(f"{p.file.rsplit('/', 1)[-1]}:{p.line} {p.text.strip()}" for p in step.lines))
+        where = "; ".join(dict.fromkeys(f"{p.short} {p.text.strip()}" for p in step.lines))
         chips = " · ".join(step.operators)
         took = duration(step.microseconds) if step.microseconds is not None else ""
         parts += [

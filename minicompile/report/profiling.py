@@ -20,8 +20,9 @@ Profiled = Sequence[tuple[Any, Callable[[Any, str], Any]]]
 
 
 @contextlib.contextmanager
-def named_ranges(graphs: Profiled) -> Iterator[None]:
-    """Mark every step of the graphs for `torch.profiler` and, on a GPU, as an NVTX range."""
+def profile(graphs: Profiled, path: str | pathlib.Path | None) -> Iterator[torch.profiler.profile]:
+    """A `torch.profiler` profile in which every step of the graphs is a range (on a GPU an NVTX range too); written as a
+    Chrome trace to `path`."""
     labels = {
         (place, half): [label(graph, half, number, part) for number in range(len(part.program.steps))]
         for place, (graph, products) in enumerate(graphs)
@@ -31,28 +32,17 @@ def named_ranges(graphs: Profiled) -> Iterator[None]:
 
     def around(which: Watched, step: Callable[[], Any]) -> Any:
         name = labels[which.graph, which.half][which.number]
-        with torch.profiler.record_function(name), nvtx(name):
+        nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
+        with torch.profiler.record_function(name), nvtx:
             return step()
 
-    with watching([graph for graph, _ in graphs], around):
-        yield
+    with watching([graph for graph, _ in graphs], around), torch.profiler.profile() as taken:
+        yield taken
+    if path is not None:
+        taken.export_chrome_trace(str(path))
 
 
 def label(graph: Any, half: str, number: int, part: Any) -> str:
     """The module, and the kernel in it."""
     step = step_record(graph.captured.name, half, number, part)
     return f"{step.module or step.graph} / {step.name}" + (" (backward)" if half != "forward" else "")
-
-
-def nvtx(name: str) -> contextlib.AbstractContextManager[Any]:
-    """An NVTX range where there is a GPU."""
-    return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def profile(graphs: Profiled, path: str | pathlib.Path | None) -> Iterator[torch.profiler.profile]:
-    """A `torch.profiler` profile with named steps; written as a Chrome trace to `path`."""
-    with named_ranges(graphs), torch.profiler.profile() as taken:
-        yield taken
-    if path is not None:
-        taken.export_chrome_trace(str(path))

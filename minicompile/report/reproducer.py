@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from minicompile.ir.graph import CapturedGraph, GraphInput, GraphModule, readable_powers
+from minicompile.ir.graph import CapturedGraph, GraphInput, GraphModule, python_text
 from minicompile.report.accuracy import node_values
 from minicompile.report.sandbox import copied, plain
 
@@ -147,13 +146,9 @@ def write_reproducer(
 
 def repro_text(name: str, module: torch.fx.GraphModule, kernel: str) -> str:
     """A script that runs the graph both ways and prints the differences."""
-    with readable_powers(module.graph):
-        code = module.graph.python_code("self")
-    body = re.sub(r";  [\w, =]+= None", "", code.src.strip())
+    body, used = python_text(module.graph)
     imports = []
-    for alias, value in code.globals.items():
-        if not re.search(rf"\b{re.escape(alias)}\b", body):
-            continue
+    for alias, value in used.items():
         if isinstance(value, types.ModuleType):
             imports.append(f"import {value.__name__}" + (f" as {alias}" if alias != value.__name__ else ""))
         elif alias in ("device", "inf", "nan"):

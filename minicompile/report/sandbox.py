@@ -56,26 +56,25 @@ class Sandbox:
     @contextlib.contextmanager
     def untouched(self) -> Iterator[None]:
         """Restore the state of the modules and of the random number generators afterwards."""
-        saved = [[(tensor, tensor.detach().clone()) for tensor in state_of(module)] for module in self.modules]
+        state = [tensor for module in self.modules for tensor in (*module.parameters(), *module.buffers())]
+        saved = [(tensor, tensor.detach().clone()) for tensor in state]
         devices = list(range(torch.cuda.device_count())) if self.device == "cuda" else []
         with torch.random.fork_rng(devices):
             try:
                 yield
             finally:
                 with torch.no_grad():
-                    for tensor, before in (pair for pairs in saved for pair in pairs):
+                    for tensor, before in saved:
                         if not torch.equal(tensor, before):
                             tensor.copy_(before)
 
     def in_double(self) -> Callable[..., Any]:
         """The target over fp64 copies of its modules."""
-        if isinstance(self.target, torch.nn.Module):
-            return copy.deepcopy(self.target).double()
         target: Any = self.target
         if isinstance(target, types.MethodType) and isinstance(target.__self__, torch.nn.Module):
-            return types.MethodType(target.__func__, copy.deepcopy(target.__self__).double())
+            return types.MethodType(target.__func__, doubled(target.__self__))
         if not isinstance(target, types.FunctionType) or not self.modules:
-            return target
+            return doubled(target)
         names = {name: doubled(value) for name, value in target.__globals__.items() if name in target.__code__.co_names}
         cells = tuple(types.CellType(doubled(cell.cell_contents)) for cell in target.__closure__ or ())
         twin = types.FunctionType(target.__code__, {**target.__globals__, **names}, closure=cells)
@@ -119,12 +118,6 @@ def modules_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
         variables = inspect.getclosurevars(function)
         found += [*variables.nonlocals.values(), *variables.globals.values()]
     return list({id(value): value for value in found if isinstance(value, torch.nn.Module)}.values())
-
-
-def state_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters and buffers."""
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def leaves(value: Any) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ This module holds results; it takes no decision and knows no stage.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -50,6 +51,7 @@ class CompiledGraph:
         captured: the first stage's product.
         plan: how the parts are called.
         key: where the programs may be kept for later processes, if anywhere.
+        run: the bare function behind a call.
         parts: the forward half, and the backward half once it was needed.
         timings: seconds by stage, summed over the halves.
     """
@@ -69,22 +71,11 @@ class CompiledGraph:
         self._partition = partition
         self._reduced = reduced
         self.parts: dict[str, CompiledPart] = {}
-        self._own_timings = dict(timings)
-        self._run: Callable[..., Any] | None = None
-
-    def bind(self, run: Callable[..., Any]) -> None:
-        """Set what a call runs."""
-        self._run = run
+        self.run: Callable[..., Any]
+        self._own_timings = collections.Counter(timings)
 
     def __call__(self, *inputs: Any) -> Any:
-        assert self._run is not None
-        return self._run(*inputs)
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """The bare function behind a call."""
-        assert self._run is not None
-        return self._run
+        return self.run(*inputs)
 
     @property
     def writes_last(self) -> bool:
@@ -109,45 +100,11 @@ class CompiledGraph:
         return tuple(part.program for part in self.parts.values() if part.program is not None)
 
     @property
-    def sources(self) -> list[tuple[str, str]]:
-        """(file name, text) of every generated file so far."""
-        return [(f"{program.name}.py", program.text) for program in self.programs]
-
-    @property
-    def paths(self) -> tuple[pathlib.Path, ...]:
-        """Where the generated files lie."""
-        return tuple(part.path for part in self.parts.values() if part.path is not None)
-
-    @property
-    def kernels(self) -> int:
-        """Generated kernels launched by one call of every half compiled so far."""
-        return sum(len(program.launches) for program in self.programs)
-
-    @property
-    def extern_calls(self) -> int:
-        """Calls of kernels that are not generated, per call of every half compiled so far."""
-        return sum(len(program.extern_calls) for program in self.programs)
-
-    @property
     def fallbacks(self) -> tuple[str, ...]:
         """Why halves run their ATen graph eagerly."""
         return tuple(part.fallback for part in self.parts.values() if part.fallback)
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes that the generated kernels read and write in one call, at the sizes seen at compile time."""
-        by_name = {kernel.name: kernel for program in self.programs for kernel in program.kernels}
-        return sum(
-            by_name[name].bytes_read + by_name[name].bytes_written
-            for program in self.programs
-            for name in program.launches
-        )
-
-    @property
-    def timings(self) -> dict[str, float]:
+    def timings(self) -> collections.Counter[str]:
         """Seconds by stage."""
-        total = dict(self._own_timings)
-        for part in self.parts.values():
-            for stage, seconds in part.timings.items():
-                total[stage] = total.get(stage, 0.0) + seconds
-        return total
+        return sum((collections.Counter(part.timings) for part in self.parts.values()), self._own_timings)
