@@ -17,7 +17,6 @@ from minicompile.codegen.index_text import index_text
 from minicompile.codegen.naming import Namer, result_word
 from minicompile.codegen.triton_ops import KEEPS_EXACTNESS, NEEDS_ROUNDED_OPERANDS, Operation, operation_text, rounded
 from minicompile.codegen.triton_text import (
-    AND,
     LOW_PRECISION,
     TRITON_DTYPES,
     Text,
@@ -330,7 +329,7 @@ class ExpressionWriter:
 
     def _address(self, pointer: str, offset: Value, mask: Value | None) -> tuple[str, bool]:
         """Pointer plus offset, as wide as the mask is."""
-        address = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text, 30).text
+        address = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text).text
         if mask is None or not mask.block or (offset.block and mask.axes <= offset.axes):
             return address, offset.block
         return f"tl.broadcast_to({address}, {self.geometry.shape(offset.axes | mask.axes)})", True
@@ -346,7 +345,7 @@ class ExpressionWriter:
             return None
         text = parts[0].text
         for part in parts[1:]:
-            text = infix(text, "&", part.text, AND)
+            text = infix(text, "&", part.text)
         return self._combined(text, parts)
 
     def offset(self, index: Index, conditions: Conditions = ()) -> Value:

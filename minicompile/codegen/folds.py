@@ -12,10 +12,7 @@ import torch
 from minicompile.codegen.expression_writer import ExpressionWriter, Value
 from minicompile.codegen.triton_ops import rounded
 from minicompile.codegen.triton_text import (
-    COMPARE,
     LOW_PRECISION,
-    PRODUCT,
-    SUM,
     TRITON_DTYPES,
     Text,
     call,
@@ -94,7 +91,7 @@ class FoldWriter:
         value = self._writer.value(expression)
         text = value.text
         if fold.kind == "any" and expression.dtype != torch.bool:
-            text = infix(text, "!=", Text("0"), COMPARE)
+            text = infix(text, "!=", Text("0"))
         if fold.finds_place and expression.dtype in LOW_PRECISION and not value.exact:
             text = rounded(text, expression.dtype)
         source = torch.bool if fold.kind == "any" else compute_dtype(expression.dtype)
@@ -148,7 +145,7 @@ class FoldWriter:
     def combined(self, fold: Fold, left: Text, right: Text) -> Text:
         """Two accumulated values as one."""
         if fold.kind in ("sum", "prod"):
-            return infix(left, "+" if fold.kind == "sum" else "*", right, SUM if fold.kind == "sum" else PRODUCT)
+            return infix(left, "+" if fold.kind == "sum" else "*", right)
         if fold.function:
             return call(self._writer.call_function(fold.function), left, right)
         return call("tl.minimum" if fold.kind == "min" else "tl.maximum", left, right)
@@ -168,11 +165,11 @@ class FoldWriter:
     def result(self, fold: Fold, text: Text, dtype: torch.dtype, round_it: bool) -> Text:
         """The folded value in the register dtype of a buffer of `dtype`."""
         if fold.kind == "any":
-            return infix(text, "!=", Text("0"), COMPARE)
+            return infix(text, "!=", Text("0"))
         held = compute_dtype(dtype)
         source = torch.int32 if fold.finds_place else fold.dtype
         if held == torch.bool and source != torch.bool:
-            return infix(text, "!=", Text("0"), COMPARE)
+            return infix(text, "!=", Text("0"))
         converted = text if held == source else convert(text, held)
         return rounded(converted, dtype) if round_it and dtype in LOW_PRECISION else converted
 

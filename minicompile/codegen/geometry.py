@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable
 
 from minicompile.codegen.index_text import host
-from minicompile.codegen.triton_text import PRODUCT, SUM, Text, infix
+from minicompile.codegen.triton_text import Text, infix
 from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms, hint
 from minicompile.ir.schedule import DeviceProperties, TileAxis, TilePlan
 
@@ -111,7 +111,7 @@ class Geometry:
         if self.linear:
             total = counts[0]
             for count in counts[1:]:
-                total = infix(total, "*", count, PRODUCT)
+                total = infix(total, "*", count)
             if all(self.programs(tile).constant is not None for tile in self.plan.parallel):
                 total = Text(str(functools.reduce(int.__mul__, (int(self.programs(t)) for t in self.plan.parallel))))
             return (total.text, "1", "1")
@@ -158,7 +158,7 @@ class Geometry:
         inside = Text(self.block_range(tile.axis))
         if self.programs(tile).constant == 1:
             return inside.text
-        return infix(infix(program, "*", Text(block_name(tile.axis)), PRODUCT), "+", inside, SUM).text
+        return infix(infix(program, "*", Text(block_name(tile.axis))), "+", inside).text
 
     def _program(self, tile: TileAxis) -> Text:
         fastest_first = tuple(reversed(self.plan.parallel))
@@ -167,9 +167,9 @@ class Geometry:
             return Text(self._program_id(place))
         program = Text("program")
         for faster in fastest_first[:place]:
-            program = infix(program, "//", host(self.programs(faster)), PRODUCT)
+            program = infix(program, "//", host(self.programs(faster)))
         if place + 1 < len(fastest_first):
-            program = infix(program, "%", host(self.programs(tile)), PRODUCT)
+            program = infix(program, "%", host(self.programs(tile)))
         return program
 
 

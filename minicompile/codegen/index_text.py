@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minicompile.codegen.triton_text import PRODUCT, SUM, UNARY, Text, infix
+from minicompile.codegen.triton_text import UNARY, Text, infix
 from minicompile.ir.index import (
     Atom,
     FloorDiv,
@@ -30,7 +30,7 @@ def index_text(index: Index, name: Callable[[Atom], Text | None]) -> Text:
     (monomial, first), *rest = sorted(index.terms, key=lambda term: (not term[0], term[1] < 0, -abs(term[1])))
     result = _term_text(monomial, first, name)
     for monomial, coefficient in rest:
-        result = infix(result, "-" if coefficient < 0 else "+", _term_text(monomial, abs(coefficient), name), SUM)
+        result = infix(result, "-" if coefficient < 0 else "+", _term_text(monomial, abs(coefficient), name))
     return result
 
 
@@ -40,10 +40,10 @@ def _term_text(monomial: tuple[Atom, ...], coefficient: int, name: Callable[[Ato
         return number
     result, *others = (name(atom) or division_text(atom, name) for atom in monomial)
     for factor in others:
-        result = infix(result, "*", factor, PRODUCT)
+        result = infix(result, "*", factor)
     if coefficient == 1:
         return result
-    return infix(result, "*", number, PRODUCT) if coefficient > 0 else infix(number, "*", result, PRODUCT)
+    return infix(result, "*", number) if coefficient > 0 else infix(number, "*", result)
 
 
 def division_text(atom: Atom, name: Callable[[Atom], Text | None]) -> Text:
@@ -59,9 +59,9 @@ def division_text(atom: Atom, name: Callable[[Atom], Text | None]) -> Text:
     if not is_nonnegative(numerator):
         return _divided_by_sign(atom, dividend, divisor)
     if isinstance(atom, Mod):
-        return infix(dividend, "%", divisor, PRODUCT)
-    quotient = infix(dividend, "//", divisor, PRODUCT)
-    return infix(quotient, "-", Text(str(shift)), SUM) if shift else quotient
+        return infix(dividend, "%", divisor)
+    quotient = infix(dividend, "//", divisor)
+    return infix(quotient, "-", Text(str(shift))) if shift else quotient
 
 
 def _positive_shift(numerator: Index, divisor: Index) -> int:
@@ -74,9 +74,9 @@ def _positive_shift(numerator: Index, divisor: Index) -> int:
 
 def _divided_by_sign(atom: FloorDiv | Mod, dividend: Text, divisor: Text) -> Text:
     """The division of a number of unknown sign: `((a % n) + n) % n` is a remainder in Python and in C."""
-    rest = infix(infix(dividend, "%", divisor, PRODUCT), "+", divisor, SUM)
-    rest = infix(rest, "%", divisor, PRODUCT)
-    return rest if isinstance(atom, Mod) else infix(infix(dividend, "-", rest, SUM), "//", divisor, PRODUCT)
+    rest = infix(infix(dividend, "%", divisor), "+", divisor)
+    rest = infix(rest, "%", divisor)
+    return rest if isinstance(atom, Mod) else infix(infix(dividend, "-", rest), "//", divisor)
 
 
 def host(index: Index) -> Text:

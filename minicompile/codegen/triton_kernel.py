@@ -14,7 +14,7 @@ from minicompile.codegen.geometry import Geometry, plan_for_device, position_nam
 from minicompile.codegen.group_values import GroupValues, without_final_rounding
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.naming import Namer
-from minicompile.codegen.triton_text import AND, SUM, Text, call, compute_dtype, infix, literal, typed_literal
+from minicompile.codegen.triton_text import Text, call, compute_dtype, infix, literal, typed_literal
 from minicompile.ir.expr import Constant
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Loop, Reduction, Scan
@@ -153,12 +153,12 @@ class KernelWriter:
         condition = self.writer.value(self.values.resolve(loop.condition))
         if mask is None:
             return condition
-        return Value(infix(mask.text, "&", condition.text, AND), condition.axes | mask.axes, True)
+        return Value(infix(mask.text, "&", condition.text), condition.axes | mask.axes, True)
 
     def _store_address(self, loop: Loop, offset: Value, wanted: frozenset[Axis], block: bool) -> str:
         """Where to store, in the shape of all that varies."""
         pointer, live = self.parameters[loop.buffer], frozenset(self.geometry.live)
-        address = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text, SUM).text
+        address = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text).text
         if (block or wanted & live) and not (offset.block and wanted & live <= offset.axes):
             return f"tl.broadcast_to({address}, {self.geometry.shape(wanted | offset.axes)})"
         return address

@@ -12,22 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from minicompile.codegen.triton_text import (
-    AND,
-    COMPARE,
-    LOW_PRECISION,
-    OR,
-    PRODUCT,
-    SHIFT,
-    SUM,
-    UNARY,
-    XOR,
-    Text,
-    call,
-    compute_dtype,
-    convert,
-    infix,
-)
+from minicompile.codegen.triton_text import LOW_PRECISION, UNARY, Text, call, compute_dtype, convert, infix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +55,8 @@ KEEPS_EXACTNESS = frozenset({"neg", "abs", "minimum", "maximum", "fmin", "fmax",
 """Operations whose result is representable in a 16-bit dtype if the operands are."""
 
 
-def _infix(operator: str, level: int) -> Emit:
-    return lambda op: infix(op.arguments[0], operator, op.arguments[1], level)
+def _infix(operator: str) -> Emit:
+    return lambda op: infix(op.arguments[0], operator, op.arguments[1])
 
 
 def _call(function: str) -> Emit:
@@ -88,13 +73,13 @@ def _for_floats(function: str) -> Emit:
 
 
 def _boolean(value: Text, dtype: torch.dtype) -> Text:
-    return value if dtype == torch.bool else infix(value, "!=", Text("0"), COMPARE)
+    return value if dtype == torch.bool else infix(value, "!=", Text("0"))
 
 
-def _logical(operator: str, level: int) -> Emit:
+def _logical(operator: str) -> Emit:
     def emit(op: Operation) -> Text:
         left, right = (_boolean(a, d) for a, d in zip(op.arguments, op.sources, strict=True))
-        return infix(left, operator, right, level)
+        return infix(left, operator, right)
 
     return emit
 
@@ -125,9 +110,9 @@ def _bitcast(op: Operation) -> Text:
     return bits if op.dtype == compute_dtype(op.dtype) else convert(bits, torch.float32)
 
 
-def _unless_boolean(emit: Emit, operator: str, level: int) -> Emit:
+def _unless_boolean(emit: Emit, operator: str) -> Emit:
     """`emit`, but `operator` between booleans."""
-    return lambda op: (_infix(operator, level) if op.dtype == torch.bool else emit)(op)
+    return lambda op: (_infix(operator) if op.dtype == torch.bool else emit)(op)
 
 
 def _by_kind(floating: Emit, unsigned: Emit, signed: Emit) -> Emit:
@@ -138,7 +123,7 @@ def _by_kind(floating: Emit, unsigned: Emit, signed: Emit) -> Emit:
 def _divided(numerator: Text | str, denominator: Text, dtype: torch.dtype) -> Text:
     if dtype == torch.float32:
         return call("tl.div_rn", numerator, denominator)
-    return infix(Text(numerator) if isinstance(numerator, str) else numerator, "/", denominator, PRODUCT)
+    return infix(Text(numerator) if isinstance(numerator, str) else numerator, "/", denominator)
 
 
 def _reciprocal(op: Operation) -> Text:
@@ -147,7 +132,7 @@ def _reciprocal(op: Operation) -> Text:
 
 def _neg(op: Operation) -> Text:
     if op.floating:  # Triton 3.6 prints `-x` as `0 - x`, which loses the sign of zero.
-        return infix(Text("-1.0", UNARY), "*", op.arguments[0], PRODUCT)
+        return infix(Text("-1.0", UNARY), "*", op.arguments[0])
     return Text(f"-{op.arguments[0].at(UNARY + 1)}", UNARY)
 
 
@@ -155,8 +140,8 @@ def _sign(op: Operation) -> Text:
     if op.source == torch.bool:
         return op.arguments[0]
     held = compute_dtype(op.dtype)
-    above, below = (infix(op.arguments[0], sign, Text("0"), COMPARE) for sign in "><")
-    return infix(convert(above, held), "-", convert(below, held), SUM)
+    above, below = (infix(op.arguments[0], sign, Text("0")) for sign in "><")
+    return infix(convert(above, held), "-", convert(below, held))
 
 
 def _extremum(op: Operation) -> Text:
@@ -169,35 +154,35 @@ def _shift(op: Operation) -> Text:
     value, amount = op.arguments
     bits, operator = torch.iinfo(op.dtype).bits, "<<" if op.name == "left_shift" else ">>"
     if amount.text.isdecimal() and int(amount.text) < bits:
-        return infix(value, operator, amount, SHIFT)
-    inside = infix(amount, "<", Text(str(bits)), COMPARE)
+        return infix(value, operator, amount)
+    inside = infix(amount, "<", Text(str(bits)))
     if op.sources[1] not in UNSIGNED:
-        inside = infix(infix(amount, ">=", Text("0"), COMPARE), "&", inside, AND)
+        inside = infix(infix(amount, ">=", Text("0")), "&", inside)
     if op.name == "right_shift" and op.dtype not in UNSIGNED:
-        return convert(infix(value, ">>", call("tl.where", inside, amount, str(bits - 1)), SHIFT), op.dtype)
-    nothing = convert(infix(value, "*", Text("0"), PRODUCT), op.dtype)
-    shifted = infix(value, operator, call("tl.where", inside, amount, "0"), SHIFT)
+        return convert(infix(value, ">>", call("tl.where", inside, amount, str(bits - 1))), op.dtype)
+    nothing = convert(infix(value, "*", Text("0")), op.dtype)
+    shifted = infix(value, operator, call("tl.where", inside, amount, "0"))
     return call("tl.where", inside, convert(shifted, op.dtype), nothing)
 
 
 def _sigmoid(op: Operation) -> Text:
-    negated = infix(Text("-1.0", UNARY), "*", op.arguments[0], PRODUCT)
-    below = infix(Text("1.0"), "+", call("tl.exp" if op.fast else "libdevice.exp", negated), SUM)
+    negated = infix(Text("-1.0", UNARY), "*", op.arguments[0])
+    below = infix(Text("1.0"), "+", call("tl.exp" if op.fast else "libdevice.exp", negated))
     return _reciprocal(dataclasses.replace(op, arguments=(below,)))
 
 
 def _signbit(op: Operation) -> Text:
     if not op.floating:
-        return infix(op.arguments[0], "<", Text("0"), COMPARE)
+        return infix(op.arguments[0], "<", Text("0"))
     integer = torch.int64 if op.source == torch.float64 else torch.int32
-    return infix(convert(op.arguments[0], integer, bitcast=True), "<", Text("0"), COMPARE)
+    return infix(convert(op.arguments[0], integer, bitcast=True), "<", Text("0"))
 
 
 def _bitwise_not(op: Operation) -> Text:
     if op.dtype == torch.bool:
-        return infix(op.arguments[0], "==", Text("False"), COMPARE)
+        return infix(op.arguments[0], "==", Text("False"))
     if op.dtype in UNSIGNED:
-        return infix(op.arguments[0], "^", Text(str(torch.iinfo(op.dtype).max)), XOR)
+        return infix(op.arguments[0], "^", Text(str(torch.iinfo(op.dtype).max)))
     return Text(f"~{op.arguments[0].at(UNARY)}", UNARY)
 
 
@@ -210,32 +195,32 @@ TRITON_OPS: dict[str, Emit] = {
     "checked": _call("checked"),
     "cast": lambda op: cast(op.arguments[0], op.source, op.dtype),
     "bitcast": _bitcast,
-    "add": _unless_boolean(_infix("+", SUM), "|", OR),
-    "sub": _infix("-", SUM),
-    "mul": _unless_boolean(_infix("*", PRODUCT), "&", AND),
+    "add": _unless_boolean(_infix("+"), "|"),
+    "sub": _infix("-"),
+    "mul": _unless_boolean(_infix("*"), "&"),
     "truediv": lambda op: _divided(op.arguments[0], op.arguments[1], op.dtype),
-    "approximate_truediv": _infix("/", PRODUCT),
-    "floordiv": _by_kind(_call("float_floor_divide"), _infix("//", PRODUCT), _call("integer_floor_divide")),
-    "truncdiv": _infix("//", PRODUCT),
-    "remainder": _by_kind(_call("float_remainder"), _infix("%", PRODUCT), _call("integer_remainder")),
-    "fmod": _by_kind(_call("libdevice.fmod"), _infix("%", PRODUCT), _infix("%", PRODUCT)),
+    "approximate_truediv": _infix("/"),
+    "floordiv": _by_kind(_call("float_floor_divide"), _infix("//"), _call("integer_floor_divide")),
+    "truncdiv": _infix("//"),
+    "remainder": _by_kind(_call("float_remainder"), _infix("%"), _call("integer_remainder")),
+    "fmod": _by_kind(_call("libdevice.fmod"), _infix("%"), _infix("%")),
     "pow": _by_kind(_call("libdevice.pow"), _call("unsigned_power"), _call("integer_power")),
     "neg": _neg,
     "abs": lambda op: op.arguments[0] if op.source in UNSIGNED else call("tl.abs", op.arguments[0]),
     "sign": _sign,
     "reciprocal": _reciprocal,
-    "minimum": _unless_boolean(_extremum, "&", AND),
-    "maximum": _unless_boolean(_extremum, "|", OR),
+    "minimum": _unless_boolean(_extremum, "&"),
+    "maximum": _unless_boolean(_extremum, "|"),
     "fmin": _call("smaller_number"),  # Triton's own leave NaN to the interpreter's version
     "fmax": _call("larger_number"),
-    **{name: _infix(sign, COMPARE) for name, sign in _COMPARISONS.items()},
-    "logical_and": _logical("&", AND),
-    "logical_or": _logical("|", OR),
-    "logical_xor": _logical("!=", COMPARE),
-    "logical_not": lambda op: infix(op.arguments[0], "==", Text("False" if op.source == torch.bool else "0"), COMPARE),
-    "bitwise_and": _infix("&", AND),
-    "bitwise_or": _infix("|", OR),
-    "bitwise_xor": _infix("^", XOR),
+    **{name: _infix(sign) for name, sign in _COMPARISONS.items()},
+    "logical_and": _logical("&"),
+    "logical_or": _logical("|"),
+    "logical_xor": _logical("!="),
+    "logical_not": lambda op: infix(op.arguments[0], "==", Text("False" if op.source == torch.bool else "0")),
+    "bitwise_and": _infix("&"),
+    "bitwise_or": _infix("|"),
+    "bitwise_xor": _infix("^"),
     "bitwise_not": _bitwise_not,
     "left_shift": _shift,
     "right_shift": _shift,
@@ -253,8 +238,8 @@ TRITON_OPS: dict[str, Emit] = {
     "ceil": _for_floats("tl.ceil"),
     "trunc": _for_floats("libdevice.trunc"),
     "round": _for_floats("libdevice.rint"),
-    "isnan": lambda op: infix(op.arguments[0], "!=", op.arguments[0], COMPARE),
-    "isinf": lambda op: infix(call("tl.abs", op.arguments[0]), "==", Text('float("inf")'), COMPARE),
+    "isnan": lambda op: infix(op.arguments[0], "!=", op.arguments[0]),
+    "isinf": lambda op: infix(call("tl.abs", op.arguments[0]), "==", Text('float("inf")')),
     "signbit": _signbit,
     **{name: _call(f"libdevice.{name}") for name in _LIBDEVICE},
 }

@@ -18,7 +18,12 @@ TRITON_DTYPES: dict[torch.dtype, str] = {
 
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
-CALL, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARE = 100, 50, 40, 30, 25, 20, 18, 16, 10
+CALL, UNARY, COMPARE = 100, 50, 10
+LEVELS = {
+    **dict.fromkeys(("*", "/", "//", "%"), 40), **dict.fromkeys("+-", 30), **dict.fromkeys(("<<", ">>"), 25),
+    "&": 20, "^": 18, "|": 16, **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), COMPARE),
+}  # fmt: skip
+"""How tightly operators bind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +41,10 @@ class Text:
         return self.text
 
 
-def infix(left: Text, operator: str, right: Text, level: int) -> Text:
+def infix(left: Text, operator: str, right: Text) -> Text:
     """`left operator right`; the right operand gets parentheses at equal precedence."""
-    left_level = level + 1 if level == COMPARE else level
-    return Text(f"{left.at(left_level)} {operator} {right.at(level + 1)}", level)
+    level = LEVELS[operator]
+    return Text(f"{left.at(level + (level == COMPARE))} {operator} {right.at(level + 1)}", level)
 
 
 def call(function: str, *arguments: Text | str) -> Text:
