@@ -245,7 +245,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
         raise Break("random seed", f"`torch.{name}` draws from an explicit generator")
     if kwargs.get("out") is not None:
         return call_with_out(tracer, function, args, kwargs)
-    return tracer.operation("call_function", function, args, kwargs)
+    return tracer.operation("call_function", function, args, torch_interface.with_default_device(function, kwargs))
 
 
 def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

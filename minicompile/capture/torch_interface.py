@@ -2,7 +2,7 @@
 
 Written against torch 2.11 and 2.13. Private names used: `torch._subclasses.FakeTensorMode`, `ShapeEnv`,
 `torch._C._dynamo.guards.TensorGuards`, `torch._guards.Source`, `_is_compiling_flag` of `torch.compiler`, the
-lengths of the function and dispatch mode stacks, the functorch interpreter stack. Must not know about bytecode, sources or
+function and dispatch mode stacks, `_device_constructors`, the functorch interpreter stack. Must not know about bytecode, sources or
 the user's program.
 """
 
@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
-from torch.utils._device import DeviceContext
+from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -145,9 +145,17 @@ def modes_above(count: int) -> list[Any]:
     return [torch._C._get_function_stack_at(place) for place in reversed(range(count))]
 
 
-def default_device(modes: int) -> torch.device | None:
-    """The device that a mode makes the default."""
-    return next((mode.device for mode in modes_above(modes) if isinstance(mode, DeviceContext)), None)
+def default_devices(modes: int) -> tuple[torch.device, ...]:
+    """The devices that modes make the default, the innermost first."""
+    return tuple(mode.device for mode in modes_above(modes) if isinstance(mode, DeviceContext))
+
+
+def with_default_device(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a torch function with the device that a mode gives it, which is gone when the graph runs."""
+    devices = default_devices(function_modes())
+    if devices and kwargs.get("device") is None and function in _device_constructors():
+        return {**kwargs, "device": devices[0]}
+    return kwargs
 
 
 def torch_state() -> tuple[Any, ...]:
@@ -159,7 +167,7 @@ def torch_state() -> tuple[Any, ...]:
     modes = function_modes()
     return (
         grad_enabled(), default_dtype(), autocast, inference_enabled(), deterministic(),
-        default_device(modes), modes, dispatch_modes(), transform() is None,
+        modes and default_devices(modes), modes, dispatch_modes(), transform() is None,
         forward_ad._current_level, saved_tensor_hooks(False) is not None, fp32_precision("cuda", "matmul"),
         tracing_state() is not None,
     )
@@ -189,6 +197,12 @@ def restore_state(state: tuple[Any, ...]) -> None:
             torch.set_autocast_enabled(kind, enabled)
         if enabled:
             torch.set_autocast_dtype(kind, dtype)
+    now, wanted = list(default_devices(function_modes())), list(state[5] or ())
+    while now != wanted[len(wanted) - len(now):]:
+        torch._C._pop_torch_function_stack()
+        del now[0]
+    for device in reversed(wanted[: len(wanted) - len(now)]):
+        torch._C._push_on_torch_function_stack(DeviceContext(device))
 
 
 @contextlib.contextmanager

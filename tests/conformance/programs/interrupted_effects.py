@@ -1107,3 +1107,21 @@ def loop_that_catches_what_a_break_raised():
         return found
 
     return outer, [call(count(2), [1, 0, 2]), call(count(2), [0, "a"]), call(count(2), ["a", 1]), call(count(2), [3])]
+
+
+@program
+def default_device_around_breaks():
+    def outer(x, talk):
+        with torch.device("meta"):
+            made = torch.empty(3, 4), torch.arange(3), torch.zeros(2, device="cpu")
+            if talk:
+                print("inside")
+            with torch.device("cpu"):
+                inner = torch.ones(2) * 3
+                if talk:
+                    print("deeper")
+                inner = inner + torch.full((2,), 2.0)
+            late = torch.rand(2)
+        return x + inner, [each.device.type for each in (*made, late)], made[2], torch.ones(1)
+
+    return outer, [call(count(2), False), call(count(2), True), call(count(2), True), call(count(3)[:2], False)]
