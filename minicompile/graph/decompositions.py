@@ -29,7 +29,8 @@ KEPT = (
     "empty_like new_empty sum arange full_like ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
     "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu view_as_complex alias_copy fill zero "
     "_scaled_dot_product_flash_attention_for_cpu _lazy_clone _test_parallel_materialize rrelu_with_noise squeeze t "
-    "transpose.int expand_as stack upsample_nearest2d_backward multilabel_margin_loss_forward"
+    "transpose.int expand_as stack upsample_nearest2d_backward multilabel_margin_loss_forward "
+    "max_unpool2d max_unpool3d"
 ).split()
 
 RESIZING = (

@@ -45,6 +45,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "random bytes": lambda x: torch.randint(0, 300, (3,), dtype=torch.uint8) + x[:3],
     "smooth loss of negative width": lambda x: F.smooth_l1_loss(x, x * 2, beta=-1.0),
     "batch norm without channels": lambda x: F.batch_norm(x, None, None, training=True),
+    "cut by more than there is": lambda x: F.pad(x, (-3, -3)) + 1,
+    "unpooled into the next channel": lambda x: F.max_unpool2d(x.view(1, 2, 2, 1), torch.tensor([0, 9, 0, 3]).view(1, 2, 2, 1), 2),
     "product in place": lambda x: x.long().mul_(1.5),
     "product of masks in place": lambda x: (x > 1).mul_(2),
 }
