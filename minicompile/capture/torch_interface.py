@@ -2,8 +2,8 @@
 
 Written against torch 2.11 and 2.13. Private names used: `torch._subclasses.FakeTensorMode`, `ShapeEnv`,
 `torch._C._dynamo.guards.TensorGuards`, `torch._guards.Source`, `_is_compiling_flag` of `torch.compiler`, the
-function and dispatch mode stacks, `_device_constructors`, the functorch interpreter stack. Must not know about bytecode, sources or
-the user's program.
+function and dispatch mode stacks, `_device_constructors`, the functorch interpreter stack. Must not know about bytecode,
+sources or the user's program.
 """
 
 from __future__ import annotations
