@@ -50,45 +50,46 @@ Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 OPTIONS = {"enable_fp_fusion": True}  # multiply-adds, as up to Triton 3.9, which warns that the next one will not by itself
 
 LOCK = threading.RLock()
-_WATCHER: contextvars.ContextVar[Callable[..., None] | None] = contextvars.ContextVar("launch_watcher", default=None)
-_PLANNED: contextvars.ContextVar[list[Callable[[], Any]] | None] = contextvars.ContextVar("planned_launches", default=None)
+
+
+def run_on_gpu(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> Any:
+    """Launch by Triton, which gives the compiled kernel."""
+    return kernel[grid](*args, **meta, **OPTIONS)
+
+
+_RUN: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("how a GPU launch is done", default=run_on_gpu)
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     """Run `kernel` over `grid`; CPU tensors among the arguments select the interpreter."""
     if runs_interpreted(*args, *meta.values()):
         interpret(kernel, grid, *args, **meta)
-        return
-    planned = _PLANNED.get()
-    if planned is not None:
-        planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta, **OPTIONS))
-        return
-    compiled = kernel[grid](*args, **meta, **OPTIONS)
-    watcher = _WATCHER.get()
-    if watcher is not None:
-        watcher(kernel, compiled, grid, args, meta)
+    else:
+        _RUN.get()(kernel, grid, args, meta)
 
 
 @contextlib.contextmanager
-def watching_launches(watcher: Callable[..., None]) -> Iterator[None]:
-    """Call `watcher(kernel, compiled kernel, grid, args, meta)` after every GPU launch of this thread in the block."""
-    token = _WATCHER.set(watcher)
+def launching_by(run: Callable[..., Any]) -> Iterator[None]:
+    """Have `run` called in place of `run_on_gpu` for every GPU launch of this thread in the block."""
+    token = _RUN.set(run)
     try:
         yield
     finally:
-        _WATCHER.reset(token)
+        _RUN.reset(token)
 
 
 def compile_launches(call: Callable[[], Any], device: torch.device) -> None:
     """Compile what `call` launches, all at once, in a call that launches nothing; a failure is left to its next call."""
     planned: list[Callable[[], Any]] = []
-    token = _PLANNED.set(planned)
+
+    def plan(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta, **OPTIONS))
+
     try:
-        call()
+        with launching_by(plan):
+            call()
     except Exception:  # of whatever kind: the call that launches will raise it to the user
         return
-    finally:
-        _PLANNED.reset(token)
 
     def compile(launch: Callable[[], Any]) -> None:
         with contextlib.suppress(Exception), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():

@@ -80,7 +80,7 @@ def graph_key(captured: CapturedGraph, config: Config) -> GraphKey | None:
         devices = sorted(description.devices, key=str)
         lines = [
             library_version(), repr(environment()), repr(flags), repr(passing_flags()), repr(settings_of(config)),
-            *(f"{device}: {device_properties(device)} {_driver(device)}" for device in devices),
+            *(f"{device}: {device_properties(device)} {cuda_driver()}" for device in devices),
             *description.lines,
         ]  # fmt: skip
     except NotKeyed:
@@ -213,11 +213,8 @@ def is_ours_or_torchs(function: types.FunctionType) -> bool:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """The settings that change what is generated."""
-    return {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if field.name not in IRRELEVANT_SETTINGS
-    }
+    names = (field.name for field in dataclasses.fields(config) if field.name not in IRRELEVANT_SETTINGS)
+    return {name: getattr(config, name) for name in names}
 
 
 def passing_flags() -> tuple[Any, ...]:
@@ -279,9 +276,6 @@ def library_sources() -> tuple[str, float]:
 def cuda_driver() -> int:
     """The version of the CUDA driver, such as 13000 for 13.0; PyTorch has no name for it that all its versions share."""
     version = ctypes.c_int()
-    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    if torch.version.cuda and torch.cuda.is_available():
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     return version.value
-
-
-def _driver(device: torch.device) -> int:
-    return cuda_driver() if device.type == "cuda" and torch.version.cuda else 0

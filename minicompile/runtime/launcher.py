@@ -6,7 +6,7 @@ it is missing, Triton's own dispatcher launches the kernel. This module is the o
 
 from __future__ import annotations
 
-import os
+import contextlib
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -70,17 +70,10 @@ def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib
 
 def _load(implementation: Any, binary: KernelBinary, index: int, binary_path: pathlib.Path | None) -> int:
     """The `CUfunction` handle. torch 2.11 returns (function, registers, spills), later ones the module first."""
-    temporary = ""
-    if binary_path is None:
-        handle, temporary = tempfile.mkstemp(suffix=".cubin")
-        with os.fdopen(handle, "wb") as file:
+    with torch.cuda.device(index), contextlib.ExitStack() as stack:
+        if binary_path is None:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".cubin"))
             file.write(binary.code)
-    try:
-        with torch.cuda.device(index):
-            loaded = implementation._load_kernel(
-                str(binary_path or temporary), binary.name, binary.shared_bytes, index
-            )
-    finally:
-        if temporary:
-            os.unlink(temporary)
-    return int(loaded[-3])
+            file.flush()
+            binary_path = pathlib.Path(file.name)
+        return int(implementation._load_kernel(str(binary_path), binary.name, binary.shared_bytes, index)[-3])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -71,7 +72,7 @@ def _write_file(program: Program, cache: CodeCache | None) -> pathlib.Path:
     content = program.text.encode()
     if cache is not None and cache.usable:
         path = cache.directory / "programs" / program.key[:2] / program.key / f"{program.name}.py"
-        if _holds(path, content) or write_atomically(path, content):
+        if _kept(path, content):
             return path
     path = _own_folder(os.getpid()) / program.key / f"{program.name}.py"
     path.parent.mkdir(exist_ok=True)
@@ -87,11 +88,12 @@ def _own_folder(process: int) -> pathlib.Path:
     return folder
 
 
-def _holds(path: pathlib.Path, content: bytes) -> bool:
-    try:
-        return path.read_bytes() == content
-    except OSError:
-        return False
+def _kept(path: pathlib.Path, content: bytes) -> bool:
+    """Whether a file has this content, written now if need be."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return True
+    return write_atomically(path, content)
 
 
 def _import_file(program: Program, path: pathlib.Path, cache: CodeCache | None) -> types.ModuleType:
@@ -118,18 +120,14 @@ def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache |
     """Compile every kernel, in threads, some of which wait for worker processes, and rebind the launchers."""
     with torch.cuda.device(program.device):
         target = triton.runtime.driver.active.get_current_target()
+    bind = functools.partial(_bind_kernel, module=module, target=target, device=program.device, cache=cache)
     if len(program.kernels) <= 1:
-        for kernel in program.kernels:
-            _bind_kernel(kernel, module, target, program.device, cache)
+        list(map(bind, program.kernels))
         return
     POOL.prepare(sum(not is_kept(kernel, target, cache) for kernel in program.kernels))
     workers = min(len(program.kernels), max(os.cpu_count() or 1, most_workers() + MOST_HERE), 32)
     with concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="minicompile-kernels") as pool:
-        pending = [
-            pool.submit(_bind_kernel, kernel, module, target, program.device, cache) for kernel in program.kernels
-        ]
-        for future in pending:
-            future.result()
+        list(pool.map(bind, program.kernels))
 
 
 def _bind_handwritten(module: types.ModuleType) -> None:
@@ -180,7 +178,7 @@ def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCach
     if cache is None or not cache.usable:
         return None
     path = cache.path("cubins", binary_key(kernel, target))
-    return path if _holds(path, code) or write_atomically(path, code) else None
+    return path if _kept(path, code) else None
 
 
 def for_any_size(call: Call, other: Callable[[], Call]) -> Call:

@@ -133,7 +133,7 @@ class RecordedCall:
             if tensors and getattr(self._function, "__name__", "") in SEVERAL_KERNELS:
                 interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device)
             watch = Watch()
-            with interpret.watching_launches(watch.launched), watch:
+            with interpret.launching_by(watch.launched), watch:
                 outputs = self._function(*arguments, **options)
             if len(self._recordings) >= MOST_RECORDINGS:
                 self._recordings.clear()  # lengths that vary without end
@@ -229,10 +229,11 @@ class Watch(TorchDispatchMode):
             self.refusal = name
         return result
 
-    def launched(self, kernel: Any, compiled: Any, grid: Any, args: Any, meta: Any) -> None:
-        """A launch of `kernel` that Triton answered with the compiled kernel."""
-        names = set(inspect.signature(kernel.fn).parameters)
-        bound = inspect.signature(kernel.fn).bind(*args, **{n: v for n, v in meta.items() if n in names})
+    def launched(self, kernel: Any, grid: Any, args: Any, meta: Any) -> None:
+        """Launch `kernel` and keep what Triton launched."""
+        compiled = interpret.run_on_gpu(kernel, grid, args, meta)
+        signature = inspect.signature(kernel.fn)
+        bound = signature.bind(*args, **{n: v for n, v in meta.items() if n in signature.parameters})
         bound.apply_defaults()
         self.launches.append((compiled, grid, tuple(bound.arguments.values())))
 

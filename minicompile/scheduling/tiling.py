@@ -81,18 +81,13 @@ def next_power_of_two(number: int) -> int:
 
 
 def _plan_interpreted(facts: TileFacts) -> TilePlan:
-    left, blocks = INTERPRETED_ELEMENTS, []
-    fastest_first = [*(() if facts.folded is None else (facts.folded,)), *reversed(facts.parallel)]
-    for axis in fastest_first:
-        block = min(next_power_of_two(hint(axis.size)), left)
-        left //= block
-        blocks.append(block)
+    """The blocks that the code generator makes as large as the interpreter's memory allows."""
+    blocks = [next_power_of_two(hint(axis.size)) for axis in (*facts.parallel, facts.folded) if axis is not None]
     strategy: Strategy = "pointwise"
     if facts.folded is not None:
-        fits = next_power_of_two(hint(facts.folded.size)) <= INTERPRETED_ELEMENTS and facts.may_persist()
+        fits = blocks[-1] <= INTERPRETED_ELEMENTS and facts.may_persist()
         strategy = "persistent" if fits or facts.must_persist else "looped"
-    return _plan(facts, blocks[::-1] if facts.folded is None else [*blocks[:0:-1], blocks[0]], strategy, 1,
-                 "interpreted: the tile is as large as the problem", longest=INTERPRETED_ELEMENTS)
+    return _plan(facts, blocks, strategy, 1, "interpreted: the tile is as large as the problem", longest=INTERPRETED_ELEMENTS)
 
 
 def _plan_line(facts: TileFacts, device: DeviceProperties) -> TilePlan:

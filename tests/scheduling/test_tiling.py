@@ -7,9 +7,10 @@ import math
 
 import pytest
 
+from minicompile.codegen.geometry import INTERPRETED_TILE, plan_for_device
 from minicompile.ir.index import Axis, Symbol, as_index
 from minicompile.ir.schedule import DeviceProperties, TilePlan
-from minicompile.scheduling.tiling import INTERPRETED_ELEMENTS, TileFacts, plan_tile
+from minicompile.scheduling.tiling import TileFacts, plan_tile
 
 GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
 CPU = DeviceProperties()
@@ -73,8 +74,8 @@ def test_the_interpreter_gets_tiles_as_large_as_the_problem() -> None:
     assert programs(plan_tile(facts((300, 500)), CPU)) == 1
     rows = plan_tile(facts((300,), 500), CPU)
     assert programs(rows) == 1 and rows.strategy == "persistent"
-    large = plan_tile(facts((1 << 24,)), CPU)
-    assert large.parallel[0].block == INTERPRETED_ELEMENTS
+    large = plan_for_device(plan_tile(facts((1 << 24,)), CPU), CPU)
+    assert large.parallel[0].block == INTERPRETED_TILE < 1 << 24
 
 
 def test_a_row_of_symbolic_length_is_persistent_up_to_a_length_but_not_for_any() -> None:
