@@ -6,13 +6,16 @@ graph break does.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.utils import checkpoint as checkpointing
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break
@@ -27,6 +30,8 @@ from minicompile.capture.values import CONSTANT_TYPES, force
 
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
+POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem, torch.cat, torch.add,
+             torch.sub, torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
 CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)
 
 
@@ -153,3 +158,24 @@ def rule_group_tensors(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         for made in (parts, *parts):
             tracer.made(made)
     return tracer.made(groups)
+
+
+@special(associative_scan)
+def rule_associative_scan(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Combines each element with the one 1, 2, 4, ... places before it, all of them at once."""
+    given = inspect.signature(associative_scan).bind(*args, **kwargs).arguments
+    combine, dim, operation = given["combine_fn"], given["dim"], functools.partial(tracer.operation, "call_function")
+    leaves, structure = tree_flatten(given["xs"])
+    if given.get("reverse") or any(type(leaf) is not FakeTensor or leaf.shape != leaves[0].shape for leaf in leaves):
+        raise Break("higher-order operator", "`associative_scan` is called with `reverse` or tensors of different shapes")
+    parts = [operation(torch.movedim, (leaf, dim, 0)) for leaf in leaves]
+    before, step = set(tracer.graph.graph.nodes), 1
+    while step < leaves[0].shape[dim]:
+        sides = ([operation(operator.getitem, (part, side)) for part in parts] for side in (slice(-step), slice(step, None)))
+        new = tree_leaves(call(tracer, combine, tuple(structure.unflatten(side) for side in sides), {}))
+        first = [operation(operator.getitem, (part, slice(step))) for part in parts]
+        parts = [operation(torch.cat, (pair,)) for pair in zip(first, new, strict=True)]
+        step *= 2
+    if any(node.target not in POINTWISE for node in tracer.graph.graph.nodes if node not in before):
+        raise Break("higher-order operator", "`associative_scan` combines by more than arithmetic")
+    return structure.unflatten([operation(torch.movedim, (part, 0, dim)) for part in parts])

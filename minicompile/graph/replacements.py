@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minicompile.graph import torch_interface
+
 
 def polygamma_(value: Tensor, order: int) -> Tensor:
     """`Tensor.polygamma_`."""
@@ -69,6 +71,12 @@ def set_item(value: Any, key: Any, new: Any) -> None:
         operator.setitem(value, key, new)
 
 
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    """`affine_grid` of which the gradient takes sizes that vary, as that of PyTorch's operator does not."""
+    made = torch_interface.torch_decompositions()[torch.ops.aten.affine_grid_generator.default]
+    return made(theta, list(size), bool(align_corners))
+
+
 def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -> tuple[Tensor, Tensor] | None:
     """A mask over `value` and what goes there, broadcastable; `None` where the values differ from place to place."""
     masks = [(d, index) for d, index in enumerate(indices) if index is not None]
@@ -94,7 +102,8 @@ REPLACED: dict[Any, Any] = {
     torch.Tensor.unsafe_split_with_sizes: torch.split_with_sizes, torch.Tensor.polygamma_: polygamma_,
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
-    torch.nn.functional.one_hot: one_hot, torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill,
+    torch.nn.functional.one_hot: one_hot, torch.nn.functional.affine_grid: affine_grid,
+    torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill,
     torch.Tensor.index_fill_: index_fill_, torch.index_put: index_put, torch.Tensor.index_put: index_put,
     torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_, operator.setitem: set_item,
 }  # fmt: skip

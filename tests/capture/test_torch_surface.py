@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -222,3 +223,18 @@ def test_masks_made_of_views_and_expanded_tensors_are_no_writes() -> None:
 
     compiled = same_as_eager(visible, torch.rand(2, 6) > 0.3, torch.rand(1, 6).round())
     assert not kinds(compiled)
+
+
+def test_a_scan_is_captured_if_it_combines_by_arithmetic() -> None:
+    def scanned(x, combine):
+        return associative_scan(combine, {"sum": x, "last": x * 2}, dim=0, combine_mode="generic")
+
+    def arithmetic(left, right):
+        return {"sum": left["sum"] + right["sum"], "last": right["last"] * 1}
+
+    def mixing(left, right):
+        return {"sum": left["sum"].flip(0) + right["sum"].flip(0), "last": right["last"]}
+
+    x = torch.arange(15.0).view(5, 3)
+    assert not kinds(same_as_eager(scanned, x, arithmetic))
+    assert set(kinds(same_as_eager(scanned, x, mixing))) == {"higher-order operator"}

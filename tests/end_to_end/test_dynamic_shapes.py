@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._higher_order_ops.associative_scan import associative_scan
 from triton.backends.compiler import GPUTarget
 
 import minicompile
@@ -488,21 +489,35 @@ def test_the_gradient_of_an_expanded_output() -> None:
     assert compiles(compiled) == 1
 
 
-def test_gradients_of_chunks_solved_and_written_one_by_one() -> None:
-    def solved(x: torch.Tensor) -> torch.Tensor:
-        b, n, d = x.shape
-        chunks = F.pad(x, (0, 0, 0, -n % 4)).reshape(b, -1, 4, d)
-        found = torch.linalg.solve_triangular(chunks @ chunks.mT, chunks, upper=False, unitriangular=True)
-        result = torch.zeros_like(found)  # its strides are the columns', with sizes that could be 0
-        for position in range((n + 3) // 4):
-            result[:, position] = found[:, position] * 2
-        return result.reshape(b, -1, d)[:, :n]
+def solved_in_chunks(x: torch.Tensor) -> torch.Tensor:
+    b, n, d = x.shape
+    chunks = F.pad(x, (0, 0, 0, -n % 4)).reshape(b, -1, 4, d)
+    found = torch.linalg.solve_triangular(chunks @ chunks.mT, chunks, upper=False, unitriangular=True)
+    result = torch.zeros_like(found)  # its strides are the columns', with sizes that could be 0
+    for position in range((n + 3) // 4):
+        result[:, position] = found[:, position] * 2
+    return result.reshape(b, -1, d)[:, :n]
 
-    compiled = minicompile.compile(solved, options=STRICT)
-    for length in (6, 7, 5):
+
+def warped(x: torch.Tensor) -> torch.Tensor:
+    maps = x.transpose(0, 1)
+    return F.grid_sample(maps[:, None], F.affine_grid(maps, [maps.shape[0], 1, 2, 3], align_corners=False), align_corners=False)
+
+
+def scanned(x: torch.Tensor) -> torch.Tensor:
+    def combined(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    return associative_scan(combined, (x.sigmoid(), x), dim=1, combine_mode="generic")[1]
+
+
+@pytest.mark.parametrize("program", [solved_in_chunks, warped, scanned])
+def test_gradients_of_varying_sizes(program: Any) -> None:
+    compiled = minicompile.compile(program, options=STRICT)
+    for length in (6, 7, 8):
         x = torch.randn(2, length, 3).mul(0.5).requires_grad_()
-        close(*(torch.autograd.grad(run(x).square().sum(), x)[0] for run in (compiled, solved)))
-    assert compiles(compiled) <= 2 and not compiled.records.fallbacks
+        close(*(torch.autograd.grad(run(x).square().sum(), x)[0] for run in (compiled, program)))
+    assert compiles(compiled) <= 2 and not compiled.records.fallbacks and not compiled.records.graph_breaks
 
 
 def test_a_half_left_to_eager_views_what_eager_lays_out_otherwise() -> None:
