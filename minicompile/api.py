@@ -353,7 +353,7 @@ def mark_dynamic(
         raise ValueError(f"the smallest size {min} is above the largest {max}")
     marked = _mark(tensor, "_dynamo_dynamic_indices", index)
     others = {each for each in getattr(tensor, "_dynamo_dynamic_range", set()) if each.dim not in marked}
-    tensor._dynamo_dynamic_range = others | {DimRange(each, min, max) for each in marked}  # type: ignore[attr-defined]
+    tensor._dynamo_dynamic_range = others | {DimRange(each, min, max) for each in marked}  # type: ignore[attr-defined]  # torch sets it too
 
 
 class DimRange(NamedTuple):

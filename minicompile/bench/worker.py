@@ -155,7 +155,7 @@ def network(workload: Workload, function: Any, place: Place, first_only: bool) -
     figures: dict[str, Any] = {"first_s": first_call_seconds(infer, place.device)}
     if not first_only:
         with torch.no_grad():
-            exact = tensors(workload.function.eval()(*workload.inputs, **workload.keywords))  # type: ignore[attr-defined]
+            exact = tensors(workload.function.eval()(*workload.inputs, **workload.keywords))  # type: ignore[attr-defined]  # a module
         figures["error"] = largest_error(tensors(infer()), [value.double() for value in exact])
         del exact
         figures["infer_ms"] = milliseconds(infer, place.device)

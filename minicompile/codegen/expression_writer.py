@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -205,7 +205,7 @@ class ExpressionWriter:
             case Load() if expression in self.known:
                 return self.known[expression]
             case Load():
-                return self.load(expression, conditions)
+                return self._load(expression, conditions)
             case Constant():
                 held = compute_dtype(expression.dtype)
                 return Value(literal(expression.value, held), exact=False, is_literal=True)
@@ -263,10 +263,8 @@ class ExpressionWriter:
             texts.append(text)
         return texts
 
-    def _combined(self, text: Text, parts: Iterable[Value], exact: bool = True) -> Value:
-        parts = list(parts)
-        axes = frozenset().union(*(part.axes for part in parts))
-        return Value(text, axes, any(part.block for part in parts), exact)
+    def _combined(self, text: Text, parts: Sequence[Value], exact: bool = True) -> Value:
+        return Value(text, frozenset().union(*(part.axes for part in parts)), any(part.block for part in parts), exact)
 
     def _bind_if_needed(self, expression: Expr, value: Value) -> Value:
         """Give the value a variable unless it is short and used once, by an expression of the same scope."""
@@ -296,11 +294,8 @@ class ExpressionWriter:
         self.functions.add(name)
         return name
 
-    def load(self, load: Load, conditions: Conditions) -> Value:
+    def _load(self, load: Load, conditions: Conditions, other: Constant | None = None) -> Value:
         """A load from memory, into a variable named after the buffer."""
-        return self._load(load, conditions, None)
-
-    def _load(self, load: Load, conditions: Conditions, other: Constant | None) -> Value:
         pointer = self._parameters[load.buffer]
         offset = self.shortened("offsets", self.offset(load.index, conditions))
         mask = self.mask(offset.axes, conditions)

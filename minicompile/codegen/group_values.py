@@ -249,7 +249,8 @@ def _range(value: Expr) -> tuple[Any, Any]:
             ends = [end for argument in value.arguments for end in _range(argument)]
             numbers = [None if end is None else end.constant for end in ends]
             if None not in numbers:
-                return tuple(map(as_index, _RANGES[value.operation](*numbers)))  # type: ignore[return-value]
+                least, most = _RANGES[value.operation](*numbers)
+                return as_index(least), as_index(most)
     return None, None
 
 

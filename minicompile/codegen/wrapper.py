@@ -145,32 +145,27 @@ class HostWriter:
             self._allocate(buffer)
             return
         older = self._graph.buffers[allocation.reuses]
-        source = self._variables[older.name]
-        target = self._variables[name]
-        if (older.dtype, older.sizes, older.strides) == (buffer.dtype, buffer.sizes, buffer.strides):
-            self.lines.append(f"{target} = {source}  # the memory is free again")
-        else:
-            self.lines.append(f"{target} = {self._reinterpreted(source, older, buffer)}  # the memory is free again")
+        source, target = self._variables[older.name], self._variables[name]
+        if (older.dtype, older.sizes, older.strides) != (buffer.dtype, buffer.sizes, buffer.strides):
+            self.helpers.add("reinterpret")
+            typed = source if older.dtype == buffer.dtype else f"{source}.view({buffer.dtype})"
+            source = f"reinterpret({typed}, {sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)})"
+        self.lines.append(f"{target} = {source}  # the memory is free again")
         self._sharers[target].add(name)
 
     def _share(self, name: str, older: str) -> None:
         self._variables[name] = self._variables[older]
         self._sharers[self._variables[name]].add(name)
 
-    def _reinterpreted(self, source: str, older: Buffer, buffer: Buffer) -> str:
-        self.helpers.add("reinterpret")
-        typed = source if older.dtype == buffer.dtype else f"{source}.view({buffer.dtype})"
-        return f"reinterpret({typed}, {sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)})"
-
     def _allocate(self, buffer: Buffer) -> None:
         target = self._variables[buffer.name]
         layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
         if buffer.device.type == self._device.type:
             self.helpers.add("empty_strided")
-            self.lines.append(f"{target} = empty_strided({layout}, {buffer.dtype})")
+            made = f"empty_strided({layout}, {buffer.dtype})"
         else:
-            device = f'device="{buffer.device}"'
-            self.lines.append(f"{target} = torch.empty_strided({layout}, dtype={buffer.dtype}, {device})")
+            made = f'torch.empty_strided({layout}, dtype={buffer.dtype}, device="{buffer.device}")'
+        self.lines.append(f"{target} = {made}")
         self._sharers[target].add(buffer.name)
 
     def _free(self, number: int) -> None:
@@ -224,13 +219,8 @@ class HostWriter:
             self.lines.append(f"{function}({', '.join([*arguments, f'out={self._variables[buffer.name]}'])})")
             return
         targets = ["_" if b is None else self._variables[b.name] for b in step.outputs]
-        called = f"{function}({', '.join(arguments)})"
-        if not any(b is not None for b in step.outputs):
-            self.lines.append(called)
-        elif step.unpack:
-            self.lines.append(f"{_targets(targets)} = {called}")
-        else:
-            self.lines.append(f"{targets[0]} = {called}")
+        taken = f"{_targets(targets) if step.unpack else targets[0]} = " if any(step.outputs) else ""
+        self.lines.append(f"{taken}{function}({', '.join(arguments)})")
         for buffer in step.outputs:
             if buffer is not None:
                 self._check_layout(buffer)
@@ -313,9 +303,9 @@ class HostWriter:
         buffer, source = self._graph.buffers[view.buffer], self._variables[view.buffer]
         if view.dtype != buffer.dtype:
             source = f"{source}.view({view.dtype})"
-        if (view.sizes, view.strides) == (buffer.sizes, buffer.strides) and view.offset.constant == 0:
+        if (view.sizes, view.strides, view.offset) == (buffer.sizes, buffer.strides, ZERO):
             return source
-        if (view.sizes, view.strides) == (buffer.sizes[::-1], buffer.strides[::-1]) and view.offset.constant == 0:
+        if (view.sizes, view.strides, view.offset) == (buffer.sizes[::-1], buffer.strides[::-1], ZERO):
             if len(view.sizes) == 2:
                 return f"{source}.t()"
         self.helpers.add("reinterpret")

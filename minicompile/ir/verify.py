@@ -98,7 +98,7 @@ class _LoweredCheck:
             self.require(name == buffer.name, f"{name} is registered for the buffer {buffer.name}")
             self.require(len(buffer.sizes) == len(buffer.strides), f"{name} has {len(buffer.sizes)} sizes, other strides")
             self.require(all(hint(s) >= 0 for s in buffer.strides), f"{name} has a negative stride")
-        for self.position, operation in enumerate(self.graph.operations):  # noqa: B020
+        for self.position, operation in enumerate(self.graph.operations):  # noqa: B020 - what a fault found meanwhile is told with
             for name in operation.reads:
                 self.require(name in self.defined, f"{name} is read before it is written")
                 self.require(name not in self.overwritten, f"{name} is read after its storage was overwritten")

@@ -278,14 +278,12 @@ def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
 
 def _walked(
     first: torch.Tensor, second: torch.Tensor, config: AttentionConfig, rows: int, problem: AttentionProblem
-) -> tuple[Any, Any]:
+) -> tuple[Any, ...]:
     """The two tensors that a kernel's loop reads block by block: as they are, or as TMA descriptors."""
     if not config.tma:
         return first, second
-    describe_one = lambda t: TensorDescriptor(  # noqa: E731
-        t, list(t.shape), list(t.stride()), [1, 1, rows, problem.width]
-    )
-    return describe_one(first), describe_one(second)
+    block = [1, 1, rows, problem.width]
+    return tuple(TensorDescriptor(t, list(t.shape), list(t.stride()), block) for t in (first, second))
 
 
 def _bounds(problem: AttentionProblem, mask: torch.Tensor | None, bounds: torch.Tensor | None, by_keys: bool) -> Walk:

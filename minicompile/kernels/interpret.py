@@ -92,7 +92,8 @@ def compile_launches(call: Callable[[], Any], device: torch.device) -> None:
         return
 
     def compile(launch: Callable[[], Any]) -> None:
-        with contextlib.suppress(Exception), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+        with contextlib.suppress(Exception), on_device:  # as above
             launch()
 
     with concurrent.futures.ThreadPoolExecutor(len(planned) or 1) as pool:

@@ -61,7 +61,7 @@ class GraphLowering:
         self.module = module
         self.builder = GraphBuilder(name, config, main_device(module))
         self.writes = InputWrites(module.graph)
-        self.values: dict[Node, Any] = {}
+        self.values: dict[Any, Any] = {}
         self.inputs: list[str] = []
         self.size_inputs: dict[str, Index] = {}
         self.outputs: tuple[Any, ...] = ()
@@ -129,7 +129,7 @@ class GraphLowering:
         target = node.target
         if target is operator.getitem:
             container, position = node.args
-            return self.values[container][position]  # type: ignore[index]  # a node
+            return self.values[container][position]
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             try:
@@ -215,7 +215,7 @@ class GraphLowering:
 
     def _save_old_contents(self, copy: Node) -> None:
         """Copy what later nodes still read of an input that is about to change, and what the new contents read askew."""
-        target, source = self.values[copy.args[0]], self.values[copy.args[1]]  # type: ignore[index]  # a node
+        target, source = self.values[copy.args[0]], self.values[copy.args[1]]
         for node, value in self.values.items():
             stale = [v for v in tensors_in(value) if v.buffer == target.buffer]
             if not stale or not self.writes.order:

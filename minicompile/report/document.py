@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minicompile.errors import Location
@@ -225,7 +226,7 @@ def accuracy(it: Any) -> Section:
     certificate = it.accuracy
     header = ("value", "compiled", "worst", "eager", "worst", "nearer", "worst at", "kernel",
               *(f"<={edge:g}" for edge in BUCKETS), "more")  # fmt: skip
-    figure: Callable[[float], Cell] = lambda value: number(value, "{:.3g}")  # noqa: E731 - a short name for one table
+    figure = functools.partial(number, form="{:.3g}")
     rows = [
         (f"{e.name} {e.dtype}", figure(e.compiled.mean_ulp), figure(e.compiled.worst_ulp), figure(e.eager.mean_ulp),
          figure(e.eager.worst_ulp), e.nearer, str(list(e.compiled.worst_index)), e.kernel, *e.compiled.histogram)

@@ -68,18 +68,13 @@ def verify_group(group: KernelGroup) -> None:
         used: set[Axis] = set(axes_in_value(loop.value) | axes_in(loop.store))
         _require(used <= inside, f"{loop.buffer} uses axes it does not run over", group)
         for load in loop.loads:
-            source = computed.get(load.buffer)
+            source, name = computed.get(load.buffer), load.buffer
             if source is not None:
-                _require(load.index is source.store, f"{load.buffer} is read elsewhere than it is computed", group)
-                _require(not is_scatter(source), f"{load.buffer} is read in the kernel that scatters it", group)
-                _require(
-                    stepped is None or stepped in source.axes, f"{load.buffer} is read before it is complete", group
-                )
-                _require(
-                    tile.strategy != "looped" or source.fold is not None or folded not in source.axes,
-                    f"{load.buffer} does not survive from one pass to the next",
-                    group,
-                )
+                _require(load.index is source.store, f"{name} is read elsewhere than it is computed", group)
+                _require(not is_scatter(source), f"{name} is read in the kernel that scatters it", group)
+                _require(stepped is None or stepped in source.axes, f"{name} is read before it is complete", group)
+                lasts = tile.strategy != "looped" or source.fold is not None or folded not in source.axes
+                _require(lasts, f"{name} does not survive from one pass to the next", group)
         computed[loop.buffer] = loop
     _verify_overwrites(group.loops, computed)
     _require(group.stored <= set(computed), "stores what it does not compute", group)
