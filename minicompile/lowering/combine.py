@@ -51,20 +51,12 @@ def _joined(builder: GraphBuilder, pieces: Sequence[TensorValue], dim: int) -> T
         result: Expr | None = None
         for piece, start, end in reversed(list(zip(pieces, starts, starts[1:], strict=False))):
             moved = [*indices[:dim], indices[dim] - start, *indices[dim + 1 :]]
-            element = cast(piece.load(moved), dtype)
-            if result is None:
-                # Only reached past the pieces before it; masked all the same, since nothing else bounds the read.
-                result = masked(index_at_least(indices[dim], start), element, number(0, dtype))
-            else:
-                result = masked(index_below(indices[dim], end), _after(indices[dim], start, element), result)
+            # Read only from `start` on, also where a select comes around it: its branches are evaluated everywhere.
+            element = masked(index_at_least(indices[dim], start), cast(piece.load(moved), dtype), number(0, dtype))
+            result = element if result is None else masked(index_below(indices[dim], end), element, result)
         return result if result is not None else number(0, dtype)
 
     return builder.like_node(body)
-
-
-def _after(index: Index, start: Index, element: Expr) -> Expr:
-    """`element`, read only from `start` on: the branches of a select are evaluated everywhere."""
-    return masked(index_at_least(index, start), element, number(0, element.dtype))
 
 
 @lowers("constant_pad_nd")
@@ -108,9 +100,8 @@ class Windows:
 
     def elements(self, indices: Indices) -> list[tuple[list[Index], bool | Scalar]]:
         """Each element of the window at `indices`, in row-major order: its place and whether it exists."""
-        starts = [
-            index * step - pad for index, step, pad in zip(indices[self.lead :], self.stride, self.padding, strict=True)
-        ]
+        here = zip(indices[self.lead :], self.stride, self.padding, strict=True)
+        starts = [index * step - pad for index, step, pad in here]
         found = []
         for offsets in itertools.product(*map(range, self.kernel)):
             inner = [s + o * d for s, o, d in zip(starts, offsets, self.dilation, strict=True)]
@@ -155,10 +146,6 @@ def _max_pool(dims: int) -> Callable[..., Any]:
     return rule
 
 
-lowers("max_pool2d_with_indices")(_max_pool(2))
-lowers("max_pool3d_with_indices")(_max_pool(3))
-
-
 def _avg_pool(dims: int) -> Callable[..., Any]:
     def rule(
         builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any = (), padding: Any = 0,
@@ -190,8 +177,9 @@ def _avg_pool(dims: int) -> Callable[..., Any]:
     return rule
 
 
-lowers("avg_pool2d")(_avg_pool(2))
-lowers("avg_pool3d")(_avg_pool(3))
+for _dims in (2, 3):
+    lowers(f"max_pool{_dims}d_with_indices")(_max_pool(_dims))
+    lowers(f"avg_pool{_dims}d")(_avg_pool(_dims))
 
 
 @lowers("_adaptive_avg_pool2d")

@@ -135,9 +135,7 @@ def _output_buffer(builder: GraphBuilder, result: Any, suffix: str) -> Buffer | 
         return builder.buffer_for(result, suffix)
     if result is None:
         return None
-    if isinstance(result, (list, tuple)):
-        raise Unsupported("nested result", f"{builder.node.target} returns lists inside its result")
-    raise Unsupported("number from data", f"{builder.node.target} returns a {type(result).__name__} read from the data")
+    raise Unsupported("result of a call", f"{builder.node.target} returns a {type(result).__name__} among its results")
 
 
 @lowers("convolution convolution_backward")

@@ -7,13 +7,13 @@ values into fp32 buffers wherever more work follows. This module must not know h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from minicompile.ir.expr import Expr, cast
-from minicompile.ir.index import ONE, ZERO, Index, product
+from minicompile.ir.index import ONE, ZERO, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, index_value, number
@@ -104,16 +104,9 @@ def lower_extreme_with_position(builder: GraphBuilder, value: TensorValue, dim: 
     return extreme, _position(builder, f"arg{kind}", value, dims, keepdim)
 
 
-def folded_count(value: TensorValue, dims: Sequence[int]) -> Index:
-    """How many elements go into one result."""
-    return product(value.sizes[d] for d in dims)
-
-
-def sum_into(
-    builder: GraphBuilder, sizes: Indices, dims: list[int], dtype: torch.dtype, body: Callable[[Indices], Expr], suffix: str
-) -> TensorValue:
-    """A sum of intermediate values that keeps its dimensions."""
-    return builder.reduce("sum", sizes, dims, dtype, body, keepdim=True, suffix=suffix)
+def wide_sum(builder: GraphBuilder, value: TensorValue, dims: list[int], wide: torch.dtype) -> TensorValue:
+    """The sum in a wide dtype, with its dimensions kept."""
+    return builder.reduce("sum", value.sizes, dims, wide, lambda i: cast(value.load(i), wide), keepdim=True, suffix="sum")
 
 
 def _kept_indices(indices: Indices, dims: list[int], rank: int, keepdim: bool) -> Indices:
@@ -131,8 +124,8 @@ def lower_mean(
     """Sum over count; nothing at all gives NaN."""
     chosen = dims_of(value, dims)
     wide = working_dtype(builder.val.dtype)
-    summed = sum_into(builder, value.sizes, chosen, wide, lambda i: cast(value.load(i), wide), "sum")
-    count = folded_count(value, chosen)
+    summed = wide_sum(builder, value, chosen, wide)
+    count = product(value.sizes[d] for d in chosen)
     return builder.like_node(
         lambda i: (Scalar(summed.load(_kept_indices(i, chosen, value.rank, keepdim))) / count)
         .to(builder.val.dtype).expr
@@ -143,15 +136,15 @@ def moments(
     builder: GraphBuilder, value: TensorValue, dims: list[int], wide: torch.dtype
 ) -> tuple[TensorValue, TensorValue]:
     """The mean, and the sum of squared distances from it, both with kept dimensions: two passes, no cancellation."""
-    count = folded_count(value, dims)
-    summed = sum_into(builder, value.sizes, dims, wide, lambda i: cast(value.load(i), wide), "sum")
+    count = product(value.sizes[d] for d in dims)
+    summed = wide_sum(builder, value, dims, wide)
     mean = builder.pointwise(summed.sizes, wide, lambda i: (Scalar(summed.load(i)) / count).expr, suffix="mean")
 
     def centred_square(indices: Indices) -> Expr:
         centred = Scalar(cast(value.load(indices), wide)) - Scalar(mean.load_broadcast(indices))
         return (centred * centred).expr
 
-    return mean, sum_into(builder, value.sizes, dims, wide, centred_square, "squares")
+    return mean, builder.reduce("sum", value.sizes, dims, wide, centred_square, keepdim=True, suffix="squares")
 
 
 @lowers("var.correction var_mean.correction")
@@ -163,7 +156,7 @@ def lower_variance(
     with_mean = isinstance(builder.val, (tuple, list))
     result = builder.val[0].dtype if with_mean else builder.val.dtype
     mean, squares = moments(builder, value, chosen, working_dtype(result))
-    count = folded_count(value, chosen)
+    count = product(value.sizes[d] for d in chosen)
     taken = 1 if correction is None else correction
     divisor: Any = number(count, torch.float64) if count.constant is None else max(count.constant - taken, 0)
     if count.constant is None and taken:

@@ -19,7 +19,7 @@ from minicompile.scheduling.profit import MAXIMUM_CROSSED_ROW
 from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, unflatten
 from minicompile.scheduling.tiling import COLUMN_BYTES, ROW_REGISTERS, next_power_of_two
 from minicompile.scheduling.traffic import points
-from minicompile.scheduling.variance import Chunks, find_exponentials, find_squares, in_chunks
+from minicompile.scheduling.variance import Chunks, find_exponentials, find_squares, in_chunks, partial_name
 
 WORTH_A_LAUNCH = 1 << 18
 WORTH_A_SECOND_READ = 1 << 23
@@ -192,17 +192,13 @@ def _in_two_stages(loop: Loop, splits: int, buffers: Mapping[str, Buffer]) -> tu
         value = Masked(inside, value, Constant(fold_identity(kind, dtype), dtype), dtype)
     sizes = (part.size, *(axis.size for axis in loop.axes))
     strides = tuple(product(sizes[i + 1 :]) for i in range(len(sizes)))
-    name = f"{loop.buffer}_partial"
-    while name in buffers:
-        name += "_"
+    name = partial_name(loop, buffers)
     partial = Buffer(name, dtype, buffers[loop.buffer].device, sizes, strides)
     place = flatten((part, *loop.axes))
     first = Loop(name, (part, *loop.axes), value, place, Reduction(kind, within), origins=loop.origins)
     second = dataclasses.replace(loop, value=Load(name, place, dtype), fold=Reduction(kind, (part,)))
-    chunks = None if position is not None or dtype != loop.value.dtype else Chunks(
-        part, within, changes, place, partial
-    )
-    return first, second, partial, chunks
+    whole = position is None and dtype == loop.value.dtype
+    return first, second, partial, Chunks(part, within, changes, place, partial) if whole else None
 
 
 def accumulator_dtype(value: torch.dtype, kind: str, result: torch.dtype) -> torch.dtype:

@@ -95,11 +95,17 @@ def deviation(loop: Loop) -> tuple[Expr, Expr] | None:
     return None if axes_in_value(m) & frozenset(loop.reduction_axes) else (v, m)
 
 
-def in_chunks(loop: Loop, chunks: Chunks, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer]:
-    """The loop within each chunk, the loop that combines the chunks, and the buffer between."""
+def partial_name(loop: Loop, buffers: Mapping[str, Buffer]) -> str:
+    """A free name for partial results."""
     name = f"{loop.buffer}_partial"
     while name in buffers:
         name += "_"
+    return name
+
+
+def in_chunks(loop: Loop, chunks: Chunks, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer]:
+    """The loop within each chunk, the loop that combines the chunks, and the buffer between."""
+    name = partial_name(loop, buffers)
     value, between, dtype = _squares(loop, chunks) or _exponentials(loop, chunks)
     partial = dataclasses.replace(chunks.partial, name=name, dtype=dtype)
     first = Loop(name, (chunks.part, *loop.axes), value, chunks.place, Reduction("sum", chunks.within),
