@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import entries
 from minicompile.capture.symbolic_size import concrete, is_symbolic
@@ -24,6 +26,7 @@ PLAIN = (FakeTensor, enum.Enum, *IDENTITY_TYPES)
 SEQUENCES = (tuple, list, set, frozenset, collections.deque)
 MOST_KEYS = 64
 """With more keys than this, each of which is asked at each look-up, tracing would take too long."""
+IDENTITY_HASHES = (object.__hash__, torch.Tensor.__hash__, torch.nn.Module.__hash__)
 
 
 class Asked:
@@ -114,6 +117,8 @@ def settled(tracer: Tracer, table: Any, key: Any) -> Any:
         return key
     keys = list((dict if isinstance(table, dict) else type(table)).__iter__(table))
     if len(keys) > MOST_KEYS:
+        if isinstance(key, (FakeTensor, torch.nn.Module)) and type(key).__hash__ in IDENTITY_HASHES:
+            return key  # as in walks over large models, whose parts are taken to stay different
         raise Break("user object", f"an object of type {type(key).__name__} is looked up in a large table")
     for other in keys:
         if other is key:

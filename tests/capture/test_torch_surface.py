@@ -238,3 +238,12 @@ def test_a_scan_is_captured_if_it_combines_by_arithmetic() -> None:
     x = torch.arange(15.0).view(5, 3)
     assert not kinds(same_as_eager(scanned, x, arithmetic))
     assert set(kinds(same_as_eager(scanned, x, mixing))) == {"higher-order operator"}
+
+
+def test_a_walk_over_the_parts_of_a_large_model() -> None:
+    layers = nn.Sequential(*(nn.Linear(1, 1) for _ in range(100)))
+
+    def counted(x):
+        return x * len(list(layers.named_modules())) + sum(1 for _ in layers.parameters())
+
+    assert not kinds(same_as_eager(counted, torch.ones(2)))
