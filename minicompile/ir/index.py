@@ -107,9 +107,6 @@ class Index(Interned):
 
     __radd__ = __add__
 
-    def __neg__(self) -> Index:
-        return self * -1
-
     def __sub__(self, other: int | Index) -> Index:
         return self + as_index(other) * -1
 
@@ -132,9 +129,6 @@ class Index(Interned):
 
     def __floordiv__(self, other: int | Index) -> Index:
         return floor_divide(self, as_index(other))
-
-    def __rfloordiv__(self, other: int) -> Index:
-        return floor_divide(as_index(other), self)
 
     def __mod__(self, other: int | Index) -> Index:
         return remainder(self, as_index(other))

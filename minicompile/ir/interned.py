@@ -52,12 +52,6 @@ class Interned:
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), tuple(getattr(self, name) for name in self.__slots__))
 
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
     def __repr__(self) -> str:
         return str(self)
 
