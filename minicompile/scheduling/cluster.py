@@ -169,8 +169,7 @@ def _cross(first: Cluster, second: Cluster) -> Alignment | None:
 
 def _crossed_space(rows: Cluster, columns: Cluster, changes: AxisMap) -> Cluster | None:
     """`columns` over chunks and the rows within them, one row at a time, if `changes` writes `rows` over its axes so."""
-    images = dict(changes)
-    within = tuple((axis, images[axis]) for axis in rows.inner)
+    within, stepped = _part(changes, rows.inner), _part(changes, rows.stepped)
     kept = frozenset[Axis]().union(*(axes_in(image) for _, image in within))
     inner = tuple(axis for axis in columns.outer if axis in kept)
     parts = tuple(axis for axis in columns.outer if axis not in kept)
@@ -178,12 +177,17 @@ def _crossed_space(rows: Cluster, columns: Cluster, changes: AxisMap) -> Cluster
         return None
     if rows.ordered and move(flatten(rows.inner), within) is not flatten(inner):
         return None
-    stepped = tuple((axis, images[axis]) for axis in rows.stepped)
     if stepped and not is_one_to_one(stepped, columns.inner):
         return None
     return dataclasses.replace(
         columns, outer=parts + columns.inner, inner=inner, stepped=columns.inner, crossed=columns.folds
     )
+
+
+def _part(changes: AxisMap, axes: tuple[Axis, ...]) -> AxisMap:
+    """What becomes of some of the axes."""
+    images = dict(changes)
+    return tuple((axis, images[axis]) for axis in axes)
 
 
 def _varies(place: Index, axes: tuple[Axis, ...]) -> bool:
@@ -231,12 +235,16 @@ def _spaces_differ(source: Cluster, target: Cluster) -> str | None:
 
 def _candidates(source: Cluster, target: Cluster, first: Cluster, second: Cluster) -> list[AxisMap]:
     """Changes of axes suggested by buffers that both touch, then by row-major order; each is one to one."""
+    levels = dict.fromkeys((target.space,) if source.inner else (target.space, target.outer))
+    spaces = [axes for axes in levels if points(axes) == points(source.space)]
     found: dict[AxisMap, None] = {}
     for mine, theirs in _shared_places(source, target, first, second)[:MAXIMUM_ALIGNMENTS]:
-        for changes in _changes(source, target, mine, theirs):
-            found[changes] = None
-    for axes in (target.space, target.outer) if not source.inner else (target.space,):
-        if len(found) < MAXIMUM_ALIGNMENTS and points(axes) == points(source.space):
+        for axes in spaces:
+            matched = match_axes(source.space, mine, axes, theirs)
+            if matched is not None and _keeps_levels(source, target, matched):
+                found[matched] = None
+    for axes in spaces:
+        if len(found) < MAXIMUM_ALIGNMENTS:
             changes = unflatten(flatten(axes), source.space)
             if is_one_to_one(changes, axes) and _keeps_levels(source, target, changes):
                 found.setdefault(changes)
@@ -256,17 +264,6 @@ def _shared_places(source: Cluster, target: Cluster, first: Cluster, second: Clu
     return list(pairs)
 
 
-def _changes(source: Cluster, target: Cluster, mine: Index, theirs: Index) -> list[AxisMap]:
-    """Changes under which the access `mine` of the source is `theirs` of the target."""
-    found: list[AxisMap] = []
-    for axes in (target.space, target.outer) if target.inner and not source.inner else (target.space,):
-        if points(axes) == points(source.space):
-            changes = match_axes(source.space, mine, axes, theirs)
-            if changes is not None and _keeps_levels(source, target, changes):
-                found.append(changes)
-    return found
-
-
 def _keeps_levels(source: Cluster, target: Cluster, changes: AxisMap) -> bool:
     """Whether reductions of the source fold the inner axes of the target, in the same order where that matters."""
     if not source.inner:
@@ -274,10 +271,8 @@ def _keeps_levels(source: Cluster, target: Cluster, changes: AxisMap) -> bool:
     outer, inner = changes[: len(source.outer)], changes[len(source.outer) :]
     if not is_one_to_one(outer, target.outer) or not is_one_to_one(inner, target.inner):
         return False
-    if source.stepped:
-        images = dict(changes)
-        if not is_one_to_one(tuple((axis, images[axis]) for axis in source.stepped), target.stepped):
-            return False
+    if source.stepped and not is_one_to_one(_part(changes, source.stepped), target.stepped):
+        return False
     return not source.ordered or move(flatten(source.inner), inner) is flatten(target.inner)
 
 
