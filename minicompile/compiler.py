@@ -281,8 +281,7 @@ def after_fork() -> None:
     CAPTURE_LOCK.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)
+os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)
 
 
 class StageClock:

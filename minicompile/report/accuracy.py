@@ -50,7 +50,7 @@ def errors(value: torch.Tensor, exact: torch.Tensor) -> Errors:
     return Errors(tuple(counts.tolist()), float(found.mean()), float(found.max()), index)
 
 
-def accuracy(name: str, kernel: str, compiled: torch.Tensor, eager: Any, exact: Any) -> Accuracy | None:
+def accuracy(name: str, kernel: str, compiled: Any, eager: Any, exact: Any) -> Accuracy | None:
     """The entry of one floating-point tensor; `None` for integers and tensors that do not correspond."""
     if not all(isinstance(v, torch.Tensor) and v.is_floating_point() for v in (compiled, eager, exact)):
         return None
@@ -67,11 +67,7 @@ def output_accuracies(
     compiled: Sequence[Any], eager: Sequence[Any], exact: Sequence[Any], names: Sequence[str]
 ) -> list[Accuracy]:
     """One entry per floating-point output and gradient."""
-    found = [
-        accuracy(name, "", one, other, reference)
-        for name, one, other, reference in zip(names, compiled, eager, exact)
-        if all(isinstance(value, torch.Tensor) for value in (one, other, reference))
-    ]
+    found = (accuracy(name, "", *values) for name, *values in zip(names, compiled, eager, exact))
     return [entry for entry in found if entry is not None]
 
 

@@ -93,7 +93,6 @@ class CodeCache:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-
     def export_to(self, file: pathlib.Path) -> int:
         """Write the portable entries that are whole to an archive; how many there were is returned."""
         count = 0
@@ -149,6 +148,4 @@ def _prepare(directory: pathlib.Path) -> bool:
         status = directory.stat()
     except OSError:
         return False
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        return False
-    return not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

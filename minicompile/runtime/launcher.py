@@ -20,8 +20,7 @@ Launch = Callable[..., None]
 
 _ARGUMENT_CODES = {
     "i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l",
-    "u1": "I", "u8": "B", "u16": "H", "u32": "I", "u64": "K",
-    "fp16": "f", "bf16": "f", "fp32": "f", "fp64": "d",
+    "u8": "B", "fp16": "f", "bf16": "f", "fp32": "f", "fp64": "d",
 }  # fmt: skip
 _SCRATCH_POINTERS = 2
 _REMEMBERED_SIZES = 4096
@@ -53,11 +52,11 @@ def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib
     if implementation is None or binary.scratch_bytes:
         return None
     index = device.index if device.index is not None else torch.cuda.current_device()
-    loaded = _load(implementation, binary, index, binary_path)
+    function = _load(implementation, binary, index, binary_path)
     types = "".join("O" if t.startswith("*") else _ARGUMENT_CODES[t] for t in binary.argument_types)
     types += "O" * _SCRATCH_POINTERS
     scratch = (None,) * _SCRATCH_POINTERS
-    function, num_warps, shared = loaded, binary.num_warps, binary.shared_bytes
+    num_warps, shared = binary.num_warps, binary.shared_bytes
     launch_kernel, current_stream = implementation._launch_kernel, torch._C._cuda_getCurrentRawStream
 
     def launch(grid: tuple[int, int, int], *arguments: Any) -> None:

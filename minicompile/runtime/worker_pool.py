@@ -143,11 +143,9 @@ def most_workers() -> int:
     asked = os.environ.get("MINICOMPILE_WORKERS", "")
     if asked.isdigit():
         return int(asked)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores - 1, MOST_WORKERS) if sys.executable and os.name == "posix" else 0
+    return min(len(os.sched_getaffinity(0)) - 1, MOST_WORKERS) if sys.executable else 0
 
 
 POOL = WorkerPool()
 atexit.register(POOL.end)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=POOL.forget)
+os.register_at_fork(after_in_child=POOL.forget)
