@@ -7,8 +7,6 @@ import sysconfig
 
 import torch
 
-VOCABULARY = 128
-
 
 def standard_library_text(limit: int = 1_000_000) -> str:
     """The sources of the standard library's top-level modules, one after the other, up to `limit` characters."""

@@ -38,9 +38,7 @@ class DoubleBackward(MinicompileError):
 
 
 def bind(
-    plan: CallPlan,
-    forward_call: FlatCall,
-    half_call: Callable[[str], FlatCall] | None = None,
+    plan: CallPlan, forward_call: FlatCall, half_call: Callable[[str], FlatCall] | None = None
 ) -> Callable[..., tuple[Any, ...]]:
     """The callable that stands for a captured graph: takes its inputs, returns its flat outputs.
 
@@ -53,15 +51,8 @@ def bind(
     else:
         assert half_call is not None
         call = _with_gradient(plan, plan.tangents, forward_call, functools.cache(half_call))
-    finish = output_builder(plan)
-    if finish is None:
-        return call
-    build = finish
-
-    def run(*inputs: Any) -> tuple[Any, ...]:
-        return build(inputs, call(*inputs))
-
-    return run
+    build = output_builder(plan)
+    return call if build is None else lambda *inputs: build(inputs, call(*inputs))
 
 
 def _with_gradient(
@@ -111,7 +102,7 @@ def _autograd_function(
     binding, user_count = plan.binding, plan.user_results
     saved_inputs = binding.saved_inputs
     saved_tensors, saved_sizes = split_saved(plan)
-    silent = tuple(i for i in range(user_count) if i not in set(binding.differentiable_outputs))
+    silent = tuple(i for i in range(user_count) if i not in binding.differentiable_outputs)
     gradient_slots = binding.differentiable_inputs
     first_tangent = len(binding.saved) + len(saved_inputs)
     writes, sizes_vary = bool(plan.overwritten), any(tangent.shape is None for tangent in tangents)
