@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from minicompile.graph import torch_interface
 from minicompile.graph.layout import channels_last, tokens_first
 from minicompile.graph.operators import is_impure, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
@@ -259,8 +260,10 @@ def separate_outputs(module: GraphModule, forward_outputs: int, totals: int) -> 
             with module.graph.inserting_before(closing):
                 copy = module.graph.call_function(aten.clone.default, (node,))
             copy.meta.update(node.meta)
-            with node.meta["val"].fake_mode:
-                copy.meta["val"] = torch.empty_like(node.meta["val"])
+            value = node.meta["val"]
+            with value.fake_mode:
+                keep = forward and not torch_interface.overlaps(value)
+                copy.meta["val"] = value.new_empty_strided(value.shape, value.stride()) if keep else torch.empty_like(value)
             outputs[index] = copy
         claimed.add(root)
     closing.args = (tuple(outputs),)

@@ -151,11 +151,13 @@ def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
 
 def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     """The gradient that a backward takes for an output: in the output's layout if that is dense, else contiguous."""
-    steps = [step for size, step in zip(like.shape, like.stride(), strict=True) if type(size) is not int or size != 1]
-    expanded = any(type(step) is int and step == 0 for step in steps)
-    if not expanded if is_symbolic(like) else torch.ops.aten.is_non_overlapping_and_dense.default(like):
-        return fake_copy(mode, like)
-    return fake_empty(mode, tuple(like.shape), like.dtype, like.device)
+    seen = [tuple(n if isinstance(n, int) else n.node.hint for n in numbers) for numbers in (like.stride(), like.shape)]
+    place = 1
+    for step, size in sorted((step, size) for step, size in zip(*seen, strict=True) if size != 1):
+        if step != place and 0 not in seen[1]:
+            return fake_empty(mode, tuple(like.shape), like.dtype, like.device)
+        place *= size
+    return fake_copy(mode, like)
 
 
 def fake_mode_of(values: Iterator[Any]) -> FakeTensorMode:

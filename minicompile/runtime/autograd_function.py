@@ -120,7 +120,7 @@ def _autograd_function(
         ctx.set_materialize_grads(False)
         ctx.input_count = len(inputs)
         if sizes_vary:
-            ctx.layouts = [gradient_layout(results[t.position]) for t in tangents]
+            ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
         return tuple(results[:user_count])
 
     def came(grads: Any) -> int:
@@ -224,10 +224,9 @@ def _refuse_second_derivative(found: Sequence[Any], incoming: list[torch.Tensor]
     return tuple(None if value is None else next(guarded) for value in found)
 
 
-def gradient_layout(output: torch.Tensor) -> tuple[Any, Any]:
-    """Shape and strides of the gradient of an output of varying sizes: the output's, but dense where it is expanded."""
-    expanded = any(step == 0 and size > 1 for size, step in zip(output.shape, output.stride(), strict=True))
-    return output.shape, (torch.empty(output.shape, device="meta") if expanded else output).stride()
+def gradient_layout(output: torch.Tensor, as_output: bool) -> tuple[Any, Any]:
+    """Shape and strides of the gradient of an output of varying sizes: row-major ones unless they are the output's."""
+    return output.shape, (output if as_output or output.is_contiguous() else torch.empty(output.shape, device="meta")).stride()
 
 
 def coerced(tangent: Tangent, shape: Any, strides: Any, grad: torch.Tensor | None) -> torch.Tensor:

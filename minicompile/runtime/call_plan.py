@@ -15,7 +15,10 @@ from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, Partitione
 
 @dataclasses.dataclass(frozen=True)
 class Tangent:
-    """What the backward expects of one incoming gradient; sizes are `None` where they vary between calls."""
+    """What the backward expects of one incoming gradient.
+
+    Where sizes vary between calls, `shape` is `None`, and `strides` are `()` for row-major ones, `None` for the output's.
+    """
 
     position: int
     shape: tuple[int, ...] | None
@@ -112,5 +115,11 @@ def facts_of_backward(binding: Binding, backward: torch.fx.GraphModule | None) -
 def expected_tangent(position: int, value: torch.Tensor) -> Tangent:
     """What the backward takes for a differentiable output."""
     static = all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-    shape, strides = (tuple(value.shape), value.stride()) if static else (None, None)
+    shape, strides = (tuple(value.shape), value.stride()) if static else (None, () if is_row_major(value) else None)
     return Tangent(position, shape, strides, value.dtype, value.device)
+
+
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether a tensor of varying sizes is contiguous, at the sizes seen first."""
+    sizes, strides = ([n if isinstance(n, int) else n.node.hint for n in numbers] for numbers in (value.shape, value.stride()))
+    return torch.empty_strided(sizes, strides, device="meta").is_contiguous()

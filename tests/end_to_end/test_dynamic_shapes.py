@@ -525,3 +525,18 @@ def test_a_half_left_to_eager_views_what_eager_lays_out_otherwise() -> None:
     graph.output((graph.call_function(torch.ops.aten.view.default, (graph.placeholder("x"), [6])),))
     x = torch.arange(6).view(2, 3).t()
     close(eager_call(GraphModule(nn.Module(), graph))([x]), (x.reshape(6),))
+
+
+@pytest.mark.parametrize("part", [lambda x: x[..., :-1], lambda x: x[::2], lambda x: x.t()[1:], lambda x: x[:, None].expand(-1, 3, -1)])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_gradient_of_a_part_is_read_as_it_is_laid_out(part: Any, dynamic: bool) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return part(x.clone()), x.flip(-1)
+
+    compiled = minicompile.compile(program, dynamic=dynamic)
+    for size in ((4, 6), (7, 5)):
+        x = torch.randn(size, requires_grad=True)
+        ours, eager = compiled(x), program(x)
+        given = [torch.randn_like(value) for value in eager]
+        torch.testing.assert_close(torch.autograd.grad(ours, x, given), torch.autograd.grad(eager, x, given))
+        assert 0 in eager[0].stride() or ours[0].stride() == eager[0].stride()
