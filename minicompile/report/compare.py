@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minicompile.report import text_page
 from minicompile.report.accuracy import output_accuracies
 from minicompile.report.clock import Clock, synchronize
 from minicompile.report.collect import steps_of
-from minicompile.report.document import Cell, amount, duration, number
+from minicompile.report.document import Section, Table, amount, duration, number
 from minicompile.report.sandbox import Sandbox, leaves
 
 NO_KERNEL = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"})
@@ -47,21 +48,16 @@ class Comparison:
     columns: tuple[Column, ...]
 
     def __str__(self) -> str:
-        rows: dict[str, Callable[[Column], Cell]] = {
-            "time of a call": lambda c: duration(c.call_us),
-            "kernels": lambda c: number(c.kernels),
-            "bytes through kernels": lambda c: amount(c.bytes_moved),
-            "peak memory": lambda c: amount(c.peak_bytes),
-            "compile seconds": lambda c: number(c.compile_seconds, "{:.2f}"),
-            "mean error, ulp": lambda c: number(c.mean_ulp, "{:.3g}"),
-            "worst error, ulp": lambda c: number(c.worst_ulp, "{:.3g}"),
-        }
-        lines = [f"{self.function} on {self.device}", f"{'':<22}" + "".join(f"{c.name:>16}" for c in self.columns)]
-        lines += [f"{name:<22}" + "".join(f"{str(text(c)):>16}" for c in self.columns) for name, text in rows.items()]
-        lines += [f"{column.name} failed: {column.failure}" for column in self.columns if column.failure]
+        header = ("compiler", "call", "kernels", "bytes", "peak", "compile s", "mean ulp", "worst ulp")
+        rows = [
+            (c.name, duration(c.call_us), number(c.kernels), amount(c.bytes_moved), amount(c.peak_bytes),
+             number(c.compile_seconds, "{:.2f}"), number(c.mean_ulp, "{:.3g}"), number(c.worst_ulp, "{:.3g}"))
+            for c in self.columns
+        ]  # fmt: skip
+        notes = [f"{column.name} failed: {column.failure}" for column in self.columns if column.failure]
         if self.device == "cpu":
-            lines.append("without a GPU, minicompile's time is that of Triton's interpreter")
-        return "\n".join(lines) + "\n"
+            notes.append("without a GPU, minicompile's time is that of Triton's interpreter")
+        return text_page.page([Section("Comparison", f"{self.function} on {self.device}", [Table(header, rows), *notes])])
 
     def to_json(self) -> str:
         """Every figure as JSON."""
