@@ -245,6 +245,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
         raise Break("random seed", f"`torch.{name}` draws from an explicit generator")
     if kwargs.get("out") is not None:
         return call_with_out(tracer, function, args, kwargs)
+    kwargs = {key: item for key, item in kwargs.items() if key != "generator"}  # overloads with one take no symbolic sizes
     return tracer.operation("call_function", function, args, torch_interface.with_default_device(function, kwargs))
 
 

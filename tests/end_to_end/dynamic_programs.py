@@ -488,3 +488,9 @@ def comparisons_as_numbers(x, n):
 @program(((7, 2), (9, 3), (8, 5), (7, 4)), lambda n, at: (floats(n, 3), at))
 def a_piece_of_joined_parts(x, at):
     return torch.cat([x, x * 2, x + 1])[at : at + 2] * 2
+
+
+@program(LENGTHS, lambda t: (floats(t, 6),))
+def noise_from_no_generator(x):
+    noise = torch.rand(x.shape, generator=None, device=x.device) + torch.randn(*x.shape, generator=None)
+    return (x + noise * 0).normal_(generator=None).shape, x * (noise.numel() > 0)
