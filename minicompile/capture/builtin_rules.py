@@ -40,8 +40,8 @@ from minicompile.capture.calls import (
     run_native,
     special,
 )
-from minicompile.capture.comparing import settled, settled_all, standing, standing_inside
-from minicompile.capture.iteration import Until, advance, drain, get_iterator, native_iterable
+from minicompile.capture.comparing import refuse_objects, settled, settled_all, standing, standing_inside
+from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import (
     BINARY,
     COMPARISONS,
@@ -252,7 +252,7 @@ for _function in (Generator.__next__, Generator.send, Generator.throw, Generator
 def rule_iter(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`iter(value)`."""
     if len(args) == 2:
-        return tracer.made(Until(tracer, *args))
+        return tracer.made(iter(lambda: refuse_objects(tracer, Callback(tracer, args[0])()), refuse_objects(tracer, args[1])))
     return get_iterator(tracer, args[0])
 
 

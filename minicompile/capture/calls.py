@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from minicompile.capture import torch_interface
 from minicompile.capture.attributes import TensorMethod, class_lookup, class_value, get_attribute, instance_dict
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
-from minicompile.capture.comparing import bare, settled, standing
+from minicompile.capture.comparing import refuse_objects, settled
 from minicompile.capture.native import BREAKING_MODULES, INLINED, is_known_to_break, is_pure_native, native_name
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.side_effects import MISSING, Lazy
@@ -35,6 +35,7 @@ from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     IDENTITY_TYPES,
+    VALUES,
     force,
     guard_order,
     guard_structure,
@@ -371,7 +372,8 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
         if function.__name__ in OF_ONE_KEY:
             args = (settled(tracer, owner, args[0]), *args[1:])
         elif not isinstance(owner, dict):
-            return set_operation(tracer, owner, function.__name__, args)
+            args = tuple(tracer.call(list, (item,)) for item in args)
+            refuse_objects(tracer, owner, *args)
     if isinstance(owner, set) and function.__name__ == "pop":
         guard_order(tracer, owner)
     values = tuple(native_argument(tracer, item, not shallow) for item in args)
@@ -382,19 +384,6 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
 
 
 OF_ONE_KEY = frozenset({"add", "discard", "remove", "pop", "move_to_end", "__contains__", "__setitem__", "__delitem__"})
-
-
-def set_operation(tracer: Tracer, owner: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """Call a method of a set that takes other sets or iterables."""
-    others = [item if isinstance(item, CONTAINERS) else tracer.call(list, (item,)) for item in args]
-    for item in others:
-        force(tracer, item)
-    seen = [standing(tracer, item) for item in others]
-    if standing(tracer, owner) is owner and all(map(operator.is_, seen, others)):
-        return run_native(tracer, getattr(owner, name), tuple(others), {})
-    if "update" in name or name.startswith("__i"):
-        raise Break("user object", "objects are hashed by a set from outside")
-    return tracer.made(bare(run_native(tracer, getattr(standing(tracer, owner), name), tuple(seen), {})))
 
 
 def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
@@ -483,8 +472,8 @@ def contains_tensor(value: Any, depth: int = 4) -> bool:
 @functools.cache
 def hides_its_value(kind: type) -> bool:
     """Whether a class written in C keeps a value that native code reads and no guard can see (`Decimal`, NumPy scalars)."""
-    if kind in CONSTANT_TYPES or issubclass(kind, (*CONTAINERS, collections.deque, torch.Tensor, enum.Enum, types.CellType,
-                                                   *IDENTITY_TYPES)):
+    known = (*CONTAINERS, *VALUES, collections.deque, torch.Tensor, enum.Enum, types.CellType, *IDENTITY_TYPES)
+    if kind in CONSTANT_TYPES or issubclass(kind, known):
         return False
     methods = [(getattr(kind, name, None), getattr(object, name, None)) for name in VALUE_METHODS]
     native = (types.WrapperDescriptorType, types.MethodDescriptorType)
@@ -498,7 +487,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
     """Let Python run a native function; what it raises is raised in the traced program."""
     if function not in SYMBOLIC_ARITHMETIC:
         args = tuple(map(concrete, args))
-    for value in (*args, *kwargs.values()):
+    for value in (*args, *kwargs.values(), getattr(function, "__self__", None)):
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
     try:

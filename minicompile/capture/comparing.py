@@ -53,7 +53,7 @@ class Asked:
             raise Break("user object", f"an object of type {type(self.value).__name__} is compared with a container")
         native, tracer.native = tracer.native, False
         try:
-            return tracer.call(function, (self.value, *map(bare, others)))
+            return tracer.call(function, (self.value, *(other.value if type(other) is Asked else other for other in others)))
         finally:
             tracer.native = native
 
@@ -92,13 +92,6 @@ def standing_inside(tracer: Tracer, value: Any) -> Any:
     base: Any = next(base for base in SEQUENCES if isinstance(value, base))
     items = [standing(tracer, item) for item in base.__iter__(value)]
     return value if all(map(operator.is_, items, base.__iter__(value))) else base(items)
-
-
-def bare(value: Any) -> Any:
-    """The objects behind stand-ins that are elements of a set."""
-    if type(value) is Asked:
-        return value.value
-    return type(value)(map(bare, value)) if type(value) in (tuple, set, frozenset) else value
 
 
 def hash_of(asked: Any) -> int:
@@ -142,7 +135,8 @@ def settled_all(tracer: Tracer, items: Any) -> list[Any]:
     return list(kept.values())
 
 
-def refuse_objects(tracer: Tracer, *values: Any) -> None:
-    """Refuse to hand objects that have to be asked to native code that hashes or compares them and keeps them."""
+def refuse_objects(tracer: Tracer, *values: Any) -> Any:
+    """The last of some values that native code hashes or compares, and keeps; refuses objects, which have to be asked."""
     if any(standing(tracer, value) is not value for value in values):
         raise Break("user object", "objects are hashed or compared by a function written in C")
+    return values[-1] if values else None

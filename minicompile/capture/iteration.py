@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import operator
 import types
 from typing import Any
 
@@ -71,30 +70,6 @@ class ByIndex:
         return item
 
 
-class Until:
-    """What `iter(function, sentinel)` gives."""
-
-    def __init__(self, tracer: Tracer, function: Any, sentinel: Any) -> None:
-        self.tracer, self.function, self.sentinel, self.ended = tracer, function, sentinel, False
-
-    def __iter__(self) -> Until:
-        return self
-
-    def __next__(self) -> Any:
-        ask = self.tracer.call
-        try:
-            item = MISSING if self.ended else ask(self.function, ())
-        except RaisedInUserCode as error:
-            if not isinstance(error.value, StopIteration):
-                raise
-            item = MISSING
-        self.ended = item is MISSING or ask(operator.is_, (item, self.sentinel)) or ask(
-            bool, (ask(operator.eq, (item, self.sentinel)),))
-        if self.ended:
-            raise StopIteration
-        return item
-
-
 class Remaining:
     """What an iterator of the traced program still gives, for native code."""
 
@@ -108,7 +83,7 @@ class Remaining:
         return self.tracer.resolve(advance(self.tracer, self.iterator))
 
 
-OURS = (Generator, ByIndex, Until, Remaining)
+OURS = (Generator, ByIndex, Remaining)
 
 
 def advance(tracer: Tracer, iterator: Any) -> Any:

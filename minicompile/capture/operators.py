@@ -15,7 +15,6 @@ from minicompile.capture.attributes import class_lookup, class_value, get_attrib
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, check_printable, run_native
 from minicompile.capture.comparing import (
-    bare,
     is_compared_in_python,
     refuse_objects,
     settled,
@@ -110,27 +109,9 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     left, right = exact_operands(tracer, name, left, right)
     if name == "pow" and type(right) is torch.SymInt and type(left) in OPERANDS:  # which kernels do not compute for sizes
         return run_native(tracer, computed, (tracer, operator.pow, (left, right), "({0} ** {1})"), {}, False)
-    if isinstance(left, (set, frozenset, dict, *VIEWS)):
-        return table_binary(tracer, function, left, right)
+    refuse_objects(tracer, *(list(item) for item in (left, right) if isinstance(item, (set, frozenset, dict, *VIEWS))))
     result = run_native(tracer, function, (left, right), {})
     return result if result is left else tracer.made(result)
-
-
-def table_binary(tracer: Tracer, function: Callable[..., Any], left: Any, right: Any) -> Any:
-    """An operator on sets, dictionaries or views of these."""
-    sides = [list(item) if isinstance(item, (dict, *VIEWS)) else item for item in (left, right)]
-    seen = [standing_inside(tracer, item) for item in sides]
-    if all(map(operator.is_, seen, sides)):
-        result = run_native(tracer, function, (left, right), {})
-        return result if result is left else tracer.made(result)
-    if isinstance(left, (set, frozenset)) and function in (operator.or_, operator.and_, operator.sub, operator.xor):
-        return tracer.made(bare(run_native(tracer, function, tuple(seen), {})))
-    if not type(left) is type(right) is dict or function is not operator.or_:
-        raise Break("user object", "objects are hashed by a container that is changed")
-    result = tracer.made({})
-    for key, value in (*left.items(), *right.items()):
-        insert(tracer, result, key, value)
-    return result
 
 
 def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[Any, Any]:

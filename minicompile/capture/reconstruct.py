@@ -24,7 +24,7 @@ from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
 from minicompile.capture.instruction import VERSION
-from minicompile.capture.iteration import ByIndex, Remaining, Until
+from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import RAISED, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
@@ -280,12 +280,6 @@ def build_by_index(emitter: Emitter, value: ByIndex) -> str:
     return name
 
 
-def build_until(emitter: Emitter, value: Until) -> str:
-    """An iterator over what a function returns until it is something."""
-    text = "()" if value.ended else f"{emitter.value(value.function)}, {emitter.value(value.sentinel)}"
-    return emitter.assign(f"iter({text})", "iterator")
-
-
 def build_remaining(emitter: Emitter, value: Remaining) -> str:
     """An iterator that native code reads; if its class is the user's, its `__iter__` must not run once more."""
     text = emitter.value(value.iterator)
@@ -397,7 +391,7 @@ BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
     functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
-    ByIndex: build_by_index, Until: build_until, Remaining: build_remaining,
+    ByIndex: build_by_index, Remaining: build_remaining,
     slice: lambda emitter, value: f"slice({', '.join(map(emitter.value, (value.start, value.stop, value.step)))})",
     super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",

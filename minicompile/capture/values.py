@@ -31,6 +31,8 @@ IDENTITY_TYPES = (type, types.BuiltinFunctionType, types.ModuleType, types.Metho
                   types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
                   types.MemberDescriptorType, types.GenericAlias, types.UnionType, types.CodeType, re.Pattern,
                   torch.torch_version.TorchVersion)
+VALUES = (str, int, float, bytes)
+"""Types of which an instance of a subclass has a value that native code reads; `__eq__` of the type itself compares it."""
 TYPING_MODULES = frozenset({"typing", "types"})
 
 
@@ -246,7 +248,11 @@ def wrap_object(tracer: Tracer, real: Any, source: Source) -> Any:
     """Any other object stands for itself; its type is guarded, and its attributes when they are read."""
     if isinstance(real, enum.Enum) or type(real).__module__ in TYPING_MODULES:
         return wrap_identity(tracer, real, source)
-    if not (is_trusted(source) and not hasattr(real, "__dict__")):
+    base = next((base for base in VALUES if isinstance(real, base)), None)
+    if base is not None:
+        tracer.guards.test(source, "type({0}) is {1} and {2}({0}, {3})", (type(real), base.__eq__, base(real)),
+                           f"`{{0}}` is the same {type(real).__name__}", "constant")
+    elif not (is_trusted(source) and not hasattr(real, "__dict__")):
         tracer.guards.type(source, real)
     tracer.register(real, real, source)
     return real
