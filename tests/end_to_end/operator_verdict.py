@@ -85,7 +85,7 @@ def full_name(op: OpInfo) -> str:
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
-def judge(op: OpInfo, dtype_name: str, samples: int, seconds: int, by_torch: bool = False) -> Verdict:
+def judge(op: OpInfo, dtype_name: str, samples: int, seconds: int, by_torch: bool = False, device: str = "cpu") -> Verdict:
     """The verdict on the first few sample inputs of an operator; `by_torch` judges `torch.compile` instead."""
     call_verdict = judge_torch if by_torch else judge_call
     verdict = Verdict(full_name(op), dtype_name)
@@ -94,7 +94,7 @@ def judge(op: OpInfo, dtype_name: str, samples: int, seconds: int, by_torch: boo
     try:
         with time_limit(seconds):
             torch.manual_seed(0)
-            for number, sample in enumerate(itertools.islice(chosen_samples(op, dtype, gradients), samples)):
+            for number, sample in enumerate(itertools.islice(chosen_samples(op, dtype, gradients, device), samples)):
                 for function in functions(op, sample, gradients, number):
                     arguments = ((sample.input, *sample.args), sample.kwargs)
                     found = call_verdict(function, arguments, gradients, op.name in UNINITIALISED)
@@ -120,9 +120,9 @@ def as_told(function: Callable[..., Any], number: int, kind: str, reasons: list[
     return kind, reasons
 
 
-def chosen_samples(op: OpInfo, dtype: torch.dtype, gradients: bool) -> Iterator[Any]:
+def chosen_samples(op: OpInfo, dtype: torch.dtype, gradients: bool, device: str) -> Iterator[Any]:
     """Sample inputs that differ: the first, then every few of the rest."""
-    given = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradients), 40))
+    given = list(itertools.islice(op.sample_inputs(device, dtype, requires_grad=gradients), 40))
     small = [s for s in given if all(t.numel() < 50_000 for t in differential.tensors_in([s.input, s.args, s.kwargs]))]
     step = max(1, len(small) // 4)
     yield from small[::step]

@@ -1,7 +1,7 @@
-"""Every operator of PyTorch's OpInfo database through the whole compiler on the CPU.
+"""Every operator of PyTorch's OpInfo database through the whole compiler.
 
     python -m tests.end_to_end.opinfo_sweep [--ops add,softmax] [--dtypes fp32,bf16] [--samples 4] [--seconds 30]
-        [--slice 0/8] [--record FILE] [--markdown docs/operators.md] [--limit 20] [--torch] [--verbose]
+        [--slice 0/8] [--device cuda] [--record FILE] [--markdown docs/operators.md] [--limit 20] [--torch] [--verbose]
 
 Prints every operator that is wrong, crashes, or runs in eager. `--record` appends verdicts to a JSON-lines file;
 `--markdown` writes the table of such a file (with `--ops none` without running anything).
@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--seconds", type=int, default=30, help="time limit for one operator and dtype")
     parser.add_argument("--limit", type=int, default=None, help="stop after so many operators")
+    parser.add_argument("--device", default="cpu", help="cpu, whose kernels run in Triton's interpreter, or cuda")
     parser.add_argument("--slice", default="0/1", help="every n-th operator")
     parser.add_argument("--record", type=pathlib.Path)
     parser.add_argument("--markdown", type=pathlib.Path)
@@ -58,9 +59,9 @@ def sweep(given: argparse.Namespace) -> list[Verdict]:
     done = {(verdict.operator, verdict.dtype) for verdict in recorded(given.record)}
     for op in chosen:
         for dtype_name in given.dtypes.split(","):
-            if DTYPES[dtype_name] not in op.supported_dtypes("cpu") or (full_name(op), dtype_name) in done:
+            if DTYPES[dtype_name] not in op.supported_dtypes(given.device) or (full_name(op), dtype_name) in done:
                 continue
-            verdict = judge(op, dtype_name, given.samples, given.seconds, given.torch)
+            verdict = judge(op, dtype_name, given.samples, given.seconds, given.torch, given.device)
             verdicts.append(verdict)
             show(verdict, given.verbose)
             if given.record is not None:
