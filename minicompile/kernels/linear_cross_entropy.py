@@ -91,6 +91,8 @@ def linear_cross_entropy(
                 torch.mm(logits.t(), part, out=of_weight)
             elif weight.dtype == torch.float32:
                 of_weight.addmm_(logits.t(), part)
+            elif hidden.is_cuda:
+                torch.addmm(of_weight, logits.t(), part, out_dtype=torch.float32, out=of_weight)
             else:
                 of_weight += logits.t() @ part
             if bias is not None:
