@@ -316,7 +316,7 @@ def expected_kernels(module: torch.fx.GraphModule) -> int:
     """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations."""
     made = [(node.target, node.meta.get("example_value")) for node in module.graph.nodes if node.op != "placeholder"]
     on_device = ((target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu")
-    return len({(target, value.shape, value.dtype) for target, value in on_device}) // 2
+    return len({(target, str(value.shape), value.dtype) for target, value in on_device}) // 2  # symbolic sizes have no hash
 
 
 def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:

@@ -30,7 +30,7 @@ KEPT = (
     "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu view_as_complex alias_copy fill zero "
     "_scaled_dot_product_flash_attention_for_cpu _lazy_clone _test_parallel_materialize rrelu_with_noise squeeze t "
     "transpose.int expand_as stack upsample_nearest2d_backward multilabel_margin_loss_forward "
-    "max_unpool2d max_unpool3d"
+    "max_unpool2d max_unpool3d bernoulli.default"
 ).split()
 
 RESIZING = (

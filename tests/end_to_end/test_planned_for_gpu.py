@@ -1,0 +1,78 @@
+"""Every stage but the last for a GPU, on a machine without one: the tracer's tensors say that they lie on one.
+
+Forward only: PyTorch's autograd asks the device itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+import minicompile
+from minicompile import compiler
+from minicompile.bench.cases import attention_written_out, causal_attention
+from minicompile.capture import dynamic, torch_interface
+from minicompile.ir.program import Program
+from minicompile.ir.schedule import DeviceProperties
+
+H200 = DeviceProperties(name="NVIDIA H200", kind="cuda", compute_capability=(9, 0))
+
+
+class Planned(BaseException):
+    """A program was written; not an `Exception`, so that no fallback takes it for its own."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.name)
+        self.program = program
+
+
+def fake_on_gpu(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides: Any) -> FakeTensor:
+    """`torch_interface.symbolic_fake` on the first GPU."""
+    with torch._C._DisableTorchDispatch():
+        return FakeTensor(mode, torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta"), torch.device("cuda:0"))
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Program]]:
+    """The program of a function's first graph, for a GPU."""
+
+    def stop(self: Any, plan: Any, half: str, program: Program, *rest: Any) -> None:
+        raise Planned(program)
+
+    monkeypatch.setattr(torch_interface, "symbolic_fake", fake_on_gpu)
+    monkeypatch.setattr(dynamic, "symbolic_fake", fake_on_gpu)
+    monkeypatch.setattr(compiler, "device_properties", lambda device: H200)
+    monkeypatch.setattr(compiler.Compiler, "_load", stop)
+
+    def plan(function: Callable[..., Any], *args: Any, **options: Any) -> Program:
+        compiled = minicompile.compile(function, dynamic=True, options={"cache": False, "suppress_errors": False, **options})
+        with pytest.raises(Planned) as stopped:
+            compiled(*args)
+        return stopped.value.program
+
+    return plan
+
+
+def test_attention_of_any_length_is_our_kernel(planned: Callable[..., Program]) -> None:
+    for function, sizes in ((attention_written_out, (6, 64, 32)), (causal_attention, (2, 3, 64, 32))):
+        program = planned(function, *(torch.randn(sizes) for _ in range(3)))
+        assert [call for call, _ in program.extern_calls] == ["kernels.attention_forward"]
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: F.gelu(x * 2), lambda x: x.softmax(-1), lambda x: x.sum(0), lambda x: x.t() + 1, lambda x: torch.cat([x, x * 2]),
+    lambda x: F.layer_norm(x, (x.shape[-1],)).cumsum(0), lambda x: (x[:, 1:] > 0).any(1), lambda x: x.argmax(1) + torch.arange(x.shape[0], device=x.device),
+])  # fmt: skip
+def test_functions_of_any_size_are_kernels(planned: Callable[..., Program], function: Callable[..., Any]) -> None:
+    program = planned(function, torch.randn(24, 40))
+    assert program.kernels and program.device.type == "cuda" and not program.extern_calls
+
+
+def test_bernoulli_draws_with_eagers_own_operator_where_that_is_asked_for(planned: Callable[..., Program]) -> None:
+    program = planned(torch.bernoulli, torch.rand(24), fallback_random=True)
+    assert [call for call, _ in program.extern_calls] == ["torch.ops.aten.bernoulli.default"]
