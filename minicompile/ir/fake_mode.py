@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 aten = torch.ops.aten
 FAKE_DEVICE = torch.ops.prim.device.default
@@ -19,6 +19,9 @@ BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, ove
     "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default").split()))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
+FORGETS_CHANNELS_LAST = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Whether a result of symbolic size may lie in `channels_last`, and its `is_contiguous` deny it (seen in 2.11, not in 2.13)."""
+
 
 class FakeMode(FakeTensorMode):
     """PyTorch's fake tensor mode, in which results lie in memory as in eager."""
@@ -26,6 +29,8 @@ class FakeMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
         result: Any = super().dispatch(func, types, args, kwargs or {})
+        if FORGETS_CHANNELS_LAST and all(made.alias_info is None for made in func._schema.returns):
+            result = tuple(map(self.remembering, result)) if isinstance(result, tuple) else self.remembering(result)
         if func is aten.pow.Scalar or func is aten.log_sigmoid_forward.default and result[0].device.type == "cpu":
             # Eager's are contiguous, whatever the operands are.
             results = result if isinstance(result, tuple) else (result,)
@@ -36,6 +41,16 @@ class FakeMode(FakeTensorMode):
             return result
         like: Any = super().dispatch(aten.eq.Tensor, types, tuple(tensors[:2]))
         return super().dispatch(aten.empty_like.default, types, (like,), {"dtype": result.dtype})
+
+    def remembering(self, made: Any) -> Any:
+        """A new tensor whose second dimension is the innermost, made in the one way that tells it so; other things as they are."""
+        if not isinstance(made, FakeTensor) or made.dim() not in (4, 5) or not made._has_symbolic_sizes_strides:
+            return made
+        innermost = made.stride()[1]
+        if type(innermost) is not int or innermost != 1:
+            return made
+        options = {"dtype": made.dtype, "device": made.fake_device}
+        return super().dispatch(aten.empty_strided.default, (), (made.shape, made.stride()), options)
 
 
 def storage_key(value: torch.Tensor) -> int:

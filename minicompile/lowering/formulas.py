@@ -15,6 +15,7 @@ from minicompile.lowering.registry import UseExtern
 from minicompile.lowering.scalar import Number, Scalar, truth, where
 
 SQRT_HALF = math.sqrt(0.5)
+SINGLE_NAN_BOUND_COUNTS = bool(torch.zeros((), device="cpu").clamp(min=math.nan).isnan())  # not in torch 2.11
 TWO_BY_SQRT_PI = 2 / math.sqrt(math.pi)
 SQRT_TWO_BY_PI = math.sqrt(2 / math.pi)
 
@@ -82,6 +83,16 @@ def clamp(a: Scalar, low: Scalar | Number | None = None, high: Scalar | Number |
     if low is not None:
         a = a.call("maximum", low)
     return a if high is None else a.call("minimum", high)
+
+
+def clamp_to_numbers(a: Scalar, low: Scalar | Number | None = None, high: Scalar | Number | None = None) -> Scalar:
+    """`clamp` between numbers, of which torch 2.11 leaves a single one out that is NaN."""
+    bound = high if low is None else low
+    if SINGLE_NAN_BOUND_COUNTS or None not in (low, high):
+        return clamp(a, low, high)
+    if isinstance(bound, Scalar):
+        return where(bound.is_nan(), a, clamp(a, low, high))
+    return a if bound != bound else clamp(a, low, high)
 
 
 def is_infinite(a: Scalar) -> Scalar:

@@ -67,7 +67,7 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     **{f"bitwise_{name}.Tensor|Tensor_Scalar|Scalar_Tensor": _either_side(name) for name in ("left_shift", "right_shift")},
     "__lshift__.Tensor|Scalar": _call("left_shift"), "__rshift__.Tensor|Scalar": _call("right_shift"),
     "lerp.Scalar|Tensor": formulas.lerp, "elu": formulas.elu,
-    "clamp.default|Tensor": formulas.clamp, "clamp_min.default|Tensor": formulas.clamp,
+    "clamp.default": formulas.clamp_to_numbers, "clamp.Tensor": formulas.clamp, "clamp_min.default|Tensor": formulas.clamp,
     "clamp_max.default|Tensor": lambda a, high: formulas.clamp(a, None, high),
     "gelu": formulas.gelu, "gelu_backward": formulas.gelu_backward, "silu_backward": formulas.silu_backward,
 }  # fmt: skip
