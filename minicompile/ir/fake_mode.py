@@ -43,7 +43,7 @@ class FakeMode(FakeTensorMode):
         return super().dispatch(aten.empty_like.default, types, (like,), {"dtype": result.dtype})
 
     def remembering(self, made: Any) -> Any:
-        """A new tensor whose second dimension is the innermost, made in the one way that tells it so; other things as they are."""
+        """A new tensor whose second dimension is the innermost, made in the way that tells it so; others as they are."""
         if not isinstance(made, FakeTensor) or made.dim() not in (4, 5) or not made._has_symbolic_sizes_strides:
             return made
         innermost = made.stride()[1]
