@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import operator
 import types
@@ -382,7 +383,8 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
 
 def insert(tracer: Tracer, table: Any, key: Any, *value: Any) -> None:
     """Put a key and its value, or an element, into a hash table made while tracing."""
-    run_native(tracer, put if value else set.add, (table, settled(tracer, table, key), *value), {}, False)
+    insertion = functools.partial(put if value else set.add, table, settled(tracer, table, key), *value)
+    run_native(tracer, insertion, (), {}, False)  # a symbolic value stays one
 
 
 def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
@@ -400,12 +402,12 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
         key = settled(tracer, owner, key)
         if not run_native(tracer, dict.__contains__, (owner, key), {}):
             guard_absent(tracer, owner, key)
-        run_native(tracer, type(owner).__setitem__, (owner, key, value), {})
+        run_native(tracer, functools.partial(type(owner).__setitem__, owner, key, value), (), {})
     elif isinstance(owner, (list, collections.deque)):
         guard_structure(tracer, owner)
         if type(key) is slice and hasattr(type(value), "__iter__"):
             value = list(drain(tracer, value))
-        run_native(tracer, operator.setitem, (owner, key, value), {})
+        run_native(tracer, functools.partial(operator.setitem, owner, key, value), (), {})
     elif is_native(owner) or cannot(owner, "__setitem__"):
         run_native(tracer, operator.setitem, (owner, key, value), {})
     else:
