@@ -739,6 +739,11 @@ def call_itertools(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> 
         if name in ("takewhile", "dropwhile", "filterfalse"):
             wrapped[0] = Predicate(tracer, args[0])
         keywords = {key: Callback(tracer, item) if callable(item) else item for key, item in kwargs.items()}
+        if name == "accumulate" and len(args) == 1 and keywords.get("func") is None:
+            keywords["func"] = Callback(tracer, operator.add)
+        if name == "groupby":  # whose keys native code compares
+            key = ([*wrapped[1:], *keywords.values()] or [None])[0]
+            wrapped, keywords = wrapped[:1], {"key": lambda item: refuse_objects(tracer, item if key is None else key(item))}
         return tracer.made(run_native(tracer, kind, tuple(wrapped), keywords))
     values = args if kind is itertools.repeat else tuple(
         native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)

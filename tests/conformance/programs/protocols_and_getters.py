@@ -551,3 +551,34 @@ def user_set_and_list_abcs():
         )
 
     return f, [call(count(2), [1, 2, 3], [3, 4]), call(count(2), [5, 2], [2, 5]), call(count(2), [5, 2], [2, 5, 7])]
+
+
+class Amount:
+    def __init__(self, value):
+        self.value = value
+
+    def __add__(self, other):
+        return Amount(self.value + other.value)
+
+    def __eq__(self, other):
+        return self.value == other.value
+
+
+def amounts(*values):
+    return [Amount(value) for value in values]
+
+
+@program
+def sums_of_objects_along_the_way():
+    def outer(x, items):
+        return [x * each.value for each in itertools.accumulate(items)]
+
+    return outer, [call(count(2), amounts(1, 2, 3)), call(count(2), amounts(1, 5, 3)), call(count(2), amounts(1, 5))]
+
+
+@program
+def lengths_of_runs_of_equal_objects():
+    def outer(x, items):
+        return [x * len(list(group)) for _, group in itertools.groupby(items)]
+
+    return outer, [call(count(2), amounts(1, 1, 3)), call(count(2), amounts(1, 2, 3)), call(count(2), amounts(4, 4, 4))]
