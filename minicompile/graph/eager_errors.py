@@ -32,6 +32,9 @@ NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
     "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
     "reflection_pad2d reflection_pad3d randint_like mv addmv dot vdot").split())
 """Operators without a kernel for results that are truth values."""
+VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: aten.select.int,
+                   aten.diagonal_scatter: aten.diagonal.default}  # fmt: skip
+"""What each operator's second argument is written into."""
 NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.soft_margin_loss, aten.multi_margin_loss, aten.multilabel_margin_loss_forward)
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
@@ -48,6 +51,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "a tensor without channels"
     if not isinstance(result, torch.Tensor):
         return ""
+    if problem := problem_of_part(packet, args, kwargs):
+        return problem
     if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
         return f"a number that {result.dtype} does not hold"
     if packet in (aten.sub, aten.rsub) and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
@@ -69,6 +74,23 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
         return "a place outside of the tensor"
     return "two dtypes" if packet is aten.heaviside and args[0].dtype != args[1].dtype else ""
+
+
+def problem_of_part(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What does not fit where it is to be written; comparing sizes that vary makes guards."""
+    if packet in VIEW_OF_WRITTEN:
+        part = VIEW_OF_WRITTEN[packet](args[0], *args[2:], **{name: value for name, value in kwargs.items() if name != "src"})
+        return "" if len(args) < 2 or tuple(part.shape) == tuple(args[1].shape) else "a part of another shape"
+    if packet in (aten.index_add, aten.index_copy) and len(args) == 4 and args[0].dim() == args[3].dim() > 0:
+        sizes, written, dim = list(args[0].shape), list(args[3].shape), args[1]
+        sizes[dim] = args[2].numel()
+        return "" if sizes == written else "a source of another shape"
+    if packet is aten.index_put and not any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
+        places = aten.index.Tensor(args[0], args[1]).shape
+        pairs = zip(reversed(args[2].shape), reversed(places), strict=False)
+        fits = args[2].dim() <= len(places) and all(size == 1 or size == place for size, place in pairs)
+        return "" if fits else "values of another shape"
+    return ""
 
 
 def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torch.Tensor) -> str:

@@ -540,3 +540,18 @@ def test_the_gradient_of_a_part_is_read_as_it_is_laid_out(part: Any, dynamic: bo
         given = [torch.randn_like(value) for value in eager]
         torch.testing.assert_close(torch.autograd.grad(ours, x, given), torch.autograd.grad(eager, x, given))
         assert 0 in eager[0].stride() or ours[0].stride() == eager[0].stride()
+
+
+@pytest.mark.parametrize("program, fits, does_not", [
+    (lambda x, y: torch.select_scatter(x, y, 0, 1), (6,), (5,)),
+    (lambda x, y: torch.slice_scatter(x, y, 0, 1, 3), (2, 6), (3, 6)),
+    (lambda x, y: torch.diagonal_scatter(x, y), (4,), (5,)),
+    (lambda x, y: x.index_add(0, torch.arange(3), y), (3, 6), (3, 5)),
+    (lambda x, y: x.index_put((torch.arange(2),), y), (2, 6), (3, 6)),
+])  # fmt: skip
+def test_what_does_not_fit_where_it_is_written_is_refused_at_every_size(program: Any, fits: Any, does_not: Any) -> None:
+    x, compiled = torch.randn(4, 6), minicompile.compile(program, dynamic=True)
+    y = torch.randn(fits)
+    torch.testing.assert_close(compiled(x, y), program(x, y))
+    with pytest.raises((RuntimeError, IndexError)):
+        compiled(x, torch.randn(does_not))
