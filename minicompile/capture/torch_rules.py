@@ -30,8 +30,8 @@ from minicompile.capture.values import CONSTANT_TYPES, force
 
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
-POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem, torch.cat, torch.add,
-             torch.sub, torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
+POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
+             torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
 CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)
 
 
@@ -169,13 +169,14 @@ def rule_associative_scan(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if given.get("reverse") or any(type(leaf) is not FakeTensor or leaf.shape != leaves[0].shape for leaf in leaves):
         raise Break("higher-order operator", "`associative_scan` is called with `reverse` or tensors of different shapes")
     parts = [operation(torch.movedim, (leaf, dim, 0)) for leaf in leaves]
-    before, step = set(tracer.graph.graph.nodes), 1
+    step = 1
     while step < leaves[0].shape[dim]:
-        sides = ([operation(operator.getitem, (part, side)) for part in parts] for side in (slice(-step), slice(step, None)))
+        sides = [[operation(operator.getitem, (part, side)) for part in parts] for side in (slice(-step), slice(step, None))]
+        before = set(tracer.graph.graph.nodes)
         new = tree_leaves(call(tracer, combine, tuple(structure.unflatten(side) for side in sides), {}))
+        if any(node.target not in POINTWISE for node in tracer.graph.graph.nodes if node not in before):
+            raise Break("higher-order operator", "`associative_scan` combines by more than arithmetic")
         first = [operation(operator.getitem, (part, slice(step))) for part in parts]
         parts = [operation(torch.cat, (pair,)) for pair in zip(first, new, strict=True)]
         step *= 2
-    if any(node.target not in POINTWISE for node in tracer.graph.graph.nodes if node not in before):
-        raise Break("higher-order operator", "`associative_scan` combines by more than arithmetic")
     return structure.unflatten([operation(torch.movedim, (part, 0, dim)) for part in parts])

@@ -235,8 +235,12 @@ def test_a_scan_is_captured_if_it_combines_by_arithmetic() -> None:
     def mixing(left, right):
         return {"sum": left["sum"].flip(0) + right["sum"].flip(0), "last": right["last"]}
 
+    def indexing(left, right):
+        return {"sum": left["sum"] + right["sum"][:1], "last": right["last"]}
+
     x = torch.arange(15.0).view(5, 3)
     assert not kinds(same_as_eager(scanned, x, arithmetic))
+    assert set(kinds(same_as_eager(scanned, x, indexing))) == {"higher-order operator"}
     assert set(kinds(same_as_eager(scanned, x, mixing))) == {"higher-order operator"}
 
 
