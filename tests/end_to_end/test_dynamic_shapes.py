@@ -33,6 +33,7 @@ from minicompile.runtime.kernel_binary import compile_kernel, for_sizes
 from minicompile.scheduling import tiling
 from minicompile.scheduling.schedule import schedule_graph
 from tests.capture.support import capture
+from tests.end_to_end import index_programs
 from tests.end_to_end.dynamic_programs import PROGRAMS, DynamicProgram
 
 STRICT = {"suppress_errors": False, "cache": False}
@@ -555,3 +556,8 @@ def test_what_does_not_fit_where_it_is_written_is_refused_at_every_size(program:
     torch.testing.assert_close(compiled(x, y), program(x, y))
     with pytest.raises((RuntimeError, IndexError)):
         compiled(x, torch.randn(does_not))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_of_views_and_writes_at_several_sizes() -> None:
+    assert not [text for text in map(index_programs.difference, range(12)) if text]
