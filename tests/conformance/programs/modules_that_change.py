@@ -155,8 +155,7 @@ def layers_inserted_removed_frozen():
             after(lambda: m.pop(0) if hasattr(m, "pop") else m.__delitem__(0), normal(2, 3)),
             after(lambda: m.append(nn.Linear(3, 2)), normal(2, 3)),
             after(lambda: m[-1].requires_grad_(False), normal(2, 3)),
-            after(lambda: m[-1].double() and m.double(), normal(2, 3).double()),
-            after(lambda: m.__setitem__(0, nn.Identity()), normal(2, 3).double()),
+            after(lambda: m.__setitem__(0, nn.Identity()), normal(2, 3)),
         ],
         m,
     )
@@ -194,7 +193,7 @@ def parameters_swapped_tied_and_reinitialised():
 @program
 def train_eval_toggles_with_norm_and_dropout():
     torch.manual_seed(0)
-    m = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.4), nn.ReLU())
+    m = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Dropout(0.4), nn.ReLU())
     return (
         m,
         [
