@@ -11,11 +11,11 @@ import minicompile
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     scores = torch.where(mask, q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), float("-inf"))
-    return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+    return torch.softmax(scores.to(v.dtype), -1).to(v.dtype) @ v
 
 
 def test_a_cast_to_the_same_dtype_does_not_hide_attention() -> None:
-    q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
     compiled = minicompile.compile(attention, options={"suppress_errors": False})
     output, expected = compiled(q, k, v, mask), attention(q, k, v, mask)
@@ -35,7 +35,7 @@ def test_the_result_of_attention_may_be_written_in_place() -> None:
         result += 2 * v
         return result
 
-    q, k, v = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
     compiled = minicompile.compile(added, options={"suppress_errors": False})
     ours, eager = (torch.autograd.grad(run(q, k, v).square().sum(), (q, k, v)) for run in (compiled, added))
     for one, other in zip(ours, eager, strict=True):
