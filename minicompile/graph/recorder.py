@@ -28,6 +28,10 @@ SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.d
 
 
 EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
+FIXED_NUMBERS: dict[Any, Callable[[torch.Tensor], Any]] = {
+    torch.ops.aten.size.default: lambda value: value.shape, torch.ops.aten.stride.default: torch.Tensor.stride,
+}  # fmt: skip
+"""What C++ asks for where it cannot do with symbolic numbers; no operators of the dispatcher's."""
 
 
 class MutationInside(Exception):
@@ -149,6 +153,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is FAKE_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        if func in FIXED_NUMBERS:
+            return [int(number) for number in FIXED_NUMBERS[func](args[0])]  # a guard
         kwargs = kwargs or {}
         tensors: list[torch.Tensor] = []
         key = template_key(func, args, kwargs, tensors)

@@ -8,6 +8,7 @@ import itertools
 import linecache
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -561,3 +562,13 @@ def test_what_does_not_fit_where_it_is_written_is_refused_at_every_size(program:
 @pytest.mark.filterwarnings("ignore")
 def test_random_programs_of_views_and_writes_at_several_sizes() -> None:
     assert not [text for text in map(index_programs.difference, range(12)) if text]
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.sgn(x) * x, lambda x: torch.linalg.multi_dot([x, x.t(), x])])
+def test_operators_whose_code_in_pytorch_wants_plain_sizes(function: Callable[..., Any]) -> None:
+    compiled = minicompile.compile(function, dynamic=True, options={"suppress_errors": False})
+    for sizes in ((3, 5), (4, 7), (6, 2)):
+        x = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
+        ours, eager = compiled(x), function(x)
+        torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(eager.sum(), x))
