@@ -9,6 +9,7 @@ sources or the user's program.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import types
 from collections.abc import Callable, Iterator
@@ -30,8 +31,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDepende
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils.checkpoint import checkpoint
 
 from minicompile.capture.fake_results import RememberingFakeMode
+from minicompile.ir.fake_mode import BEFORE_TORCH_2_13
 
 FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
@@ -130,6 +133,9 @@ def fake_input(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
         fake._is_param = True  # what `isinstance` asks
     return fake
 
+
+FORGETFUL_CHECKPOINT = inspect.unwrap(checkpoint).__code__ if BEFORE_TORCH_2_13 else None
+"""Code that leaves its saved-tensor hooks active after an error, for as long as its frame lives; 2.13's takes them away."""
 
 fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 # Bound once, because every call of a compiled function asks for the state, and looking names up would double the time.

@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from minicompile.capture import torch_interface
+
 # Entries of a line table that cover eight code units: without any position; on the first line, without columns.
 UNITS_PER_ENTRY, NO_POSITION, FIRST_LINE = 8, bytes([0x80 | 15 << 3 | 7]), bytes([0x80 | 13 << 3 | 7, 0])
 
@@ -26,6 +28,8 @@ class UserLine:
         while entry is not None:
             if not entry.tb_frame.f_code.co_filename.startswith(OURS):
                 entries.append(entry)
+            if entry.tb_frame.f_code is torch_interface.FORGETFUL_CHECKPOINT and "gen" in entry.tb_frame.f_locals:
+                entry.tb_frame.f_locals["gen"].close()
             entry = entry.tb_next
         for entry in reversed(entries):
             inner = types.TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)

@@ -19,8 +19,7 @@ BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, ove
     "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default").split()))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
-FORGETS_CHANNELS_LAST = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""Whether a result of symbolic size may lie in `channels_last`, and its `is_contiguous` deny it (seen in 2.11, not in 2.13)."""
+BEFORE_TORCH_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 class FakeMode(FakeTensorMode):
@@ -29,7 +28,7 @@ class FakeMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
         result: Any = super().dispatch(func, types, args, kwargs or {})
-        if FORGETS_CHANNELS_LAST and all(made.alias_info is None for made in func._schema.returns):
+        if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
             result = tuple(map(self.remembering, result)) if isinstance(result, tuple) else self.remembering(result)
         if func is aten.pow.Scalar or func is aten.log_sigmoid_forward.default and result[0].device.type == "cpu":
             # Eager's are contiguous, whatever the operands are.
@@ -43,7 +42,10 @@ class FakeMode(FakeTensorMode):
         return super().dispatch(aten.empty_like.default, types, (like,), {"dtype": result.dtype})
 
     def remembering(self, made: Any) -> Any:
-        """A new tensor whose second dimension is the innermost, made in the way that tells it so; others as they are."""
+        """A new tensor whose second dimension is the innermost, made in the way that tells it so; others as they are.
+
+        Before torch 2.13 a result of symbolic size may lie in `channels_last`, and its `is_contiguous` deny it.
+        """
         if not isinstance(made, FakeTensor) or made.dim() not in (4, 5) or not made._has_symbolic_sizes_strides:
             return made
         innermost = made.stride()[1]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import distributions, nn
 
+from minicompile.ir.fake_mode import BEFORE_TORCH_2_13
 from tests.capture.support import capture
 
 
@@ -89,8 +90,9 @@ def test_random_numbers_are_drawn_once() -> None:
     lambda x: distributions.Categorical(logits=x, validate_args=True),
     lambda x: distributions.Categorical(probs=x.softmax(-1), validate_args=True),
     lambda x: distributions.Independent(distributions.Bernoulli(logits=x, validate_args=True), 1),
-    lambda x: distributions.TransformedDistribution(distributions.Normal(x, x.exp()), [distributions.TanhTransform()],
-                                                    validate_args=True),
+    pytest.param(lambda x: distributions.TransformedDistribution(distributions.Normal(x, x.exp()), [distributions.TanhTransform()],
+                                                                 validate_args=True),
+                 marks=pytest.mark.xfail(BEFORE_TORCH_2_13, reason="breaks there: docs/limits.md, Platforms", strict=True)),
     lambda x: distributions.Beta(x.exp(), x.exp(), validate_args=True),
 ])
 def test_distributions_that_check_their_arguments_are_one_graph(make) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from minicompile.capture.entry import CompiledCallable
 from tests.capture.support import capture, equal
@@ -157,3 +158,16 @@ def test_the_cache_keeps_neither_arguments_nor_outputs() -> None:
     kept = [reference() for reference in references[3:]]
     assert kept == [None] * len(kept)
     assert compiled.function is references[0]()
+
+
+def test_an_error_that_is_caught_around_a_checkpoint_leaves_no_hooks() -> None:
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return checkpoint(lambda y: y @ y, x * 2, use_reentrant=False)
+        except RuntimeError:
+            return x
+
+    compiled = capture(outer)
+    for size in (2, 3):
+        compiled(torch.ones(2, size, requires_grad=True))
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
