@@ -405,7 +405,7 @@ def test_a_forward_assigned_to_the_original_is_the_one_that_runs() -> None:
     model = nn.Linear(2, 2)
     compiled, x = minicompile.compile(model), torch.ones(1, 2)
     plain = compiled(x)
-    model.forward = lambda x: nn.Linear.forward(model, x) * 3  # type: ignore[method-assign]
+    model.forward = lambda x: nn.Linear.forward(model, x) * 3  # type: ignore[method-assign]  # as users do
     torch.testing.assert_close(compiled(x), plain * 3)
     del model.forward
     torch.testing.assert_close(compiled(x), plain)

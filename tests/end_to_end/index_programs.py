@@ -68,7 +68,7 @@ class Program:
         name, namespace = f"<index program {self.seed}>", dict(NAMES)
         linecache.cache[name] = (len(self.text), None, self.text.splitlines(True), name)
         exec(compile(self.text, name, "exec"), namespace)
-        return namespace["program"]  # type: ignore[return-value]
+        return namespace["program"]  # type: ignore[return-value]  # the text defines it
 
     def argument(self, longer: int) -> Tensor:
         """The tensor at one of the sizes."""
@@ -101,7 +101,7 @@ def made(seed: int) -> Program:
         found: dict[str, Any] = {**NAMES, "x": program.argument(0).clone()}
         try:
             exec("\n".join([*lines, line]), found)
-        except Exception:
+        except Exception:  # a line that eager refuses is not kept
             continue
         value = found[fresh]
         if value.is_floating_point() and 0 < value.numel() < 4000 and value.dim() < 5 and value.abs().max() < 1e4:

@@ -109,7 +109,7 @@ def run_partitioned_eagerly(partitioned: PartitionedGraph) -> Callable[..., tupl
     def interpreted(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
         return lambda arguments: tuple(module(*arguments))
 
-    graph: Any = CompiledGraph(None, call_plan(partitioned), lambda: partitioned, backward_without, {})  # type: ignore[arg-type]
+    graph: Any = CompiledGraph(None, call_plan(partitioned), lambda: partitioned, backward_without, {})  # type: ignore[arg-type]  # never bound
     return bind(graph.plan, interpreted(partitioned.forward), lambda half: interpreted(graph.module(half)))
 
 
