@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from minicompile.ir import without_dynamo
+
 aten = torch.ops.aten
 FAKE_DEVICE = torch.ops.prim.device.default
 """What a fake tensor asks its mode for when it is asked for its device."""
@@ -24,6 +26,13 @@ BEFORE_TORCH_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 class FakeMode(FakeTensorMode):
     """PyTorch's fake tensor mode, in which results lie in memory as in eager."""
+
+    _dispatch_impl = without_dynamo.method(FakeTensorMode._dispatch_impl)
+    _initialise = without_dynamo.method(FakeTensorMode.__init__)
+
+    def __init__(self, **options: Any) -> None:
+        without_dynamo.spare_fake_kernels()
+        self._initialise(**options)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
