@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from minicompile.graph import eager_strides
+from minicompile.ir.fake_mode import BATCH_NORMS
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return ""
     if problem := problem_of_dtype(func, packet, args, first):
         return problem
-    if packet in eager_strides.BATCH_NORMS and args[0].dim() < 2:
+    if packet in BATCH_NORMS and args[0].dim() < 2:
         return "a tensor without channels"
     if not isinstance(result, torch.Tensor):
         return ""

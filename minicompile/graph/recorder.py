@@ -200,16 +200,16 @@ class Recorder(TorchDispatchMode):
         return self.emit(func, *args, **kwargs)
 
     def _as_eager(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """The result in the layout that eager gives it, where all sizes are fixed."""
-        if getattr(func, "is_view", False) or any(map(torch_interface.is_symbolic, tensors_of((args, kwargs, result)))):
+        """The result in the layout that eager gives it."""
+        if getattr(func, "is_view", False):
             return result
-        wanted = tensors_of(eager_strides.of_result(func, args, self._outcome(func, args, kwargs)))
+        wanted = tensors_of(self._outcome(func, args, kwargs))
         found = tensors_of(result)
         if len(wanted) != len(found):
             return result
         new = {}
         for value, like in zip(found, wanted, strict=True):
-            if value.shape != like.shape or torch_interface.overlaps(like):
+            if not eager_strides.equal(value.shape, like.shape) or torch_interface.overlaps(like):
                 continue
             if not eager_strides.same(value.shape, value.stride(), like.stride()):
                 into = self.emit(EMPTY_STRIDED[0], tuple(value.shape), like.stride(), dtype=value.dtype, device=value.device)

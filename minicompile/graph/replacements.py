@@ -6,6 +6,7 @@ gradient. This module must not know of captured graphs.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +78,22 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     return made(theta, list(size), bool(align_corners))
 
 
+def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **named: Any) -> Tensor:
+    """Dropout, which in eager is its argument where nothing is dropped; PyTorch's rule for symbolic sizes copies."""
+    active = training[0] if training else named.get("train", named.get("training", True))
+    if p == 0 or not active or torch_interface.surely_equal(input.numel(), 0):
+        return input
+    return function(input, p, *training, **named)
+
+
+def interpolate(
+    input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *how: Any, **named: Any
+) -> Tensor:
+    """`interpolate`; eager writes the nearest of a sequence in order, PyTorch's rule for symbolic sizes does not."""
+    result = torch.nn.functional.interpolate(input, size, scale_factor, mode, *how, **named)
+    return result.contiguous() if input.dim() == 3 and mode.startswith("nearest") else result
+
+
 def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -> tuple[Tensor, Tensor] | None:
     """A mask over `value` and what goes there, broadcastable; `None` where the values differ from place to place."""
     masks = [(d, index) for d, index in enumerate(indices) if index is not None]
@@ -102,8 +119,10 @@ REPLACED: dict[Any, Any] = {
     torch.Tensor.unsafe_split_with_sizes: torch.split_with_sizes, torch.Tensor.polygamma_: polygamma_,
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
+    **{function: functools.partial(dropout, function) for function in (torch.dropout, torch.nn.functional.dropout)},
+    torch.nn.functional.interpolate: interpolate,
     torch.nn.functional.one_hot: one_hot, torch.nn.functional.affine_grid: affine_grid,
-    torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill,
-    torch.Tensor.index_fill_: index_fill_, torch.index_put: index_put, torch.Tensor.index_put: index_put,
+    torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
+    torch.index_put: index_put, torch.Tensor.index_put: index_put,
     torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_, operator.setitem: set_item,
 }  # fmt: skip

@@ -9,7 +9,7 @@ underscore, operators aside.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -124,15 +124,19 @@ def has_symbols(value: object) -> bool:
 
 
 def overlaps(value: torch.Tensor) -> bool:
-    """Whether elements of a tensor share memory, as far as its strides tell."""
-    if is_symbolic(value) or value.numel() == 0:
-        return False
+    """Whether elements of a tensor share memory, as far as its strides tell, at the sizes seen first."""
+    shape, strides = hints(value.shape), hints(value.stride())
     span = 0
-    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size > 1 and stride <= span:
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride <= span and 0 not in shape:
             return True
         span += (size - 1) * stride
     return False
+
+
+def hints(numbers: Iterable[Any]) -> list[int]:
+    """Numbers as they were when they were seen first."""
+    return [n if isinstance(n, int) else n.node.hint for n in numbers]
 
 
 def fake_empty(mode: FakeTensorMode, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
@@ -151,10 +155,10 @@ def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
 
 def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     """The gradient that a backward takes for an output: in the output's layout if that is dense, else contiguous."""
-    seen = [tuple(n if isinstance(n, int) else n.node.hint for n in numbers) for numbers in (like.stride(), like.shape)]
+    shape, strides = hints(like.shape), hints(like.stride())
     place = 1
-    for step, size in sorted((step, size) for step, size in zip(*seen, strict=True) if size != 1):
-        if step != place and 0 not in seen[1]:
+    for step, size in sorted((step, size) for step, size in zip(strides, shape, strict=True) if size != 1):
+        if step != place and 0 not in shape:
             return fake_empty(mode, tuple(like.shape), like.dtype, like.device)
         place *= size
     return fake_copy(mode, like)

@@ -5,6 +5,7 @@ Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`. T
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,20 @@ BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, ove
     "logical_and.default logical_or.default logical_xor.default logaddexp.default heaviside.default copysign.Tensor "
     "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default").split()))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
+
+BATCH_NORMS = frozenset(getattr(aten, name) for name in (
+    "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
+    "_batch_norm_with_update_functional _batch_norm_no_update").split())
+"""Eager's result is contiguous or `channels_last`, the fake one's like the input."""
+
+CONTIGUOUS = (aten.pow.Scalar, aten.rrelu_with_noise.default, aten.rrelu_with_noise_functional.default)
+"""Operators whose result is contiguous in eager, whatever the operands are."""
+
+ON_CPU: dict[Any, Callable[[torch.Tensor], torch.memory_format | None]] = {
+    aten.log_sigmoid_forward.default: lambda _: torch.contiguous_format,
+    aten.max_unpool2d.default: lambda value: torch._prims_common.suggest_memory_format(value) if value.dim() == 4 else None,
+}
+"""Layouts that only eager's kernels for the CPU give, from the first operand."""
 
 BEFORE_TORCH_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
@@ -39,11 +54,10 @@ class FakeMode(FakeTensorMode):
         result: Any = super().dispatch(func, types, args, kwargs or {})
         if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
             result = tuple(map(self.remembering, result)) if isinstance(result, tuple) else self.remembering(result)
-        if func is aten.pow.Scalar or func is aten.log_sigmoid_forward.default and result[0].device.type == "cpu":
-            # Eager's are contiguous, whatever the operands are.
-            results = result if isinstance(result, tuple) else (result,)
-            of = [super(FakeMode, self).dispatch(aten.new_empty.default, types, (value, value.shape)) for value in results]
-            return tuple(of) if isinstance(result, tuple) else of[0]
+        if wanted := memory_format(func, args):
+            first, *rest = result if isinstance(result, tuple) else (result,)
+            first = super().dispatch(aten.empty_like.default, types, (first,), {"memory_format": wanted})
+            return (first, *rest) if isinstance(result, tuple) else first
         tensors = [value for value in args if isinstance(value, torch.Tensor)] if func in BY_OPERANDS else ()
         if len(tensors) < 2:
             return result
@@ -62,6 +76,16 @@ class FakeMode(FakeTensorMode):
             return made
         options = {"dtype": made.dtype, "device": made.fake_device}
         return super().dispatch(aten.empty_strided.default, (), (made.shape, made.stride()), options)
+
+
+def memory_format(func: Any, args: Any) -> torch.memory_format | None:
+    """The layout of an operator's first result in eager; `None` where fake kernels know it."""
+    if func.overloadpacket in BATCH_NORMS:
+        last = args[0].dim() == 4 and args[0].is_contiguous(memory_format=torch.channels_last)
+        return torch.channels_last if last else torch.contiguous_format
+    if func in ON_CPU and args[0].fake_device.type == "cpu":
+        return ON_CPU[func](args[0])
+    return torch.contiguous_format if func in CONTIGUOUS else None
 
 
 def storage_key(value: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minicompile.ir.expr import Apply, Expr, Load
-from minicompile.ir.index import ZERO, Axis, FloorDiv, Index, Mod, as_index, substitute
+from minicompile.ir.index import ZERO, Axis, Index, as_index, atoms, coefficient_of, hint, substitute, substituted
 from minicompile.lowering.sizes import is_one
 
 LOOP_DTYPES = frozenset({
@@ -59,20 +59,14 @@ def _substituted(flat: Index, placeholders: tuple[Index, ...], indices: tuple[In
 
 @functools.lru_cache(maxsize=1 << 14)
 def _linear_form(flat: Index, placeholders: tuple[Index, ...]) -> tuple[tuple[Index, ...], Index] | None:
-    """`(strides, offset)` if `flat` is linear in the placeholders with non-negative strides."""
-    position = {p.terms[0][0][0]: d for d, p in enumerate(placeholders) if p.terms}
-    strides = [ZERO] * len(placeholders)
-    offset = ZERO
-    for monomial, coefficient in flat.terms:
-        mine = [a for a in monomial if a in position]
-        if any(isinstance(a, (FloorDiv, Mod)) for a in monomial) or len(mine) > 1 or (mine and coefficient < 0):
-            return None
-        rest = Index(((tuple(a for a in monomial if a not in position), coefficient),))
-        if mine:
-            strides[position[mine[0]]] = strides[position[mine[0]]] + rest
-        else:
-            offset = offset + rest
-    return tuple(strides), offset
+    """`(strides, offset)` if `flat` is linear in the placeholders with non-negative strides; only flips make negative ones."""
+    axes = axes_of(placeholders)
+    steps = {axis: step for axis in axes if (step := coefficient_of(flat, axis)) is not None}
+    flipped = any(step.terms and hint(step) <= 0 or not atoms(step).isdisjoint(axes) for step in steps.values())
+    if flipped or len(steps) < len(axes):
+        return None
+    strides = tuple(steps[axes_of((place,))[0]] if place.terms else ZERO for place in placeholders)
+    return strides, substituted(flat, tuple((axis, ZERO) for axis in axes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

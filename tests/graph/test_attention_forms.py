@@ -299,7 +299,7 @@ def how_found(graph: Any, inputs: list[torch.Tensor]) -> str:
 def test_form(name: str) -> None:
     function, inputs, expected = FORMS[name]
     compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
-    tolerance = 3e-2 if inputs[0].dtype == torch.bfloat16 else 2e-5
+    tolerance = 3e-2 if inputs[0].dtype == torch.bfloat16 else 2e-3 if expected == "narrower" else 2e-5
     for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
     (graph,) = compiled_function(compiled).compiler.graphs
@@ -317,7 +317,7 @@ OF_ANY_LENGTH = (
 def test_form_of_any_length_compiles_once_more(name: str) -> None:
     function, inputs, expected = FORMS[name]
     compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
-    tolerance = 3e-2 if inputs[0].dtype == torch.bfloat16 else 2e-5
+    tolerance = 3e-2 if inputs[0].dtype == torch.bfloat16 else 2e-3 if expected == "narrower" else 2e-5
     for batch, length in ((2, 6), (3, 9), (2, 2)):
         others = [leaf(batch, *x.shape[1:-2], length, D, dtype=x.dtype) for x in inputs]
         for got, want in zip(run(compiled, others), run(function, others), strict=True):

@@ -45,16 +45,26 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (lambda x: x // torch.tensor(2.0), reversed_in_memory),
     (lambda x: torch.nn.functional.batch_norm(x, None, None, training=True), reversed_in_memory),
     (lambda x: torch.nn.functional.batch_norm(x, None, None, training=True), images),
+    (lambda x: torch.nn.functional.interpolate(x, scale_factor=2), reversed_in_memory),
     (written_view, images),
     (written_input, strided),
     (written_input, lambda: torch.randn(6, 4).t()),
+    (lambda x: (x[::2, 1:].t() * 2).expand(3, -1, -1)[1:, ::3].transpose(0, 2), lambda: torch.randn(7, 4).t()),
+    (lambda x: (x[1:] * 2)[:, None].expand(-1, 3, -1)[1:].mT, strided),
+    (lambda x: torch.nn.functional.dropout(x.expand(4, *x.shape), 0.0), strided),
+    (lambda x: torch.dropout((x + 1).expand(4, *x.shape), p=0.5, train=False), strided),
+    (torch.nn.Dropout(0.0), strided),
+    (torch.nn.RReLU(0.1, 0.3).eval(), images),
+    (lambda x: torch.nn.functional.rrelu(x, 0.1, 0.3, True).stride(), reversed_in_memory),
 ]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("function", "made"), PROGRAMS)
-def test_strides_are_eagers(function: Callable[..., Any], made: Callable[[], torch.Tensor]) -> None:
+def test_strides_are_eagers(function: Callable[..., Any], made: Callable[[], torch.Tensor], dynamic: bool) -> None:
     torch.manual_seed(0)
-    check(function, made(), calls=1)
+    options = {"fallback_random": True, "suppress_errors": False}
+    check(function, made(), calls=1, compile=lambda run: minicompile.compile(run, dynamic=dynamic, options=options))
 
 
 BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
