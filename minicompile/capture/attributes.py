@@ -7,6 +7,7 @@ Stores to objects from outside go to stand-ins and are replayed later. Must not 
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import types
@@ -20,11 +21,12 @@ from minicompile.capture.side_effects import MISSING, put
 from minicompile.capture.source import Attribute, Baked, Item, is_trusted_module
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import concrete, is_symbolic
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside, slot
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, collections.deque)
-ORDINARY_READING = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+ORDINARY_READING = (object.__getattribute__, types.SimpleNamespace.__getattribute__, BaseException.__getattribute__,
+                    contextvars.ContextVar.__getattribute__)
 Module = torch.nn.Module
 
 
@@ -51,6 +53,8 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return module_attribute(tracer, owner, name)
     if kind is SymbolicFloat:
         return native_attribute(owner.fix(), name)
+    if kind is TensorMethod:
+        return owner.tensor if name == "__self__" else native_attribute(getattr(ANY_TENSOR, owner.name), name)
     if kind is types.MethodType and name not in OF_METHODS:
         return get_attribute(tracer, owner.__func__, name)
     if kind in CONSTANT_TYPES or kind in NATIVE_TYPES or is_symbolic(owner):
@@ -64,8 +68,10 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 
 NATIVE_TYPES = frozenset({
     types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType, property,
-    TensorMethod, types.GeneratorType, types.GenericAlias,
+    types.GeneratorType, types.GenericAlias,
 })
+GENERATOR_METHODS = ("send", "throw", "close", "__iter__", "__next__")
+ANY_TENSOR = torch.empty(0)
 
 
 def native_attribute(owner: Any, name: str) -> Any:
@@ -287,6 +293,8 @@ def guard_hidden(tracer: Tracer, base: type | None, name: str, raw: Any) -> None
 def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """An attribute of an instance by the rules of `object.__getattribute__`."""
     kind = type(owner)
+    if kind is Generator and name not in GENERATOR_METHODS:
+        raise Break("unsupported value", f"the attribute `{name}` of a generator")
     if name == "__class__":
         return kind
     getter = python_method(tracer, kind, "__getattribute__")

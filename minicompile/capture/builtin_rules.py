@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import enum
 import functools
 import itertools
@@ -62,12 +63,12 @@ from minicompile.capture.operators import (
     unary,
 )
 from minicompile.capture.side_effects import MISSING, entries, put
-from minicompile.capture.source import Attribute, Baked, is_trusted_module
+from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, force, guard_structure, is_outside
+from minicompile.capture.values import CONSTANT_TYPES, NUMPY_NUMBERS, force, guard_structure, is_outside
 
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -605,11 +606,26 @@ method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque)
     lambda tracer, owner, args, kwargs: native_contains(tracer, args[0], owner))
 
 
-@method(dict, "get")
-def rule_dict_get(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-    """`d.get(key[, default])` reads one entry."""
+@method((dict, contextvars.ContextVar), "get")
+def rule_get(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
+    """`d.get(key[, default])` reads one entry; of a context variable, `get([default])` its value."""
+    if isinstance(owner, contextvars.ContextVar):
+        return context_value(tracer, owner, *args)
     found = look_up(tracer, owner, concrete(args[0]))
     return found if found is not MISSING else args[1] if len(args) > 1 else None
+
+
+def context_value(tracer: Tracer, variable: contextvars.ContextVar[Any], *default: Any) -> Any:
+    """The value of a context variable from outside, which the captured code cannot set."""
+    source = tracer.sources.get(id(variable))
+    if source is None:
+        raise Break("unknown call", "a context variable is made")
+    unset = variable.get(MISSING) is MISSING
+    tracer.guards.test(source, f"({{0}}.get({{1}}) is {{1}}) is {unset}", (MISSING,),
+                       f"`{{0}}` is {'not ' if unset else ''}set", "structure")
+    if unset and default:
+        return default[0]
+    return tracer.wrap(run_native(tracer, variable.get, (), {}), Source(source, "{0}.get()"))
 
 
 @method(dict, "update")
@@ -664,7 +680,8 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if rule is not None:
         return ruled(tracer, rule, kind, args, kwargs)
     meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
-    if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES:
+    if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES or (
+            kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), kwargs)
     if kind.__module__ == "itertools":
         return call_itertools(tracer, kind, args, kwargs)
@@ -675,6 +692,11 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
             raise Break("unknown call", f"`{kind.__name__}` makes a tensor with state")
         function = class_value(tracer, meta_base or type(kind), "__call__", meta_call)
         return call(tracer, function, (kind, *args), kwargs)
+    return instance_of(tracer, kind, args, kwargs)
+
+
+def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
+    """What `type.__call__` makes of a class: `__new__`, then `__init__`."""
     if issubclass(kind, (torch.Tensor, torch.autograd.Function, torch.Generator, type)):
         raise Break("unknown call", f"`{kind.__name__}` is made")
     instance = allocate(tracer, kind, args, kwargs)
@@ -696,6 +718,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     return instance
 
 
+special(type.__call__)(lambda tracer, args, kwargs: instance_of(tracer, args[0], args[1:], kwargs))
 NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
 
 

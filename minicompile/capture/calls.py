@@ -35,6 +35,7 @@ from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     IDENTITY_TYPES,
+    NUMPY_NUMBERS,
     VALUES,
     force,
     guard_order,
@@ -485,7 +486,7 @@ VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", 
 
 def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool = True) -> Any:
     """Let Python run a native function; what it raises is raised in the traced program."""
-    if function not in SYMBOLIC_ARITHMETIC:
+    if function not in SYMBOLIC_ARITHMETIC or any(type(item) in NUMPY_NUMBERS for item in args):
         args = tuple(map(concrete, args))
     for value in (*args, *kwargs.values(), getattr(function, "__self__", None)):
         if id(value) in tracer.reals and hides_its_value(type(value)):

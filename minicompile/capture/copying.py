@@ -8,13 +8,19 @@ import enum
 import types
 from typing import Any
 
-from minicompile.capture.attributes import class_lookup, instance_dict
+import torch
+
+from minicompile.capture.attributes import class_lookup, get_attribute, instance_dict, python_method, tensor_class
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
+from minicompile.capture.guards import no_overlap
+from minicompile.capture.shared_memory import is_whole
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside
+from minicompile.ir.fake_mode import storage_key
 
 PLAIN_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 ATOMS = (*IDENTITY_TYPES, enum.Enum, types.FunctionType)
@@ -41,18 +47,62 @@ def rule_copy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 @special(copy.deepcopy)
 def rule_deepcopy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`copy.deepcopy(value)`."""
-    if len(args) > 1 or kwargs:
+    memo = args[1] if args[1:] else Memo()
+    if kwargs or type(memo) is not Memo:
         raise Break("unknown call", "`copy.deepcopy` with a memo")
-    return deep_copy(tracer, tracer.resolve(args[0]), {})
+    result = deep_copy(tracer, args[0], memo)
+    if len(memo.outside) > 1 and not args[1:]:
+        reals = [tracer.reals[id(tensor)] for tensor in memo.outside]
+        if not no_overlap(reals, reals):
+            raise Break("shared memory", "`copy.deepcopy` of tensors that share memory")
+        sources = tuple(tracer.sources[id(tensor)] for tensor in memo.outside)
+        others = ", ".join(f"{{others[{place}]}}" for place in range(len(sources)))
+        tracer.guards.test(sources[0], f"no_overlap(({others}), ({others}))", (), "`{0}` shares no memory with others", "overlap",
+                           others=sources)
+    return result
 
 
-def deep_copy(tracer: Tracer, value: Any, memo: dict[int, Any]) -> Any:
+class Memo(dict[int, Any]):
+    """Copies by the id of the original.
+
+    Attributes:
+        outside: the tensors from outside that were copied; storages: of all tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[Any] = []
+        self.storages: set[int] = set()
+
+
+def copied_tensor(tracer: Tracer, value: Any, memo: Memo) -> Any:
+    """A copy of a tensor; of its memory, if it fills it alone."""
+    storage = storage_key(value)
+    more = value.requires_grad or tensor_class(tracer, value) is not torch.Tensor or any(
+        key == id(value) for key, _ in tracer.effects.attributes)
+    if is_outside(tracer, value):
+        memo.outside.append(value)
+        attributes = instance_dict(tracer, value)
+        force(tracer, attributes, False)
+        more = more or bool(attributes) or get_attribute(tracer, value, "grad") is not None
+    if more or storage in memo.storages or not is_whole(value):
+        raise Break("real memory", "`copy.deepcopy` of a tensor with more to it than its elements")
+    memo.storages.add(storage)
+    return memo.setdefault(id(value), tracer.operation("call_method", "clone", (value,)))
+
+
+def deep_copy(tracer: Tracer, value: Any, memo: Memo) -> Any:
     """A copy of a value and of all that it holds; what occurs twice is copied once."""
     kind = type(value)
     if kind in CONSTANT_TYPES or isinstance(value, ATOMS) or is_symbolic(value):
         return value
     if id(value) in memo:
         return memo[id(value)]
+    if isinstance(value, FakeTensor):
+        return copied_tensor(tracer, value, memo)
+    copier = python_method(tracer, kind, "__deepcopy__")
+    if copier is not None:
+        return memo.setdefault(id(value), tracer.resolve(tracer.call(copier, (value, memo))))
     force(tracer, value, False)
     if kind is tuple:
         items = tuple(deep_copy(tracer, item, memo) for item in value)

@@ -17,6 +17,7 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.collector import collection_postponed
 from minicompile.capture.dynamic import DynamicPlan
+from minicompile.capture.graph_break import code_called_by
 from minicompile.capture.guards import GUARD_SCOPE, TensorGuard, TensorKind, Writer, write_guards
 from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
 from minicompile.capture.records import Fallback, Recompile, Records
@@ -87,16 +88,12 @@ class Session:
 
     def call_compiled(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function that was cut out of its caller through a cache of its own."""
-        target = function.__func__ if isinstance(function, types.MethodType) else function
-        if isinstance(target, torch.nn.Module):
-            key: Any = type(target)
-        elif isinstance(target, types.FunctionType):
-            key = target.__code__
-        else:
+        key = code_called_by(function)
+        if key is None:  # another one than when the call was captured
             return function(*args, **kwargs)
         cache = self.callees.get(key)
         if cache is None:
-            cache = self.callees[key] = CallCache(self, getattr(target, "__name__", type(target).__name__))
+            cache = self.callees[key] = CallCache(self, getattr(function, "__name__", type(function).__name__))
         return cache.call(function, args, kwargs)
 
     def compile_graph(self, captured: CapturedGraph) -> Callable[..., Sequence[Any]]:

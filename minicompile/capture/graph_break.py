@@ -6,8 +6,10 @@ Must not run the user's code and must not assemble bytecode; `resume` does the l
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from minicompile.capture.opcodes import after_end_for, callable_slots, is_method
 from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.operators import BINARY
 from minicompile.capture.reconstruct import Emitter
+from minicompile.capture.side_effects import Lazy
 from minicompile.capture.tracer import NULL, Frame, Tracer
 from minicompile.capture.user_line import UserLine, call_at
 
@@ -45,7 +48,7 @@ class Cutter:
     def __init__(self, tracer: Tracer, frame: Frame, stop: Break, emitter: Emitter,
                  call_compiled: Callable[..., Any]) -> None:
         self.tracer, self.frame, self.stop, self.emitter = tracer, frame, stop, emitter
-        self.call_compiled = call_compiled
+        self.call_compiled, self.goes_elsewhere = call_compiled, False
         self.program = frame.program
         self.instruction: Instruction = self.program.instructions[frame.index]
 
@@ -120,7 +123,9 @@ class Cutter:
 
     def caller(self, function: Any, count: int) -> str:
         """The function that makes the call: through a cache of its own if the break is inside, else from the user's line."""
-        if self.stop.depth > 1:
+        function = function.real if type(function) is Lazy else function
+        if self.stop.depth > 1 and code_called_by(function) is not None:
+            self.goes_elsewhere = True
             return self.emitter.constant(self.call_compiled, "call_compiled")
         if any(function is reader and count <= most for reader, most in READS_ITS_CALLER):
             raise RunEager(f"`{function.__name__}` looks at the frame that calls it", self.stop.kind)
@@ -139,6 +144,18 @@ class Cutter:
     def result(self) -> str:
         """A variable for the instruction's result."""
         return self.emitter.writer.unique("result")
+
+
+def code_called_by(function: Any) -> Any:
+    """What the callables that share a cache have in common, when they are cut out of a caller; `None` if they are called as they
+    are: those that no one Python function stands for (classes, what is written in C)."""
+    target = function.__func__ if isinstance(function, types.MethodType) else function
+    while isinstance(target, functools.partial):
+        target = target.func
+    if isinstance(target, types.FunctionType):
+        return target.__code__
+    method = inspect.getattr_static(type(target), "__call__", None)
+    return type(target) if isinstance(method, types.FunctionType) and not isinstance(target, type) else None
 
 
 def indented(lines: Lines) -> Lines:
@@ -261,6 +278,8 @@ STEPS: dict[str, Callable[[Cutter], Step]] = {
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), expression_step(1, "{0}.{name}")),
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), expression_step(0, "{namespace}[{name!r}]")),
     "BUILD_SET": expression_step(int, lambda cutter, *items: f"{{{', '.join(items)}}}"),
+    "BUILD_TUPLE": expression_step(int, lambda cutter, *items: f"({', '.join(items)},)"),
+    "BUILD_LIST": expression_step(int, lambda cutter, *items: f"[{', '.join(items)}]"),
     "BUILD_MAP": expression_step(lambda count: 2 * count, lambda cutter, *items: display(items[::2], items[1::2])),
     "BUILD_CONST_KEY_MAP": expression_step(
         lambda count: count + 1, lambda cutter, *items: f"dict(zip({items[-1]}, ({', '.join(items[:-1])},)))"),

@@ -27,6 +27,7 @@ from triton.runtime.jit import ConstexprFunction, JITFunction, KernelInterface
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import call, special
 from minicompile.capture.output_graph import needs_gradient
+from minicompile.capture.shared_memory import is_whole
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
@@ -217,11 +218,6 @@ def check_tensors(tracer: Tracer, tensors: Sequence[Any], written: Sequence[Any]
         node = tracer.graph.traced[id(tensor)].node
         if tensor.requires_grad or node is not None and any(needs_gradient(user.meta["example_value"]) for user in node.users):
             raise Break("autograd call", "a Triton kernel writes a tensor that autograd knows")
-
-
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor takes up its storage."""
-    return bool(tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size())
 
 
 def is_fresh(tracer: Tracer, tensor: Any) -> bool:

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from minicompile.capture.break_kinds import CONTROL, Break, RunEager
@@ -154,6 +155,8 @@ class OutputGraph:
             return list(value)
         if isinstance(value, (enum.IntEnum, enum.StrEnum)):
             return value.value
+        if isinstance(value, (np.integer, np.floating)):  # to PyTorch they are Python's numbers, unlike the other ones
+            return value.item()
         if isinstance(value, type) and value in DTYPES_OF_NUMBERS:
             return DTYPES_OF_NUMBERS[value]
         raise Break("unsupported argument", f"an argument of type {kind.__name__} cannot be part of a graph")

@@ -43,6 +43,11 @@ def refuse_shared_writes(name: str, args: tuple[Any, ...]) -> None:
             raise Break("operation failed", "an argument lies in a part of the memory that is written")
 
 
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor takes up its storage."""
+    return bool(tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size())
+
+
 def is_strided(value: Any) -> bool:
     """Whether a value is a tensor with strides."""
     return isinstance(value, FakeTensor) and value.layout is torch.strided

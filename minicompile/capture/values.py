@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from minicompile.capture.break_kinds import Break
@@ -23,10 +24,12 @@ from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, So
 from minicompile.capture.torch_interface import is_traceable
 from minicompile.capture.tracer import Tracer
 
-CONSTANT_TYPES = frozenset({
+NUMPY_NUMBERS = frozenset({np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16,
+                           np.float32, np.float64, np.bool_})
+CONSTANT_TYPES = NUMPY_NUMBERS | {
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
     torch.device, torch.layout, torch.memory_format, torch.Size,
-})
+}
 IDENTITY_TYPES = (type, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType,
                   types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
                   types.MemberDescriptorType, types.GenericAlias, types.UnionType, types.CodeType, re.Pattern,
@@ -62,6 +65,8 @@ def wrap_constant(tracer: Tracer, real: Any, source: Source) -> Any:
         symbol = tracer.dynamic.number(tracer, real, source)
         if symbol is not None:
             return symbol
+    if type(real) in NUMPY_NUMBERS and tracer.dynamic.varies((source.words(), "NumPy"), repr(real)):
+        raise Break("NumPy", f"`{source.words()}` is a NumPy number that varies")
     tracer.guards.constant(source, real)
     return real
 

@@ -258,7 +258,7 @@ class Assembly:
         self.check_intermediates(stop, frame.code.co_names)
         write_side_effects(self.emitter)
         record = GraphBreak(stop.kind, stop.reason, stop.hint, stop.stack)
-        if stop.depth <= 1 or frame.program.instructions[frame.index].name not in CALLS:
+        if not cutter.goes_elsewhere:  # where the break is found again
             self.context.record_break(record)
         return self.finish(lines, record)
 
@@ -403,7 +403,6 @@ class Assembly:
 
 
 GRADIENT_NAMES = frozenset({"retain_grad", "register_hook"})
-CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 
 
 counter = iter(range(1 << 60))

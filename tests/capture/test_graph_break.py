@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -274,3 +275,43 @@ def test_an_iterator_of_the_users_is_advanced_as_far_as_in_eager() -> None:
     reordered = capture(taken)
     for arguments in (over_the_log, pairs_of_the_same, apart):
         assert equal(reordered(*arguments()), taken(*arguments()))
+
+
+def noisy(x):
+    print("noise")
+    return x * 2
+
+
+class MadeNoisily:
+    def __init__(self, x):
+        self.x = noisy(x)
+
+
+class CalledNoisily:
+    def __call__(self, x):
+        return noisy(x)
+
+
+def through_a_partial(x, call=functools.partial(noisy)):  # noqa: B008 - the same object in each call
+    return call(x + 1) + 1
+
+
+def through_an_object(x, call=CalledNoisily()):  # noqa: B008 - the same object in each call
+    return call(x + 1) + 1
+
+
+def through_a_class(x):
+    return MadeNoisily(x + 1).x + 1
+
+
+def through_native_code(x):
+    return next(map(noisy, [x + 1])) + 1
+
+
+@pytest.mark.parametrize("function, graphs", [(through_a_partial, 3), (through_an_object, 3), (through_a_class, 2),
+                                              (through_native_code, 2)])
+def test_every_break_in_a_callee_is_recorded_once(function, graphs):
+    compiled = same_as_eager(function, torch.ones(3))
+    (record,) = compiled.records.graph_breaks
+    assert record.kind == "input or output" and record.stack[-1].text == 'print("noise")'
+    assert len(compiled.records.graphs) == graphs
