@@ -5,15 +5,17 @@ number of the latest such change in the process for each dictionary. We change a
 number: if it grew by more than one since the last time, another watched dictionary was changed in between. In CPython 3.11
 every dictionary holds a number that every change of it replaces (PEP 509), the fourth word of its memory.
 
-Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. That a tuple holds the addresses
-of its items one after the other is how CPython 3.11 to 3.14 lays it out. All of this is tried when this is imported, and not
-used where it fails. Must not know what is in the dictionaries, nor decide which are worth watching.
+Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. That the last word but one of a
+list says where the addresses of its items lie, one after the other, is how CPython 3.11 to 3.14 lays it out. All of this is
+tried when this is imported, and not used where it fails. Must not know what is in the dictionaries, nor decide which are
+worth watching.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import struct
 import sys
 import types
@@ -23,6 +25,7 @@ from typing import Any
 from torch._C._dynamo.guards import dict_version
 
 WORD = struct.calcsize("P")
+character, pointer_at = ctypes.c_char, ctypes.c_size_t.from_address
 PROBE: dict[int, Any] = {}
 LATEST = types.SimpleNamespace(number=-1, epoch=object())
 """The number of our own latest change, and the epoch that began with the latest change of anybody else's."""
@@ -59,29 +62,36 @@ class Sample:
     value: object
 
 
+def table_behind(value: Any) -> Any:
+    """The dictionary of which a class's `__dict__` is a view; anything else as it is."""
+    return gc.get_referents(value)[0] if type(value) is types.MappingProxyType else value
+
+
 def is_reliable() -> bool:
     """Whether changes are noticed and counted here as described above."""
     if sys.version_info < (3, 11) or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     sample, objects = Sample(), [sys, PROBE]
-    tables = PROBE, vars(sample)
+    tables = PROBE, vars(sample), table_behind(vars(Sample))
     state = watch(tables)
     states = [state()]
     for _ in range(20):  # often enough for CPython to specialise the store
-        sample.value = object()
+        for owner in (sample, Sample):
+            owner.value = object()
+            states.append(state())
+    for owner in (sample, Sample):
+        del owner.value
         states.append(state())
-    del sample.value
-    states.append(state())
     noticed = len(set(states)) == len(states) and state() == states[-1]
     if noticed and sys.version_info < (3, 12):
-        noticed = states[-1] == struct.pack("2Q", *map(dict_version, tables))
+        noticed = states[-1] == struct.pack("3Q", *map(dict_version, tables))
     return noticed and addresses(objects) == struct.pack("2P", *map(id, objects))
 
 
-def addresses(objects: Iterable[Any]) -> bytes:
-    """The identities of some objects, as long as these are kept alive; read from the memory of a tuple of them."""
-    items = tuple(objects)
-    return ctypes.string_at(id(items) + tuple.__basicsize__, WORD * len(items))
+def addresses(objects: list[Any]) -> bytes:
+    """The identities of some objects, as long as these are kept alive; read from the memory of their list."""
+    items = pointer_at(id(objects) + list.__basicsize__ - 2 * WORD).value
+    return (character * (WORD * len(objects))).from_address(items).raw
 
 
 RELIABLE = is_reliable()

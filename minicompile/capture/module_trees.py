@@ -1,9 +1,10 @@
 """Trees of modules on which guards held, and which nobody has touched since: their guards need not be tested again.
 
-What a guard reads below a module (its submodules, parameters, flags, hooks) it reads from dictionaries. `find_trees` picks
-the guards for which that is all, `ModuleTrees` remembers at run time for which modules they held, with what was read. They
-hold as long as no such dictionary was changed and every object on the way is of the type, and has the `__dict__`, that it
-had. Metadata of tensors is in no dictionary: tensor guards are always tested. Must not test guards or write code.
+What a guard reads below a module (its submodules, parameters, flags, hooks), or in a class, it reads from dictionaries.
+`find_trees` picks the guards for which that is all, `ModuleTrees` remembers at run time for which modules they held, with
+what was read. They hold as long as no such dictionary was changed and every object on the way is of the type, and has the
+`__dict__`, that it had. Metadata of tensors is in no dictionary: tensor guards are always tested. Must not test guards or
+write code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.cpython_interface import RELIABLE, addresses, watch
+from minicompile.capture.cpython_interface import RELIABLE, addresses, table_behind, watch
 from minicompile.capture.guards import Guard, Lasting, TensorGuard
 from minicompile.capture.source import Argument, Attribute, Baked, Item, Source, is_trusted_module
 
@@ -78,7 +79,7 @@ class ModuleTrees:
         for root, known in zip(roots, tree.roots):  # noqa: B905 - one variant has one number of them
             if known() is not root:
                 return None
-        if addresses(tree.read(*roots)) != tree.expected or any(tree.empty):
+        if addresses(tree.read(*roots)) != tree.expected or tree.empty and any(tree.empty):
             return None
         tree.failures = 0
         return tree.values
@@ -96,8 +97,9 @@ class ModuleTrees:
         (tree, began, empty), key, trees = begun, id(roots[0]), self.trees
         if tree is not None and tree.failures >= MOST_FAILURES:
             return
-        if tree is not None and addresses((*tables, *owners, *roots)) == addresses(
-                (*tree.tables, *tree.owners, *(known() for known in tree.roots))):
+        tables = tuple(map(table_behind, tables))
+        if tree is not None and addresses([*tables, *owners, *roots]) == addresses(
+                [*tree.tables, *tree.owners, *(known() for known in tree.roots)]):
             tree.seen, tree.empty, tree.values = began, empty, values
         elif len(trees) < MOST_TREES and all(type(table) in TABLES for table in tables):
             tree = trees[key] = Tree(roots, tables, owners, tree.failures if tree else 0, lambda _: trees.pop(key, None))
@@ -146,6 +148,8 @@ class Plan:
         kind = type(source)
         try:
             if isinstance(source, Attribute):
+                if source.name == "__dict__" and isinstance(base, type) and isinstance(source.parent, Baked):
+                    return base.__dict__, self.is_fixed(source, table_behind(base.__dict__))
                 if source.name == "__dict__" and below and has_plain_table(type(base)):
                     self.own(source.parent)
                     return base.__dict__, True
@@ -166,6 +170,8 @@ class Plan:
 
     def is_fixed(self, source: Source, value: Any) -> bool:
         """Whether a container below a module, with its contents, is known not to change, watching it if need be."""
+        if id(source) in self.tables:
+            return True
         if type(value) in TABLES and id(value) not in self.changing:
             self.tables[id(source)] = source
             return True
@@ -184,7 +190,8 @@ class Plan:
             self.own(guard.source)
             return has_plain_table(type(value))
         if guard.kind in ("identity", "same"):
-            return guard.condition in IDENTITIES or type(value) is dict and self.is_fixed(guard.source, value)
+            is_table = type(value) in (dict, types.MappingProxyType)
+            return guard.condition in IDENTITIES or is_table and self.is_fixed(guard.source, value)
         if guard.kind == "constant":
             return type(value) in FIXED_TYPES or isinstance(value, type)
         fixed_order = type(value) is not collections.OrderedDict or not value or guard.kind == "absent" or bool(guard.tables)

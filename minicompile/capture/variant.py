@@ -386,14 +386,16 @@ class Assembly:
             changing = {id(shadow.real) for shadow in tracer.effects.changed_shadows()}
             attempt = self.attempt
             lasting = find_trees(guards, {"F": attempt.function, "A": attempt.args, "K": attempt.kwargs}, changing)
+        later = [*writer.lines, *body]
+        inputs = [entry.source for entry in tracer.graph.inputs if entry.source] if eager is None else []
         fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS",
-                                   lasting, [*writer.lines, *body])
+                                   lasting, later, inputs)
         name, written = self.name, {line.strip() for line in fetch_lines}
         text = "\n".join([
             f"def {name}(F, A, K):", "    try:", *(f"        {line}" for line in fetch_lines),
-            *(f"        {line}" for line in writer.lines if line not in written),
+            *(f"        {line}" for line in later[: len(writer.lines)] if line not in written),
             "    except GUARD_ERRORS:", "        return MISS",
-            *(f"    {line}" for line in body), ""])
+            *(f"    {line}" for line in later[len(writer.lines) :]), ""])
         namespace = {**writer.namespace, **GUARD_SCOPE, "MISS": MISS, "torch": torch, "GUARD_ERRORS": (Exception,)}
         function = compile_source(text, name, namespace)
         for guard in guards:

@@ -224,6 +224,92 @@ def test_a_function_whose_code_is_replaced_is_captured_again() -> None:
     assert equal(compiled(model, x), x - 5)
 
 
+def test_a_changed_class_is_noticed_on_a_tree_that_was_unchanged_for_long() -> None:
+    class Base(nn.Module):
+        factor = 2.0
+
+    class Other(Base):
+        factor = 9.0
+
+    class Part(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList([nn.Parameter(torch.full((2,), float(n))) for n in range(12)])
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight in self.weights:
+                x = x + weight
+            return self.step(x) + getattr(self, "extra", 0.0)
+
+    model, x = nn.Sequential(Part(), Part()), torch.randn(2)
+    changes: list[Callable[[], Any]] = [
+        lambda: setattr(Base, "factor", 3.0), lambda: setattr(Part, "factor", 4.0), lambda: delattr(Part, "factor"),
+        lambda: setattr(Part, "step", lambda self, x: x - self.factor), lambda: setattr(Base, "extra", 1.0),
+        lambda: setattr(Part, "extra", property(lambda self: self.weights[3])), lambda: setattr(Part, "__bases__", (Other,)),
+        lambda: setattr(nn.ParameterList, "__iter__", lambda self: iter([self[2]])), lambda: delattr(nn.ParameterList, "__iter__"),
+        lambda: setattr(nn.Module, "extra", 5.0), lambda: delattr(nn.Module, "extra"),
+        lambda: setattr(Part, "__getattr__", lambda self, name: 7.0 if name == "factor" else nn.Module.__getattr__(self, name)),
+        lambda: delattr(Other, "factor") or delattr(Base, "factor")]
+    original = nn.ParameterList.__iter__
+    try:
+        for change in changes:
+            compiled, before = capture(model), model(x)
+            for _ in range(4):
+                assert equal(compiled(x), before)
+            assert trees_of(compiled) or not cpython_interface.RELIABLE
+            change()
+            for _ in range(4):
+                assert equal(compiled(x), model(x))
+    finally:
+        nn.ParameterList.__iter__ = original
+
+
+def test_parameters_passed_together_are_those_that_the_module_has_now() -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList([nn.Parameter(torch.full((2,), float(n))) for n in range(12)])
+
+        def forward(self, inputs: torch.Tensor, parameters: torch.Tensor) -> Any:
+            result = self.weights[0] - self.weights[1]
+            for weight in (inputs, *self.weights, parameters):
+                result = result * 0.5 + weight
+            return result, self.weights[4], [*self.weights], parameters
+
+    model, x, y = Many(), torch.randn(2), torch.randn(2)
+    compiled = capture(model)
+    for number in range(6):
+        result, weight, weights, last = compiled(x, y)
+        assert weight is model.weights[4] and last is y
+        assert all(one is other for one, other in zip(weights, model.weights, strict=True))
+        assert equal(result, model(x, y)[0])
+        model.weights[number] = nn.Parameter(torch.randn(2))
+        model.weights[number + 1].data = torch.randn(2)
+    assert len(compiled.records.graphs) == 1
+    model.weights[5].data = torch.randn(2, 2)
+    assert equal(compiled(x, y)[0], model(x, y)[0])
+    assert len(compiled.records.graphs) == 2
+
+
+def test_a_class_that_the_function_changes_counts_every_call() -> None:
+    class Counting(Model):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            type(self).calls += 1
+            return super().forward(x) * self.calls
+
+    model, x = Counting(), torch.randn(3, 4)
+    compiled = capture(model)
+    for number in range(1, 6):
+        result = compiled(x)
+        assert model.calls == number
+        assert equal(result, Model.forward(model, x) * number)
+
+
 @needs_watching
 def test_a_module_that_the_function_changes_is_not_watched() -> None:
     class Counting(Model):
