@@ -5,6 +5,7 @@ Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`. T
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ FAKE_DEVICE = torch.ops.prim.device.default
 
 BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
     "logical_and.default logical_or.default logical_xor.default logaddexp.default heaviside.default copysign.Tensor "
-    "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default").split()))
+    "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default "
+    "binary_cross_entropy.default").split()))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
 BATCH_NORMS = frozenset(getattr(aten, name) for name in (
@@ -51,6 +53,10 @@ class FakeMode(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
+        if writes_each_element(func):
+            shapes = [tuple(value.shape) for value in args if isinstance(value, torch.Tensor)]
+            if (whole := tuple(torch.broadcast_shapes(*shapes))) != shapes[0]:
+                raise RuntimeError(f"output with shape {[*shapes[0]]} doesn't match the broadcast shape {[*whole]}")
         result: Any = super().dispatch(func, types, args, kwargs or {})
         if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
             result = tuple(map(self.remembering, result)) if isinstance(result, tuple) else self.remembering(result)
@@ -76,6 +82,16 @@ class FakeMode(FakeTensorMode):
             return made
         options = {"dtype": made.dtype, "device": made.fake_device}
         return super().dispatch(aten.empty_strided.default, (), (made.shape, made.stride()), options)
+
+
+@functools.cache
+def writes_each_element(func: Any) -> bool:
+    """Whether an operator is the in-place form of a pointwise one; PyTorch's rules for some of them resize what they write."""
+    name, _, overload = func.__name__.partition(".")
+    if not func._schema.is_mutable or not name.endswith("_"):
+        return False
+    pure = getattr(getattr(aten, name[:-1], None), overload, None)
+    return func in (aten.floor_divide_.Tensor, aten.pow_.Tensor) or pure is not None and torch.Tag.pointwise in pure.tags
 
 
 def memory_format(func: Any, args: Any) -> torch.memory_format | None:

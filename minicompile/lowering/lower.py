@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
 from minicompile.errors import Unsupported
-from minicompile.ir.index import Index, Symbol, as_index
+from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index
 from minicompile.ir.loops import Buffer, BufferView, LoweredGraph, Origin
 from minicompile.lowering import (  # noqa: F401  (they register their rules)
     attention,
@@ -252,7 +252,9 @@ class GraphLowering:
         sizes, strides = size_indices(example.shape), stride_indices(example.stride())
         self.builder.node = result
         if value.strides is None or value.copied:
-            value = self.builder.copy(value, strides=strides, suffix="out")
+            once = tuple(ONE if step is ZERO else size for size, step in zip(sizes, strides, strict=True))
+            kept = self.builder.copy(value.reindexed(once, lambda indices: indices), strides=strides, suffix="out")
+            value = dataclasses.replace(kept, sizes=sizes)
         assert value.strides is not None
         shown = tuple(
             eager if is_one(size) else own for size, own, eager in zip(sizes, value.strides, strides, strict=True)

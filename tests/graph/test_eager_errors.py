@@ -49,6 +49,9 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "unpooled into the next channel": lambda x: F.max_unpool2d(x.view(1, 2, 2, 1), torch.tensor([0, 9, 0, 3]).view(1, 2, 2, 1), 2),
     "product in place": lambda x: x.long().mul_(1.5),
     "product of masks in place": lambda x: (x > 1).mul_(2),
+    **{f"{name} of what is larger": lambda x, name=name: getattr(x * 1, name)(torch.ones(2, *x.shape)) for name in (
+        "fmod_ copysign_ eq_ lt_ pow_ floor_divide_ remainder_ clamp_ clamp_min_ atan2_ xlogy_ heaviside_ arctan2_ greater_").split()},
+    "masks of more masks": lambda x: (x > 1).__ior__(torch.ones(2, *x.shape, dtype=torch.bool)),
 }
 
 ALLOWED: dict[str, Callable[[torch.Tensor], Any]] = {
