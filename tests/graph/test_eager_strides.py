@@ -70,6 +70,18 @@ def test_strides_are_eagers(function: Callable[..., Any], made: Callable[[], tor
     check(function, made(), calls=1, compile=lambda run: minicompile.compile(run, dynamic=dynamic, options=options))
 
 
+@pytest.mark.parametrize("write", [
+    lambda x, y: x.index_put_((y > 0,), torch.tensor(3.0)), lambda x, y: x.index_add_(0, torch.zeros(len(y), dtype=torch.long), y),
+    lambda x, y: x.clamp_(min=y).lerp_(y, 0.5).tril_(), lambda x, y: x.copy_(y),
+])  # fmt: skip
+def test_inputs_with_gaps_in_memory_are_written_at_every_size(write: Callable[..., Any]) -> None:
+    compiled = minicompile.compile(write, dynamic=True, options={"suppress_errors": False})
+    for rows, places in (2, slice(None, 3)), (3, slice(1, 9, 3)), (4, slice(None, 9, 4)):
+        one, other, y = torch.ones(rows, 4, 9), torch.ones(rows, 4, 9), torch.randn(rows, 4, 3)
+        assert compiled(other[..., places], y).stride() == write(one[..., places], y).stride()
+        torch.testing.assert_close(other, one)
+
+
 BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
     "copysign": torch.copysign, "floor_divide": torch.floor_divide, "xlogy": torch.xlogy, "xlog1py": torch.special.xlog1py,
     "floor_divide back": lambda a, b: torch.floor_divide(b, a), "logical_and": torch.logical_and,
