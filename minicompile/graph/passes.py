@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from minicompile.graph import torch_interface
-from minicompile.graph.layout import channels_last, tokens_first
+from minicompile.graph.layout import channels_last, is_returned, tokens_first
 from minicompile.graph.operators import is_impure, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
 
@@ -169,7 +169,7 @@ def split_of_cat(module: GraphModule) -> GraphModule:
                 continue  # an empty list of numbers, which `cat` takes beside any shape
             width = part.meta["val"].shape[dim]
             fits = (start, stop) == (offset, offset + width) and part.meta["val"].shape == node.meta["val"].shape
-            if fits and part.meta["val"].dtype == node.meta["val"].dtype:
+            if fits and part.meta["val"].dtype == node.meta["val"].dtype and (not is_returned(node) or same_layout(node, part)):
                 replace(node, part)
                 break
             offset += width
