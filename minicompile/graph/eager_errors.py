@@ -26,7 +26,7 @@ FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name i
     "nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss nll_loss_forward nll_loss2d_forward native_batch_norm "
     "_native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training upsample_nearest1d "
     "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
-    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d").split()) if found)
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _prelu_kernel").split()) if found)
 """Operators without a kernel for results that are whole numbers; pictures of bytes can be resized."""
 NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
     "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
@@ -35,7 +35,12 @@ NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
 VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: aten.select.int,
                    aten.diagonal_scatter: aten.diagonal.default}  # fmt: skip
 """What each operator's second argument is written into."""
-NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.soft_margin_loss, aten.multi_margin_loss, aten.multilabel_margin_loss_forward)
+NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.multi_margin_loss,
+                aten.multilabel_margin_loss_forward)  # fmt: skip
+ONE_DTYPE = {aten.heaviside: 1, aten.linalg_cross: 1, aten.index_copy: 3, aten.index_add: 3, aten.index_put: 2}
+"""Which argument must have the dtype of the first."""
+DIFFERENCES = (aten.sub, aten.rsub, aten.dist)
+NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
 
@@ -55,7 +60,7 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return problem
     if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
         return f"a number that {result.dtype} does not hold"
-    if packet in (aten.sub, aten.rsub) and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
+    if packet in DIFFERENCES and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
         return "truth values"
     if packet in (aten.floor_divide, aten.remainder, aten.fmod, aten.div) and any(type(n) is int and n == 0 for n in args[1:]):
         return "" if result.dtype.is_floating_point or result.device.type != "cpu" else "integers by zero"
@@ -73,7 +78,7 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "fewer elements than are cut off"
     if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
         return "a place outside of the tensor"
-    return "two dtypes" if packet is aten.heaviside and args[0].dtype != args[1].dtype else ""
+    return ""
 
 
 def problem_of_part(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -98,9 +103,24 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
     dtype = result.dtype
     if packet in NO_TRUTHS and dtype == torch.bool or packet in NOT_OF_TRUTHS and is_truth(args[0]) and is_truth(args[-1]):
         return "truth values"
+    mixed = packet in ONE_DTYPE and args[ONE_DTYPE[packet]].dtype != args[0].dtype
+    if mixed and not (packet is aten.index_put and is_masked_fill(*args)):
+        return "two dtypes"
+    parameters = [value.dtype for value in args[1:] if isinstance(value, torch.Tensor)] if packet in NORMS else []
+    if any(kind != args[0].dtype for kind in parameters):
+        narrow = args[0].dtype in (torch.float16, torch.bfloat16) and (args[0].device.type == "cpu" or packet in BATCH_NORMS)
+        return "" if narrow and {*parameters} == {torch.float32} else "parameters of another dtype"
+    if packet is aten.addcdiv and not any(value.dtype.is_floating_point or value.dtype.is_complex for value in args[1:3]):
+        return "whole numbers"
     whole = not dtype.is_floating_point and not dtype.is_complex and not (dtype == torch.uint8 and "upsample" in str(packet))
     refused = whole and (packet in FLOATS_ONLY or func is aten.round.decimals)
     return "whole numbers" if refused or packet in NOT_OF_WHOLE and not args[0].dtype.is_floating_point else ""
+
+
+def is_masked_fill(value: torch.Tensor, indices: Any, new: torch.Tensor, accumulate: bool = False) -> bool:
+    """Whether one number goes where one mask holds; it may have any dtype."""
+    masks = [index for index in indices if index is not None]
+    return not accumulate and new.numel() == 1 and len(masks) == 1 and masks[0].dtype in (torch.bool, torch.uint8)
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:
