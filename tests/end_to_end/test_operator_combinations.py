@@ -199,7 +199,7 @@ EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]
     "fmod and remainder": (lambda x, y: (x % y, torch.fmod(x, y), x // y, torch.div(x, y, rounding_mode="trunc"), torch.div(x, y, rounding_mode="floor")),
                            lambda: (torch.tensor([5.5, -5.5, 5.5, -5.5, 0.0, 1.0, INF, NAN, -1e-8]), torch.tensor([2.0, 2.0, -2.0, -2.0, 3.0, INF, 2.0, 1.0, 3.0]))),
     "rounding": (lambda x: (x.round(), x.round(decimals=1), x.floor(), x.ceil(), x.trunc(), x.frac()), lambda: (torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 0.25, -0.75, 1e9]),)),
-    "variance of large values": (lambda x: ((x + 1e4).var(1), (x + 1e4).std(1, unbiased=False), F.layer_norm(x + 1e3, (64,)), F.batch_norm(x + 1e3, None, None, training=True)), lambda: (leaf(6, 64),)),
+    "variance of large values": (lambda x: ((x + 1e4).var(1), (x + 1e4).std(1, unbiased=False), F.layer_norm(x + 1e3, (64,))), lambda: (leaf(6, 64),)),
     "normalisations": (lambda x: F.normalize(x, dim=1).sum() + F.rms_norm(x, (6,)).cos().sum() + F.group_norm(x[..., None], 3).sin().sum() + F.local_response_norm(x[..., None], 3).sum(), lambda: (leaf(4, 6),)),
     "a row of zeros normalised": (lambda x: (F.normalize(x * 0, dim=1), F.layer_norm(x * 0 + 3, (6,)), F.cosine_similarity(x * 0, x, 1)), lambda: (leaf(4, 6),)),
     "renorm and clip by norm": (lambda x: torch.renorm(x, 2, 0, 1.0) + x * (1.0 / (x.norm() + 1e-6)).clamp(max=1.0), lambda: (leaf(4, 6),)),
@@ -256,6 +256,27 @@ def test_as_eager(name: str) -> None:
     torch.manual_seed(len(name))
     function, arguments = PROGRAMS[name]
     check(function, *arguments(), calls=1, reference=name != "doubles")  # fp64 is its own reference
+
+
+def test_a_batch_norm_far_from_zero_is_as_exact_as_eagers() -> None:
+    """The largest error of one draw is chance, for eager as for us: the errors of many are compared."""
+
+    def norm(x: Tensor) -> Tensor:
+        return F.batch_norm(x + 1e3, None, None, training=True)
+
+    def result(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        output = function(leaf)
+        gradient = torch.autograd.grad(output, leaf, torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x))
+        return torch.stack([output.detach().double(), gradient[0].double()])
+
+    draws = torch.randn(16, 6, 64)
+    exact = [result(norm, x.double()) for x in draws]
+    eager, compiled = (
+        sum((result(function, x) - reference).square().mean((1, 2)) for x, reference in zip(draws, exact, strict=True))
+        for function in (norm, minicompile.compile(norm))
+    )
+    assert bool((compiled <= 1.5**2 * eager).all()), (compiled / eager).sqrt()
 
 
 def test_labels_after_minus_one_are_none_at_any_size() -> None:
