@@ -8,7 +8,8 @@ copy, a fill) is not recorded: that wrapper is called every time. Memory comes b
 of a compiled graph, so the arguments of a launch, encoded descriptors included, are kept by the addresses in them.
 
 Private interfaces: `CompiledKernel.run` of Triton (3.6 to 3.9: the same arguments), and behind it `CudaLauncher.launch`
-(3.6 to 3.8), whose wrapper encodes tensor descriptors anew in Python at every launch.
+(3.6 to 3.8), whose wrapper encodes tensor descriptors anew in Python at every launch; `_empty_strided_cuda`, which allocates
+on the current device.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import itertools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided  # type: ignore[attr-defined]  # not in the stubs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minicompile.kernels import interpret
@@ -63,8 +66,7 @@ class Memory:
         return self.pointer
 
 
-@dataclasses.dataclass(frozen=True)
-class Allocation:
+class Allocation(NamedTuple):
     """A tensor that the wrapper makes."""
 
     sizes: tuple[int, ...]
@@ -114,12 +116,14 @@ class RecordedCall:
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-        key = (
-            tuple((v.shape, v.stride(), v.dtype) if isinstance(v, torch.Tensor) else v for v in arguments),
-            tuple(options.items()),
-            torch._C._get_cublas_allow_tf32(),
-        )
+        tensors: list[torch.Tensor] = []
+        described: list[Any] = [torch._C._get_cublas_allow_tf32(), *options.items()]
+        for value in arguments:
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+                value = value.shape, value.stride(), value.dtype
+            described.append(value)
+        key = tuple(described)
         recording = self._recordings.get(key)
         if recording is None:
             return self._record(key, tensors, arguments, options)
@@ -146,11 +150,8 @@ class RecordedCall:
 
 def replay(recording: Recording, inputs: list[torch.Tensor]) -> tuple[Any, ...] | None:
     """Allocate and launch; `None` if the inputs are not aligned as they were."""
-    made = [
-        torch.empty_strided(each.sizes, each.strides, dtype=each.dtype, device=recording.device)
-        for each in recording.allocations
-    ]
-    addresses = (*[tensor.data_ptr() for tensor in inputs], *[tensor.data_ptr() for tensor in made])
+    made = [empty_strided(*allocation) for allocation in recording.allocations]
+    addresses = tuple([tensor.data_ptr() for tensor in itertools.chain(inputs, made)])
     launches = recording.ready.get(addresses)
     if launches is None:
         if any(((address & ALIGNMENT) == 0) != aligned for address, aligned in zip(addresses, recording.aligned)):
