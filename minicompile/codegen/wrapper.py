@@ -67,6 +67,12 @@ class HostWriter:
         self.steps: list[tuple[str, tuple[str, ...]]] = []
         self._namer = Namer([*names.values(), *kernel_names, *(f"run_{name}" for name in kernel_names)])
         self._sharers: dict[str, set[str]] = collections.defaultdict(set)
+        self._freed: set[str] = set()
+        taken = sorted((a.first_step, a.reuses) for a in schedule.memory.allocations.values() if a.reuses is not None)
+        self._last_taken = {name: step for step, name in taken}
+        self._taken_at: dict[int, list[str]] = collections.defaultdict(list)
+        for step, name in taken:
+            self._taken_at[step].append(name)
 
     def write(self, launches: Mapping[int, Launch | None]) -> None:
         """Print the whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
@@ -170,13 +176,11 @@ class HostWriter:
 
     def _free(self, number: int) -> None:
         """Drop variables whose buffers are dead, except memory that a later step takes over."""
-        memory = self._schedule.memory
-        taken = [(a.first_step, a.reuses) for a in memory.allocations.values() if a.reuses is not None]
-        freed = {name for step, names in memory.freed_after.items() if step <= number for name in names}
-        dead = {*memory.freed_after.get(number, ()), *(name for step, name in taken if step == number and name in freed)}
-        later = {name for step, name in taken if step > number}
+        freed = self._schedule.memory.freed_after.get(number, ())
+        self._freed.update(freed)
+        dead = {*freed, *(name for name in self._taken_at.get(number, ()) if name in self._freed)}
         gone: list[str] = []
-        for name in sorted(dead - later):
+        for name in sorted(name for name in dead if self._last_taken.get(name, number) <= number):
             variable = self._variables.get(name, "")
             if name in self._sharers[variable]:
                 self._sharers[variable].discard(name)

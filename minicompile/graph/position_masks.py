@@ -57,7 +57,7 @@ class PositionReader:
 
     def __init__(self, module: GraphModule, name_of: Any, changes_something: Any) -> None:
         self._module, self._name_of, self._changes = module, name_of, changes_something
-        self._known: dict[Node, Positions | Band] = {}
+        self._known: dict[Node, Positions | Band | None] = {}
 
     def band(self, node: Any) -> Band | None:
         """The band that a node is, or `None`."""
@@ -72,10 +72,13 @@ class PositionReader:
         if not isinstance(node, Node) or not isinstance(node.meta.get("example_value"), Tensor):
             raise Unknown
         if node not in self._known:
-            if self._changes(node) or self._is_written(node):
-                raise Unknown
-            self._known[node] = self._compute(node, self._name_of(node))
-        return self._known[node]
+            self._known[node] = None
+            if not self._changes(node) and not self._is_written(node):
+                self._known[node] = self._compute(node, self._name_of(node))
+        found = self._known[node]
+        if found is None:
+            raise Unknown
+        return found
 
     def _is_written(self, node: Node) -> bool:
         """Whether the graph writes to the tensor or to what may be a view of it."""
