@@ -141,11 +141,12 @@ class CallCache:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the first variant whose guards hold; capture one if there is none."""
-        for entry in self.entries:
+        entries = self.entries
+        for entry in entries:
             result = entry.function(function, args, kwargs)
             if result is not MISS:
-                if entry is not self.entries[0]:  # it is tried first next time
-                    self.entries = [entry, *(other for other in self.entries if other is not entry)]
+                if entry is not entries[0] and entries is self.entries:  # it is tried first next time
+                    self.entries = [entry, *(other for other in entries if other is not entry)]
                 return result
         return self.miss(function, args, kwargs)
 

@@ -285,7 +285,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "GET_ITER": (1, lambda tracer, at, value: get_iterator(tracer, value)),
     "CALL_INTRINSIC_1": (1, lambda tracer, at, value: call_intrinsic(tracer, at, value)),
     "STOPITERATION_ERROR": (1, lambda tracer, at, value: stop_as_error(value)),
-    "LIST_TO_TUPLE": (1, lambda tracer, at, value: tuple(value)),
+    "LIST_TO_TUPLE": (1, lambda tracer, at, value: call(tracer, tuple, (value,), {})),
     "CONVERT_VALUE": (1, lambda tracer, at, value: call(tracer, CONVERSIONS[at.arg], (value,), {})),
     "FORMAT_SIMPLE": (1, lambda tracer, at, value: call(tracer, format, (value, ""), {})),
     "FORMAT_WITH_SPEC": (2, lambda tracer, at, value, form: call(tracer, format, (value, form), {})),
@@ -393,7 +393,7 @@ def call_intrinsic(tracer: Tracer, at: Instruction, value: Any) -> Any:
 
 INTRINSICS: dict[int, Callable[..., Any]] = {
     3: lambda tracer, value: stop_as_error(value), 5: lambda tracer, value: unary(tracer, "pos", value),
-    6: lambda tracer, value: tuple(value),
+    6: lambda tracer, value: call(tracer, tuple, (value,), {}),
 }
 
 

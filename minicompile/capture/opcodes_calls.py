@@ -168,7 +168,7 @@ def before_with(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("WITH_EXCEPT_START")
 def with_except_start(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Call the exit of a context manager with the exception."""
-    error = frame.stack[-1]
+    error = top(tracer, frame)
     frame.stack.append(call(tracer, tracer.resolve(frame.stack[-4]), (type(error), error, error.__traceback__), {}))
 
 
@@ -192,7 +192,7 @@ def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether an `except` clause matches."""
     kinds = tracer.resolve(frame.stack.pop())
-    frame.stack.append(isinstance(frame.stack[-1], kinds))
+    frame.stack.append(isinstance(top(tracer, frame), kinds))
 
 
 @opcode("RERAISE")
@@ -204,7 +204,7 @@ def reraise(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("CLEANUP_THROW")
 def cleanup_throw(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An exception was thrown into a generator that delegates."""
-    error = frame.stack[-1]
+    error = top(tracer, frame)
     if not isinstance(error, StopIteration):
         raise RaisedInUserCode(error)
     del frame.stack[-3:]
@@ -291,7 +291,7 @@ def match_mapping(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
 @opcode("MATCH_KEYS")
 def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The values of a mapping pattern's keys, or `None`."""
-    keys, subject = frame.stack[-1], tracer.resolve(frame.stack[-2])
+    keys, subject = top(tracer, frame), tracer.resolve(frame.stack[-2])
     values: list[Any] | None = []
     for key in keys:
         try:

@@ -128,11 +128,11 @@ class Emitter:
             if hasattr(kind, "n_sequence_fields"):
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items},))", "made")
             return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}{',' if value else ''}))", "made")
+        if kind.__module__ in ("types", "typing") or isinstance(value, (types.CodeType, property)):
+            return self.constant(value, "made")
         if isinstance(value, (list, dict, set, collections.deque, BaseException)) or has_plain_layout(value):
             if id(value) in self.tracer.fresh:
                 return build_instance(self, value)
-        if kind.__module__ in ("types", "typing") or isinstance(value, (types.CodeType, property)):
-            return self.constant(value, "made")
         raise RunEager(f"an object of type {kind.__name__} crosses the end of the captured code")
 
 

@@ -103,6 +103,15 @@ def wrap_method(tracer: Tracer, real: types.MethodType, source: Source) -> Any:
     return method
 
 
+def wrap_super(tracer: Tracer, real: Any, source: Source) -> Any:
+    """What `super()` gave: its class and its object each by their own rules."""
+    tracer.guards.type(source, real)
+    parts = [wrap(tracer, getattr(real, name), Attribute(source, name)) for name in ("__thisclass__", "__self__")]
+    stand_in = super(*parts)
+    tracer.register(stand_in, real, source)
+    return stand_in
+
+
 def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
     """A builtin function, or a builtin method bound to an object from outside."""
     owner = real.__self__
@@ -384,7 +393,7 @@ RULES: dict[type, Rule] = {
     torch.Tensor: wrap_tensor, torch.nn.Parameter: wrap_tensor, types.FunctionType: wrap_function,
     types.MethodType: wrap_method, types.BuiltinFunctionType: wrap_builtin, tuple: wrap_tuple, list: wrap_list,
     dict: wrap_dict, set: wrap_set, frozenset: wrap_set, collections.deque: wrap_deque, types.CellType: wrap_cell,
-    functools.partial: wrap_partial, type(MISSING): wrap_object,
+    functools.partial: wrap_partial, super: wrap_super, type(MISSING): wrap_object,
 }
 BASE_RULES: tuple[tuple[Any, Rule], ...] = (
     (torch.Tensor, wrap_tensor), (IDENTITY_TYPES, wrap_identity), (enum.Enum, wrap_identity), (tuple, wrap_tuple),

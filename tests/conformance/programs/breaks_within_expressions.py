@@ -1,0 +1,140 @@
+"""Graph breaks in the middle of an expression or a header: what lies on the stack then comes from outside of the next graph."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import torch
+from torch import nn
+
+import minicompile
+from tests.conformance.catalogue import after, call, count, leaf, normal, positive, program
+
+
+@minicompile.disable
+def apart(value):
+    return value
+
+
+@program(core=True)
+def displays_that_are_half_built():
+    def outer(xs, y, table):
+        total = (*xs, apart(y), *[y + 1])
+        listed = [*xs, 5, apart(3)]
+        merged = {**table, "b": apart(y), **{"z": 1}}
+        return total, listed, sorted({*table, apart("q")}), merged, max(*map(len, [*table, apart("abc")]), 0), (y, *apart([y * 2]), *xs)
+
+    return outer, [call([normal(1)], normal(1), {"a": 1}), call([normal(1), normal(2)], normal(1), {"a": 1, "c": 2}),
+                   call([], normal(2), {})]
+
+
+@program
+def arguments_that_are_half_evaluated():
+    def outer(xs, k, options):
+        first = torch.add(*xs, apart(xs[0]) if len(xs) < 2 else apart(xs[1]) * 0)
+        second = dict(*[[("a", apart(k))]], **options)
+        return first, second, sum([apart(k), *[1] * len(xs)]), "{}-{}".format(*[apart(k)], len(xs)), [x * apart(k) for x in xs]
+
+    return outer, [call([normal(2)], 2, {"b": 1}), call([normal(2), normal(2)][:1], 3, {}), call([normal(2)] * 1, 2, {"c": 5, "d": 6})]
+
+
+@program
+def handlers_chosen_after_a_break():
+    def outer(x, key, kinds, log):
+        try:
+            raise apart(KeyError)(key)
+        except apart(kinds) as first:
+            log.append(str(first))
+            try:
+                raise ValueError(2) from apart(first)
+            except (apart(TypeError), ValueError) as second:
+                log.append((repr(second.__cause__), repr(second.__context__), repr(sys.exc_info()[1])))
+                x = x + len(log)
+        except Exception:
+            log.append("other")
+        finally:
+            apart(log.append)("finally")
+        return x
+
+    return outer, [call(count(2), 1, KeyError, []), call(count(2), 2, ValueError, []), call(count(2), 3, (TypeError, LookupError), [])]
+
+
+@program
+def super_that_crosses_a_break():
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def __call__(self, x):
+            apart(self).calls += 1
+            return apart(super()).__call__(x)
+
+        def forward(self, x):
+            return x * self.calls
+
+    class Named:
+        made = 0
+
+        @classmethod
+        def make(cls, x):
+            cls.made += 1
+            return x * cls.made
+
+    class Again(Named):
+        @classmethod
+        def make(cls, x):
+            return apart(super()).make(x) + 1
+
+    module = Counted()
+
+    def outer(x):
+        return module(x) + Again.make(x)
+
+    return outer, [call(count(2)), call(count(2)), after(lambda: setattr(module, "calls", 7), count(2))], module
+
+
+@program
+def a_type_made_inside_crosses_a_break():
+    def outer(x):
+        either, listed = int | None, list[int]
+        print(either, listed)
+        return x + isinstance(3, either), str(either), listed == list[int], str(dict[str, either] if apart(True) else None)
+
+    return outer, [call(normal(2)), call(normal(2))]
+
+
+@program
+def a_check_in_a_try_behind_a_break():
+    def outer(x):
+        try:
+            print("checking")
+            if (x < 0).any():
+                raise ValueError("negative")
+            return x.sqrt(), "root"
+        except ValueError as error:
+            return -x, str(error)
+
+    return outer, [call(positive(3)), call(-positive(3)), call(positive(3)), call(-positive(3)), call(positive(3))]
+
+
+@program
+def headers_with_breaks():
+    @contextlib.contextmanager
+    def scaled(k):
+        yield apart(k) * 2
+
+    def outer(x, names):
+        with apart(torch.no_grad)(), scaled(apart(3)) as k, contextlib.suppress(apart(ZeroDivisionError)):
+            y = x * k
+            y = y / apart(len(names))
+            1 // (len(names) - 1)
+            y = y + 1
+        for index, name in apart(enumerate)(names, start=apart(1)):
+            y = y + index if apart(name) else y - index
+        while apart(k) > 4:
+            k -= 1
+        return y, k, x * 2 if apart(k) == 4 else None, [n for n in names if apart(n)], not apart(names), apart(k) < 5 < apart(7)
+
+    return outer, [call(leaf(2), ["a", ""]), call(leaf(2), ["a"]), call(normal(2), ["", "b", "c"])]
