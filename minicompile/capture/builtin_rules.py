@@ -46,6 +46,7 @@ from minicompile.capture.iteration import advance, drain, get_iterator, native_i
 from minicompile.capture.operators import (
     BINARY,
     COMPARISONS,
+    as_index,
     binary,
     compare,
     contains,
@@ -444,7 +445,7 @@ def simple(function: Any) -> Any:
         if function is range:
             if any(isinstance(item, FakeTensor) for item in args):
                 raise Break("tensor value", "`range` of a tensor")
-            args = tuple(int(item) if is_symbolic(item) else item for item in args)
+            args = tuple(int(item) if is_symbolic(item) else as_index(tracer, item) for item in args)
         return tracer.made(run_native(tracer, function, args, kwargs))
 
     return rule

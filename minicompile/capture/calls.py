@@ -14,7 +14,7 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -369,6 +369,10 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     shallow = function.__name__ in SHALLOW_METHODS
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
         force(tracer, owner, not shallow)
+    if function.__name__ in ("__repr__", "__str__", "__format__", "__mod__"):
+        check_printable(tracer, [owner, *args], symbols=False)
+    elif function.__name__ in COMPARING_METHODS:
+        refuse_objects(tracer, owner, *args)
     if isinstance(owner, (dict, set, frozenset)) and args:
         if function.__name__ in OF_ONE_KEY:
             args = (settled(tracer, owner, args[0]), *args[1:])
@@ -384,6 +388,7 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
 
+COMPARING_METHODS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
 OF_ONE_KEY = frozenset({"add", "discard", "remove", "pop", "move_to_end", "__contains__", "__setitem__", "__delitem__"})
 
 
@@ -412,39 +417,46 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
 
-def check_safe(tracer: Tracer, value: Any, seen: set[int] | None = None) -> None:
-    """Refuse values on which a native function would run unguarded user code."""
-    kind = type(value)
-    if kind in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, (type, FakeTensor, Callback, types.BuiltinFunctionType)):
+def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """What is in a container, and in those inside of it; a value that is none, itself."""
+    base: Any = next((base for base in (*CONTAINERS, collections.deque) if isinstance(value, base)), None)
+    if base is None or type(value) in CONSTANT_TYPES:
+        yield value
         return
-    if isinstance(value, (list, tuple, dict, set, frozenset)):
-        seen = seen or set()
-        if id(value) in seen:
-            return
+    seen = set() if seen is None else seen
+    if id(value) not in seen:
         seen.add(id(value))
-        for item in (dict.values(value) if isinstance(value, dict) else value):
-            check_safe(tracer, item, seen)
-        return
-    if has_python_methods(kind) and kind.__module__ not in ("inspect", "typing"):
-        raise Break("user object", f"an object of type {kind.__name__} is passed to a function written in C")
+        for part in (*base.__iter__(value), *(dict.values(value) if base is dict else ())):
+            yield from leaves(part, seen)
 
 
-def check_printable(tracer: Tracer, value: Any) -> None:
-    """Refuse to print what would show an address or a fake tensor."""
-    if isinstance(value, FakeTensor):
-        raise Break("input or output", "a tensor is turned into text")
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        force(tracer, value)
-        for item in value:
-            check_printable(tracer, item)
-    elif isinstance(value, dict):
-        force(tracer, value)
-        for key, item in value.items():
-            check_printable(tracer, key)
-            check_printable(tracer, item)
-    elif (type(value).__repr__ is object.__repr__ or isinstance(value, (types.FunctionType, torch.nn.Module))
-          or is_outside(tracer, value) and not isinstance(value, (*IDENTITY_TYPES, enum.Enum))):
-        raise Break("unsupported value", f"an object of type {type(value).__name__} is turned into text")
+def check_safe(tracer: Tracer, value: Any) -> None:
+    """Refuse values on which a native function would run unguarded user code."""
+    for leaf in leaves(value):
+        kind = type(leaf)
+        if isinstance(leaf, (type, FakeTensor, Callback)) or is_symbolic(leaf) or not has_python_methods(kind):
+            continue
+        if kind.__module__ not in ("inspect", "typing"):
+            raise Break("user object", f"an object of type {kind.__name__} is passed to a function written in C")
+
+
+def check_printable(tracer: Tracer, value: Any, symbols: bool = True) -> None:
+    """Refuse to print what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out)."""
+    force(tracer, value)
+    for leaf in leaves(value):
+        if isinstance(leaf, FakeTensor):
+            raise Break("input or output", "a tensor is turned into text")
+        if is_symbolic(leaf) and not symbols or type(leaf).__repr__ is object.__repr__ or (
+                isinstance(leaf, (types.FunctionType, torch.nn.Module))
+                or is_outside(tracer, leaf) and not isinstance(leaf, (*IDENTITY_TYPES, enum.Enum))):
+            raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")
+
+
+def contains_tensor(value: Any) -> bool:
+    """Whether a fake tensor, or an object that may hold one, is in a value."""
+    plain = (type, types.BuiltinFunctionType)
+    return any(isinstance(leaf, FakeTensor) or type(leaf) not in CONSTANT_TYPES and not isinstance(leaf, plain)
+               for leaf in leaves(value))
 
 
 @functools.cache
@@ -457,17 +469,6 @@ def has_python_methods(kind: type) -> bool:
 WATCHED_METHODS = ("__eq__", "__hash__", "__lt__", "__gt__", "__add__", "__radd__", "__len__", "__iter__", "__getitem__",
                    "__contains__", "__str__", "__repr__", "__format__", "__bool__", "__int__", "__float__", "__index__",
                    "__next__", "__call__", "__abs__", "__round__")
-
-
-def contains_tensor(value: Any, depth: int = 4) -> bool:
-    """Whether a fake tensor is inside a container (looking a few levels deep)."""
-    if isinstance(value, FakeTensor):
-        return True
-    if depth and isinstance(value, (list, tuple, set, frozenset)):
-        return any(contains_tensor(item, depth - 1) for item in value)
-    if depth and isinstance(value, dict):
-        return any(contains_tensor(item, depth - 1) for item in value.values())
-    return type(value) not in CONSTANT_TYPES and not isinstance(value, (type, types.BuiltinFunctionType))
 
 
 @functools.cache
@@ -597,9 +598,29 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     if kind is weakref.ref and not args:
         source = tracer.sources.get(id(function))
         return function() if source is None else tracer.wrap(function(), Source(source, "{0}()"))
-    if is_pure_native(function) or kind.__module__ == "operator" or kind is KEY_WRAPPER:
+    if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller) and len(args) == 1 and not kwargs:
+        return call_getter(tracer, function, args[0])
+    if is_pure_native(function) or kind is KEY_WRAPPER:
         return call_pure(tracer, function, args, kwargs)
     raise unknown_call(function)
+
+
+def call_getter(tracer: Tracer, getter: Any, value: Any) -> Any:
+    """What a getter of the module `operator` makes of a value."""
+    source = tracer.sources.get(id(getter))
+    maker, parts = getter.__reduce__()
+    if source is not None:
+        if maker is not type(getter):
+            raise Break("unknown call", "a `methodcaller` with keyword arguments that was made outside")
+        parts = tracer.wrap(parts, Source(source, "{0}.__reduce__()[1]"))
+    if isinstance(getter, operator.methodcaller):
+        given = (*getattr(maker, "args", ()), *parts)
+        return call(tracer, get_attribute(tracer, value, given[0]), given[1:], getattr(maker, "keywords", {}))
+    if isinstance(getter, operator.itemgetter):
+        found = tuple(call(tracer, operator.getitem, (value, key), {}) for key in parts)
+    else:
+        found = tuple(functools.reduce(functools.partial(get_attribute, tracer), name.split("."), value) for name in parts)
+    return found if len(parts) > 1 else found[0]
 
 
 KEY_WRAPPER = type(functools.cmp_to_key(max))

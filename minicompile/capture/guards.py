@@ -236,8 +236,7 @@ def inline_literal(value: Any) -> str | None:
     return text if text is not None and len(text) < 40 else None
 
 
-OUR_NAMES = ("same_float torch no_overlap torch_state is_empty_cell GUARD_ERRORS truth item error failure trace context").split()
-KEYWORDS = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | frozenset(OUR_NAMES)
+OUR_NAMES = frozenset("torch GUARD_ERRORS truth item error failure trace context".split())
 
 
 def same_float(value: Any, expected: float) -> bool:
@@ -368,6 +367,12 @@ def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) 
     return all(storages.get(tensor.untyped_storage()._cdata, 0) <= 1 for tensor in changed)
 
 
+def all_apart(count: int, objects: Sequence[Any]) -> bool:
+    """Whether none of the first `count` objects is another one of them all."""
+    first = set(map(id, objects[:count]))
+    return len(first) == count and first.isdisjoint(map(id, objects[count:]))
+
+
 def is_empty_cell(cell: Any) -> bool:
     """Whether a closure cell holds nothing."""
     try:
@@ -379,6 +384,7 @@ def is_empty_cell(cell: Any) -> bool:
 
 FEWEST_TOGETHER = 8
 LATE = ("shape", "overlap")  # kinds that are tested when the tensors are known to be what they were
-GUARD_SCOPE = {"same_float": same_float, "no_overlap": no_overlap, "is_empty_cell": is_empty_cell, "math": math,
-               "torch_state": torch_interface.torch_state}
+GUARD_SCOPE = {"same_float": same_float, "no_overlap": no_overlap, "all_apart": all_apart, "is_empty_cell": is_empty_cell,
+               "math": math, "torch_state": torch_interface.torch_state}
 """What the text of guards may name."""
+KEYWORDS = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | OUR_NAMES | GUARD_SCOPE.keys()

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import TensorMethod
+from minicompile.capture.attributes import HEAP_TYPE, TensorMethod
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
-from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import RAISED, ResumeShape
@@ -37,8 +36,8 @@ from minicompile.capture.upcoming import skip
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
 
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
-             type(iter("")), type(reversed(range(0))), type(iter({})), type(iter({}.values())), type(iter({}.items())),
-             type(iter(set())))
+             type(iter("")), type(iter("é")), type(reversed(range(0))), type(iter({})), type(iter({}.values())),
+             type(iter({}.items())), type(iter(set())))
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -117,7 +116,7 @@ class Emitter:
             if isinstance(value, types.BuiltinFunctionType) and not isinstance(
                 value.__self__, (types.ModuleType, type, type(None))
             ):
-                return f"{self.value(value.__self__)}.{value.__name__}"
+                return f"({self.value(value.__self__)}).{value.__name__}"
             return self.constant(value, getattr(value, "__name__", kind.__name__))
         if kind in ITERATORS:
             return build_iterator(self, value)
@@ -153,7 +152,7 @@ class Emitter:
         """The call that goes on with a frame at an instruction, with its stack and then some expressions pushed."""
         kinds, saved, names, values = self.frame_state(frame, index, stack)
         kinds += "".join("n" if text is None else "v" for text in pushes)
-        code, asked = frame.code, VERSION < (3, 12) and "super" in frame.code.co_names and "__class__" in frame.cells
+        code, asked = frame.code, "super" in frame.code.co_names and "__class__" in frame.cells
         shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator, asked)
         point = self.constant(self.resume_point(frame.program, frame.globals, shape), "resume")
         closure = "".join(f"{self.value(cell)}, " for cell in frame.cells.values())
@@ -167,7 +166,11 @@ class Emitter:
 def has_plain_layout(value: Any) -> bool:
     """Whether an object can be rebuilt from its instance dictionary and slots."""
     kind = type(value)
-    return kind.__new__ is object.__new__ or isinstance(kind.__new__, types.FunctionType)
+    made_by_python = kind is object or kind.__flags__ & HEAP_TYPE and not kind.__flags__ & NEVER_INSTANTIATED
+    return bool(made_by_python) and (kind.__new__ is object.__new__ or isinstance(kind.__new__, types.FunctionType))
+
+
+NEVER_INSTANTIATED = 1 << 7  # CPython's flag of classes of which only C makes instances
 
 
 def build_list(emitter: Emitter, value: list[Any]) -> str:

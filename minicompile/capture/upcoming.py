@@ -18,7 +18,7 @@ from minicompile.capture.source import Item, Source
 from minicompile.capture.tracer import Tracer
 
 TABLES = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
-PLAIN = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), reversed, type(iter("")),
+PLAIN = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), reversed, type(iter("")), type(iter("é")),
          type(reversed(range(0))), *TABLES)
 IMMUTABLE = (tuple, range, str)
 CONTAINERS = (*IMMUTABLE, list, dict)

@@ -30,10 +30,10 @@ from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
-from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted_module
+from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted, is_trusted_module
 from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, Tracer
 from minicompile.capture.upcoming import guard_independence
-from minicompile.capture.values import wrap
+from minicompile.capture.values import IDENTITY_TYPES, is_structural, wrap
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported, warn_user
 from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
@@ -149,6 +149,26 @@ class Attempt:
         if isinstance(caller, types.FunctionType):
             return get_attribute(tracer, target, "__call__"), args, kwargs
         raise RunEager(f"`{getattr(target, '__name__', type(target).__name__)}` is not written in Python")
+
+
+def guard_aliases(tracer: Tracer) -> None:
+    """Guard that what the captured code changed is nothing that it knows by another name."""
+    effects = tracer.effects
+    changed = {id(shadow.real) for shadow in effects.changed_shadows()} | {
+        id(tracer.reals.get(id(owner))) for owner, _ in effects.attributes.values()}
+    groups: dict[Any, dict[int, Source]] = {}
+    for key, source in tracer.sources.items() if changed else ():
+        real = tracer.reals[key]
+        if not isinstance(real, IDENTITY_TYPES) and not is_trusted(source):
+            place = getattr(source, "key", "") if is_structural(source) else None
+            groups.setdefault((type(real), place), {})[id(real)] = source
+    for group in groups.values():
+        written = [source for key, source in group.items() if key in changed]
+        if written and len(group) > 1:
+            sources = (*written, *(source for key, source in group.items() if key not in changed))
+            names = "".join(f"{{others[{place}]}}, " for place in range(len(sources)))
+            tracer.guards.test(sources[0], f"all_apart({{1}}, ({names}))", (len(written),),
+                               "`{0}` is changed and is none of the others", "overlap", others=sources)
 
 
 def parameter_names(function: Any) -> list[str]:
@@ -275,6 +295,7 @@ class Assembly:
         tracer, graph = self.tracer, self.tracer.graph
         self.check_mutation()
         guard_independence(tracer)
+        guard_aliases(tracer)
         for complaint in check_marks(tracer):
             if self.context.config.fullgraph:
                 raise Unsupported("dynamic size", complaint)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
+import re
 import sys
 
 import torch
@@ -138,3 +141,61 @@ def headers_with_breaks():
         return y, k, x * 2 if apart(k) == 4 else None, [n for n in names if apart(n)], not apart(names), apart(k) < 5 < apart(7)
 
     return outer, [call(leaf(2), ["a", ""]), call(leaf(2), ["a"]), call(normal(2), ["", "b", "c"])]
+
+
+@program
+def what_only_c_makes_is_live_at_a_break():
+    def outer(x, n, text):
+        found, until, to_bytes = re.match(r"(\w+)-(\d)", text), iter([1, 2, 3].pop, 2), n.to_bytes
+        counted, lengths = itertools.count(n), operator.attrgetter("numerator")
+        x = x + apart(n)
+        numbers = list(until), to_bytes(2, "big"), (-n).bit_length() + apart(1), next(counted), lengths(n)
+        return x * int(found[2]), numbers, text.split(apart("-"))
+
+    return outer, [call(normal(2), 3, "ab-4"), call(normal(2), 5, "c-2"), call(normal(2), 6, "c-2")]
+
+
+@program
+def attributes_of_generators_and_methods():
+    def outer(x):
+        def parts():
+            yield x
+
+        made, add = parts(), x.add
+        kinds = made.__class__.__name__, type(made).__name__, hasattr(made, "gi_frame"), made.__name__, made.gi_running
+        return kinds, add.__name__, add.__self__ is x, add == x.add, hasattr(add, "missing"), add.__call__(2), next(made) + 1
+
+    return outer, [call(normal(2)), call(normal(3))]
+
+
+@program
+def instances_made_by_a_metaclass():
+    class Single(type):
+        made = {}
+
+        def __call__(cls, *args, **kwargs):
+            if cls not in cls.made:
+                cls.made[cls] = super().__call__(*args, **kwargs)
+            return cls.made[cls]
+
+    class Store(metaclass=Single):
+        def __init__(self, k=1):
+            self.k = k
+
+    class Tagged(type):
+        def __call__(cls, *args):
+            made = super().__call__(*args)
+            made.tag = cls.__name__
+            return made
+
+    class Point(metaclass=Tagged):
+        def __init__(self, x):
+            self.x = x
+
+    def outer(x, k):
+        store = Store(k)
+        store.k += 1
+        point = Point(x * store.k)
+        return point.x + 1, point.tag, store is Store(), len(Single.made)
+
+    return outer, [call(normal(2), 3), call(normal(2), 5), call(normal(2), 7)], Single
