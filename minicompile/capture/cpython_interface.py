@@ -1,31 +1,32 @@
-"""Two questions to CPython, answered in a fraction of a microsecond: was a dictionary changed, are these the same objects.
+"""A question to CPython, answered in a microsecond: were these dictionaries, or the types of these objects, changed?
 
 CPython 3.12 and later tell of every change to a dictionary that somebody watches (`PyDict_Watch`), and torch keeps the
 number of the latest such change in the process for each dictionary. We change a dictionary of our own and look at its
 number: if it grew by more than one since the last time, another watched dictionary was changed in between. In CPython 3.11
 every dictionary holds a number that every change of it replaces (PEP 509), the fourth word of its memory.
 
-Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. That the last word but one of a
-list says where the addresses of its items lie, one after the other, is how CPython 3.11 to 3.14 lays it out. All of this is
-tried when this is imported, and not used where it fails. Must not know what is in the dictionaries, nor decide which are
-worth watching.
+Nobody tells of an object's new type or `__dict__`. CPython 3.11 to 3.14 keep the type in the second word of an object, and the
+`__dict__`, if it exists as an object of its own, in the third word ahead of it. All such words are read at once.
+
+Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. All of this is tried when this is
+imported, and not used where it fails. Must not know what is in the dictionaries, nor decide which are worth watching.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import gc
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from torch._C._dynamo.guards import dict_version
 
 WORD = struct.calcsize("P")
-character, pointer_at = ctypes.c_char, ctypes.c_size_t.from_address
+MANAGED_DICT = 1 << 4
+"""The flag of types whose objects have their `__dict__` where it is read here."""
 PROBE: dict[int, Any] = {}
 LATEST = types.SimpleNamespace(number=-1, epoch=object())
 """The number of our own latest change, and the epoch that began with the latest change of anybody else's."""
@@ -46,20 +47,36 @@ def epoch() -> object:
     return LATEST.epoch
 
 
-def watch(tables: Iterable[Any]) -> Callable[[], object]:
-    """A function that gives the same as long as no dictionary among `tables`, which are to be kept alive, is changed."""
+def words_at(places: Sequence[int]) -> Callable[[], bytes]:
+    """A function that reads the words at some addresses: as an array over all that is between them, which is not looked at."""
+    first = min(places)
+    size, kind = (max(places) - first) // WORD + 1, np.dtype(np.uintp).str
+    layout = {"data": (first, True), "shape": (size,), "typestr": kind, "version": 3}
+    memory = np.asarray(types.SimpleNamespace(__array_interface__=layout))
+    wanted = np.array([(place - first) // WORD for place in places])
+    return lambda: memory.take(wanted).tobytes()
+
+
+def watch(tables: Sequence[Any], owners: Sequence[Any]) -> Callable[[], object]:
+    """A function that gives the same as long as no dictionary among `tables` is changed and each of the `owners`, of types with
+    `MANAGED_DICT`, is of the type and has the `__dict__` that it has now. Whoever calls it has all of them alive."""
+    places = [id(owner) + word * WORD for owner in owners for word in (1, -3)]
     if sys.version_info < (3, 12):
-        words = [memoryview((ctypes.c_char * WORD).from_address(id(table) + 3 * WORD)) for table in tables]
-        return functools.partial(b"".join, words)
+        return words_at([*(id(table) + 3 * WORD for table in tables), *places])
     for table in tables:
         dict_version(table)
-    return epoch
+    words = words_at(places)
+    return lambda: (epoch(), words())
 
 
 class Sample:
     """An object whose attributes are changed to see whether that is noticed; 3.13.0 misses changes made in this way."""
 
     value: object
+
+
+class OtherSample(Sample):
+    """What a sample becomes."""
 
 
 def table_behind(value: Any) -> Any:
@@ -71,9 +88,9 @@ def is_reliable() -> bool:
     """Whether changes are noticed and counted here as described above."""
     if sys.version_info < (3, 11) or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
-    sample, objects = Sample(), [sys, PROBE]
+    sample = Sample()
     tables = PROBE, vars(sample), table_behind(vars(Sample))
-    state = watch(tables)
+    state = watch(tables, [sample])
     states = [state()]
     for _ in range(20):  # often enough for CPython to specialise the store
         for owner in (sample, Sample):
@@ -82,16 +99,15 @@ def is_reliable() -> bool:
     for owner in (sample, Sample):
         del owner.value
         states.append(state())
-    noticed = len(set(states)) == len(states) and state() == states[-1]
-    if noticed and sys.version_info < (3, 12):
-        noticed = states[-1] == struct.pack("3Q", *map(dict_version, tables))
-    return noticed and addresses(objects) == struct.pack("2P", *map(id, objects))
-
-
-def addresses(objects: list[Any]) -> bytes:
-    """The identities of some objects, as long as these are kept alive; read from the memory of their list."""
-    items = pointer_at(id(objects) + list.__basicsize__ - 2 * WORD).value
-    return (character * (WORD * len(objects))).from_address(items).raw
+    if state() != states[-1]:
+        return False
+    read = words_at([id(sample) + WORD, id(sample) - 3 * WORD])
+    for change in ("__dict__", dict(vars(sample))), ("__class__", OtherSample):
+        setattr(sample, *change)
+        states.append(state())
+        if read() != struct.pack("2P", id(type(sample)), id(sample.__dict__)):
+            return False
+    return len(set(states)) == len(states)
 
 
 RELIABLE = is_reliable()

@@ -10,8 +10,7 @@ write code.
 from __future__ import annotations
 
 import collections
-import functools
-import gc
+import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.cpython_interface import RELIABLE, addresses, table_behind, watch
+from minicompile.capture.cpython_interface import MANAGED_DICT, RELIABLE, table_behind, watch
 from minicompile.capture.guards import Guard, Lasting, TensorGuard
 from minicompile.capture.source import Argument, Attribute, Baked, Item, Source, is_trusted_module
 
@@ -35,7 +34,7 @@ UNKNOWN: Any = type("Unknown", (), {})()
 
 def has_plain_table(kind: type) -> bool:
     """Whether instances of a class have an ordinary `__dict__`, which is read in the ordinary way."""
-    if kind.__getattribute__ is not object.__getattribute__:
+    if kind.__getattribute__ is not object.__getattribute__ or not kind.__flags__ & MANAGED_DICT:
         return False
     tables = (vars(base)["__dict__"] for base in kind.__mro__ if "__dict__" in vars(base))
     return type(next(tables, None)) is types.GetSetDescriptorType
@@ -46,10 +45,9 @@ class Tree:
 
     Attributes:
         roots: weak references to the modules; values: what the generated function needs of what was read.
-        tables: the dictionaries; owners: the objects below whose types and `__dict__` matter; `read` gives
-            these two of each, and `expected` is what they were.
-        state: tells whether the dictionaries were changed; seen: what it said when the guards held last, or `None` while that
-            is not known; empty: those of them that held nothing then: to fill such a one with `update` is the one change
+        tables: the dictionaries; owners: the objects below whose types and `__dict__` matter; kept: these.
+        state: tells whether anything of this was changed; seen: what it said when the guards held last, or `None` while that
+            is not known; empty: the dictionaries that held nothing then: to fill such a one with `update` is the one change
             that goes unnoticed.
     """
 
@@ -58,11 +56,16 @@ class Tree:
         self.roots = [weakref.ref(root, forget) for root in roots]
         self.tables, self.owners, self.failures = tables, owners, failures
         self.values: tuple[Any, ...] = ()
-        self.state, self.empty = watch(tables), list[Any]()
-        self.seen: object = None
-        self.read = functools.partial(gc.get_referents, *owners)
         self.kept = [each for owner in (*owners, *roots) for each in (owner.__dict__, type(owner))]
-        self.expected = addresses(self.kept)
+        self.state, self.empty = watch(tables, (*owners, *roots)), list[Any]()
+        self.seen: object = None
+
+    def is_of(self, roots: tuple[Any, ...]) -> bool:
+        """Whether these are the modules."""
+        for root, known in zip(roots, self.roots):  # noqa: B905 - one variant has one number of them
+            if known() is not root:
+                return False
+        return True
 
 
 class ModuleTrees:
@@ -74,12 +77,7 @@ class ModuleTrees:
     def unchanged(self, *roots: Any) -> tuple[Any, ...] | None:
         """What was read below these modules, if it is still what would be read and all guards on it hold."""
         tree = self.trees.get(id(roots[0]))
-        if tree is None or tree.seen != tree.state():
-            return None
-        for root, known in zip(roots, tree.roots):  # noqa: B905 - one variant has one number of them
-            if known() is not root:
-                return None
-        if addresses(tree.read(*roots)) != tree.expected or tree.empty and any(tree.empty):
+        if tree is None or not tree.is_of(roots) or tree.seen != tree.state() or tree.empty and any(tree.empty):
             return None
         tree.failures = 0
         return tree.values
@@ -87,8 +85,8 @@ class ModuleTrees:
     def begin(self, *roots: Any) -> tuple[Tree | None, object, list[Any]]:
         """What `keep` is told of the time before the guards are tested."""
         tree = self.trees.get(id(roots[0]))
-        if tree is None:
-            return None, None, []
+        if tree is None or not tree.is_of(roots):
+            return tree, None, []
         return tree, tree.state(), [table for table in tree.tables if type(table) is dict and not table]
 
     def keep(self, begun: tuple[Tree | None, object, list[Any]], roots: tuple[Any, ...], tables: tuple[Any, ...],
@@ -98,10 +96,10 @@ class ModuleTrees:
         if tree is not None and tree.failures >= MOST_FAILURES:
             return
         tables = tuple(map(table_behind, tables))
-        if tree is not None and addresses([*tables, *owners, *roots]) == addresses(
-                [*tree.tables, *tree.owners, *(known() for known in tree.roots)]):
+        if tree is not None and tree.is_of(roots) and all(map(operator.is_, (*tables, *owners), (*tree.tables, *tree.owners))):
             tree.seen, tree.empty, tree.values = began, empty, values
-        elif len(trees) < MOST_TREES and all(type(table) in TABLES for table in tables):
+        elif len(trees) < MOST_TREES and all(type(table) in TABLES for table in tables) and all(
+                has_plain_table(type(owner)) for owner in (*owners, *roots)):
             tree = trees[key] = Tree(roots, tables, owners, tree.failures if tree else 0, lambda _: trees.pop(key, None))
         if tree is not None:
             tree.failures += 1
@@ -187,7 +185,8 @@ class Plan:
         if guard.kind == "type":
             if not type(value).__flags__ & HEAP_TYPE:
                 return True
-            self.own(guard.source)
+            if has_plain_table(type(value)):
+                self.own(guard.source)
             return has_plain_table(type(value))
         if guard.kind in ("identity", "same"):
             is_table = type(value) in (dict, types.MappingProxyType)

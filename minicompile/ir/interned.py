@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 _lock = threading.Lock()
 _table: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDictionary()
-_references = _table.data  # asked directly, because the table's own `get` would be half of the time
+_references: dict[tuple[Any, ...], weakref.ref[Any]] = vars(_table)["data"]  # its own `get` would be half of the time
 
 
 class Interned:
