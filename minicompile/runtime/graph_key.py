@@ -101,6 +101,7 @@ class Description:
         self.fields(captured, {"module", "inputs", "guards", "graph_break"})
         for entry in captured.inputs:
             self.fields(entry, set())
+            self.lines.append(f"computed before the graph: {isinstance(entry.example, torch.Tensor) and not entry.example.is_leaf}")
         for node in captured.module.graph.nodes:
             self.lines.append(
                 f"{node.name} = {node.op} {self.target(node, captured.module)} {self.value(node.args)} "
@@ -161,7 +162,7 @@ class Description:
         shared = self._storages.setdefault(storage._cdata, len(self._storages))
         return (
             f"{type(tensor).__name__} {tuple(tensor.shape)} {tensor.stride()} {numbers[-2:]} {tensor.dtype} "
-            f"{tensor.device} {shared} {tensor.requires_grad} {tensor.is_leaf} {tensor.is_conj()} {tensor.is_neg()} "
+            f"{tensor.device} {shared} {tensor.requires_grad} {tensor.is_conj()} {tensor.is_neg()} "
             f"{tensor.is_inference()}"
         )
 

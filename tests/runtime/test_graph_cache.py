@@ -108,6 +108,21 @@ def test_views_mutations_and_constants_come_back(tmp_path: pathlib.Path, stages:
     assert stages.runs == 1
 
 
+def test_a_row_of_a_parameter_written_without_gradients_is_part_of_the_graph(tmp_path: pathlib.Path, stages: Stages) -> None:
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            weight[0].fill_(0.25)
+            weight.clamp_(-0.5, 0.5)
+        return x @ weight
+
+    for _ in range(2):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+        compiled(limited, tmp_path)(torch.ones(2, 3)).sum().backward()
+        torch.testing.assert_close(weight.detach()[0], torch.full((4,), 0.25))
+        torch.testing.assert_close(weight.grad, torch.full((3, 4), 2.0))
+    assert stages.runs == 1
+
+
 def test_dropout_is_seeded_by_the_run_not_by_the_entry(tmp_path: pathlib.Path) -> None:
     x = torch.ones(4096)
     torch.manual_seed(3)
