@@ -132,20 +132,38 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     return call_object(tracer, function, args, kwargs)
 
 
+PURE_CACHES = ("einops",)
+"""Libraries whose functions with a cache depend on their arguments alone, and whose results nobody changes."""
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is a constant, or a tuple of constants."""
+    return type(value) in CONSTANT_TYPES or (type(value) is tuple and all(map(is_constant, value)))
+
+
+def holds_symbols(value: Any) -> bool:
+    """Whether a value is a symbolic number, or a tuple with one."""
+    return any(map(holds_symbols, value)) if isinstance(value, tuple) else is_symbolic(value)
+
+
 def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function with a cache, for constants: what it returns is a value from outside, fetched again in each call."""
-    label = function.__qualname__
+    label = getattr(function, "__qualname__", "a function")  # a `partial` with a cache has no name
+    items = (*args, *kwargs.values())
+    pure = (function.__module__ or "").partition(".")[0] in PURE_CACHES
+    if pure and any(map(holds_symbols, items)):
+        return call(tracer, function.__wrapped__, args, kwargs)
     if function.cache_parameters()["maxsize"] == 0 or id(function) in tracer.fresh:
         raise Break("unknown call", f"`{label}` has a cache that is not kept")
-    for item in (*args, *kwargs.values()):
-        if type(item) not in CONSTANT_TYPES and not isinstance(item, IDENTITY_TYPES):
+    for item in items:
+        if not is_constant(item) and not isinstance(item, IDENTITY_TYPES):
             if type(item).__hash__ is not object.__hash__ or not is_outside(tracer, item):
                 raise Break("unknown call", f"`{label}` has a cache and is called with more than constants")
             tracer.guards.identity(tracer.sources[id(item)], item)
-    if tracer.effects.any_pending() or torch_interface.torch_state() != tracer.state:
+    if not pure and (tracer.effects.any_pending() or torch_interface.torch_state() != tracer.state):
         raise Break("unknown call", f"`{label}` has a cache and might see what was changed before")
     source = CachedCall(tracer.sources.get(id(function)) or Baked(function, label), args, dict(kwargs))
-    shown = [item if type(item) in CONSTANT_TYPES else id(item) for item in (*args, *kwargs.values())]
+    shown = [item if is_constant(item) else id(item) for item in items]
     key = (id(function), repr((shown, *kwargs)))
     if key not in tracer.global_values:
         try:

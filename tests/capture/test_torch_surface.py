@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from minicompile import compile as minicompile_compile
+from minicompile.capture import calls
 from tests.capture.support import capture, equal, same_as_eager
 
 
@@ -251,3 +253,20 @@ def test_a_walk_over_the_parts_of_a_large_model() -> None:
         return x * len(list(layers.named_modules())) + sum(1 for _ in layers.parameters())
 
     assert not kinds(same_as_eager(counted, torch.ones(2)))
+
+
+def test_a_table_of_sizes_that_a_known_library_keeps_is_made_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "PURE_CACHES", (__name__.partition(".")[0],))
+
+    @functools.lru_cache
+    def merged(shape: tuple[int, ...], parts: tuple[tuple[str, int], ...]) -> list[int]:
+        return [shape[0] * dict(parts)["s"], shape[1] // dict(parts)["s"]]
+
+    def rearranged(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(merged(tuple(x.shape), (("s", 2),)))
+
+    compiled = minicompile_compile(rearranged, fullgraph=True)
+    for rows in (2, 3, 4, 5):
+        x = torch.randn(rows, 6)
+        assert torch.equal(compiled(x), rearranged(x))
+    assert len(compiled.compiler.graphs) == 2

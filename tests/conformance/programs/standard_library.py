@@ -222,6 +222,24 @@ def lru_cache_of_constants():
 
 
 @program
+def lru_cache_of_tuples_of_constants():
+    made = []
+
+    @functools.lru_cache
+    def plan(sizes, axes=()):
+        made.append(sizes)
+        return [sum(sizes), *axes]
+
+    scaled = functools.lru_cache(functools.partial(lambda factor, sizes: factor * len(sizes), 3))
+
+    def outer(x, sizes):
+        found = plan((2, 3.0), axes=("a", (True, None)))
+        return x * found[0] + scaled((1, x.dim())), found is plan((2, 3), axes=("a", (1, None))), plan(sizes), plan(x.shape)
+
+    return outer, [call(normal(2), (2, 3)), call(normal(2, 3), (2.0, 3)), call(normal(3, 3), (4,)), call(normal(2), (2, 3))], made
+
+
+@program
 def functools_cache_of_numbers():
     @functools.cache
     def fibonacci(n):
