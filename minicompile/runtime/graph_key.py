@@ -101,7 +101,7 @@ class Description:
         self.fields(captured, {"module", "inputs", "guards", "graph_break"})
         for entry in captured.inputs:
             self.fields(entry, set())
-            self.lines.append(f"computed before the graph: {isinstance(entry.example, torch.Tensor) and not entry.example.is_leaf}")
+            self.lines.append(f"leaf: {getattr(entry.example, 'is_leaf', None)}")
         for node in captured.module.graph.nodes:
             self.lines.append(
                 f"{node.name} = {node.op} {self.target(node, captured.module)} {self.value(node.args)} "
