@@ -138,50 +138,45 @@ PURE_CACHES = ("einops",)
 
 def is_constant(value: Any) -> bool:
     """Whether a value is a constant, or a tuple of constants."""
-    return type(value) in CONSTANT_TYPES or (type(value) is tuple and all(map(is_constant, value)))
-
-
-def holds_symbols(value: Any) -> bool:
-    """Whether a value is a symbolic number, or a tuple with one."""
-    return any(map(holds_symbols, value)) if isinstance(value, tuple) else is_symbolic(value)
+    return all(map(is_constant, value)) if type(value) in (tuple, torch.Size) else type(value) in CONSTANT_TYPES
 
 
 def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function with a cache, for constants: what it returns is a value from outside, fetched again in each call."""
     label = getattr(function, "__qualname__", "a function")  # a `partial` with a cache has no name
-    items = (*args, *kwargs.values())
-    pure = (function.__module__ or "").partition(".")[0] in PURE_CACHES
-    if pure and any(map(holds_symbols, items)):
-        return call(tracer, function.__wrapped__, args, kwargs)
+    items, pure = (*args, *kwargs.values()), (function.__module__ or "").partition(".")[0] in PURE_CACHES
     if function.cache_parameters()["maxsize"] == 0 or id(function) in tracer.fresh:
         raise Break("unknown call", f"`{label}` has a cache that is not kept")
     for item in items:
         if not is_constant(item) and not isinstance(item, IDENTITY_TYPES):
             if type(item).__hash__ is not object.__hash__ or not is_outside(tracer, item):
+                if pure:
+                    return call(tracer, function.__wrapped__, args, kwargs)
                 raise Break("unknown call", f"`{label}` has a cache and is called with more than constants")
             tracer.guards.identity(tracer.sources[id(item)], item)
     if not pure and (tracer.effects.any_pending() or torch_interface.torch_state() != tracer.state):
         raise Break("unknown call", f"`{label}` has a cache and might see what was changed before")
-    source = CachedCall(tracer.sources.get(id(function)) or Baked(function, label), args, dict(kwargs))
-    shown = [item if is_constant(item) else id(item) for item in items]
-    key = (id(function), repr((shown, *kwargs)))
-    if key not in tracer.global_values:
-        try:
-            with torch_interface.compiling(False):
-                real = function(*args, **kwargs)
-        except Exception:  # user code, which eager will run again and let raise
-            raise Break("unknown call", f"`{label}` has a cache and raises") from None
-        tracer.global_values[key] = tracer.wrap(real, source)
-    return tracer.global_values[key]
+    try:
+        with torch_interface.compiling(False):
+            real = function(*args, **kwargs)
+    except Exception:  # user code, which eager will run again and let raise
+        raise Break("unknown call", f"`{label}` has a cache and raises") from None
+    return fetched_again(tracer, function, args, kwargs, real)
 
 
 def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...]) -> Any:
     """The function that `functools.singledispatch` chooses for a class, asked for again in each call."""
     (kind,) = resolved(tracer, args, {})[0]
-    key = (id(function), f"{kind.__qualname__} {id(kind)}")
+    return fetched_again(tracer, function, (kind,), {}, function(kind))
+
+
+def fetched_again(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any) -> Any:
+    """The stand-in for `real`, which `function(*args, **kwargs)` gives in every call."""
+    shown = [item if is_constant(item) else id(item) for item in (*args, *kwargs.values())]
+    key = (id(function), repr((shown, *kwargs)))
     if key not in tracer.global_values:
-        source = tracer.sources.get(id(function)) or Baked(function, function.__qualname__)
-        tracer.global_values[key] = tracer.wrap(function(kind), CachedCall(source, (kind,), {}))
+        source = tracer.sources.get(id(function)) or Baked(function, getattr(function, "__qualname__", "a function"))
+        tracer.global_values[key] = tracer.wrap(real, CachedCall(source, args, dict(kwargs)))
     return tracer.global_values[key]
 
 
