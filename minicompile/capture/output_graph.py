@@ -22,6 +22,7 @@ from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_
 from minicompile.errors import Location
 from minicompile.ir.float_input import Hints
 from minicompile.ir.graph import GraphInput, GraphModule
+from minicompile.ir.replacements import called
 
 PLAIN = (int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
@@ -200,6 +201,8 @@ class OutputGraph:
         dispatcher = python_dispatcher() if symbols else contextlib.nullcontext()
         try:
             with self.fake_mode, dispatcher, hints:
+                if symbols:
+                    return called(target, args, kwargs)
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)

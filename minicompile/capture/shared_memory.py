@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.ir.fake_mode import storage_key
+from minicompile.ir.replacements import get_item
 
 IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"})
 READ_APART = frozenset(
@@ -36,7 +37,7 @@ def refuse_shared_writes(name: str, args: tuple[Any, ...]) -> None:
     if read and name.strip("_") == "setitem":
         apart = any(isinstance(part, torch.Tensor) for part in tree_leaves(rest[0]))
         with torch.no_grad():
-            target = target if apart else target[rest[0]]
+            target = target if apart else get_item(target, rest[0])
     written = span_of(target)
     for place in map(span_of, read):
         if place and written and place[0] < written[1] and written[0] < place[1] and (apart or place != written):

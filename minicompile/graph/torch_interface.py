@@ -16,10 +16,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key
+from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key, surely_equal
 from minicompile.ir.graph import GraphModule
 
-__all__ = ["FAKE_DEVICE", "storage_key", "FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
+__all__ = ["FAKE_DEVICE", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
 
 FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
@@ -100,15 +100,6 @@ def mutation_is_hidden_from_autograd(value: torch.Tensor) -> bool:
 def is_symbolic(value: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a fake tensor is an expression over symbols."""
     return value._has_symbolic_sizes_strides
-
-
-def surely_equal(first: Any, second: Any) -> bool:
-    """Whether two sizes are equal in every call of the graph, as far as is known; nothing new is assumed."""
-    if type(first) is int and type(second) is int:
-        return first == second
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loaded already where there are symbols
-
-    return statically_known_true(first == second)
 
 
 def symbolic_numbers(value: Any) -> list[torch.SymInt]:

@@ -29,8 +29,8 @@ from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import ancestors
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder, tensors_of
-from minicompile.graph.replacements import REPLACED
 from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
+from minicompile.ir.replacements import called
 
 # Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python
 # dispatcher (too slow for every operator) put honest ones in their place.
@@ -248,13 +248,7 @@ class _Tracer:
         args = torch.fx.node.map_arg(node.args, environment.__getitem__)
         kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
         first = torch_interface.next_sequence_number()
-        if node.op == "call_method":
-            method = getattr(type(args[0]), str(node.target), None)
-            if method in REPLACED:
-                result = REPLACED[method](*args, **kwargs)
-            else:
-                result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        elif node.target in SDPA:
+        if node.target in SDPA:
             result = self._attention(node.target, args, kwargs)
         elif node.target is written_attention:
             result = written_attention(self.seeds, *args)
@@ -266,7 +260,7 @@ class _Tracer:
             with torch_interface.python_dispatcher():
                 result = node.target(*args, **kwargs)
         else:
-            result = REPLACED.get(node.target, node.target)(*args, **kwargs)
+            result = called(node.target, args, kwargs)
             if getattr(node.target, "views", False):
                 self.views_by_hand.update(torch_interface.storage_key(value) for value in result)
         for number in range(first, torch_interface.next_sequence_number()):

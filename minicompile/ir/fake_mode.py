@@ -104,6 +104,15 @@ def memory_format(func: Any, args: Any) -> torch.memory_format | None:
     return torch.contiguous_format if func in CONTIGUOUS else None
 
 
+def surely_equal(first: Any, second: Any) -> bool:
+    """Whether two sizes are equal in every call of the graph, as far as is known; nothing new is assumed."""
+    if type(first) is int and type(second) is int:
+        return first == second
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loaded already where there are symbols
+
+    return statically_known_true(first == second)
+
+
 def storage_key(value: torch.Tensor) -> int:
     """Equal for tensors that share storage; functional tensors have functional storages."""
     return value.untyped_storage()._cdata

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 
 import minicompile
@@ -572,3 +573,38 @@ def test_operators_whose_code_in_pytorch_wants_plain_sizes(function: Callable[..
         ours, eager = compiled(x), function(x)
         torch.testing.assert_close(ours, eager)
         torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(eager.sum(), x))
+
+
+KEEPS_NUMBERS: dict[str, Callable[..., Any]] = {
+    "an element": lambda x, n: (x[n], x[:, n - 1], x[..., -n, None], x[1:, n][torch.tensor([0, 1])]),
+    "an element set": lambda x, n: (x.clone().index_fill_(0, torch.tensor([0]), 1.0), with_column(x, n), with_column(x.t(), n)),
+    "tensors of numbers": lambda x, n: (torch.tensor(n) * x, torch.tensor([n, 3, x.shape[0]]), torch.tensor(n, dtype=torch.float32)),
+    "steps between two ends": lambda x, n: (torch.linspace(-1, 1, n), torch.linspace(0, n, x.shape[0], dtype=torch.float64)),
+    "products of all pairs": lambda x, n: (torch.kron(x, torch.ones(2)), torch.kron(x[0], x[:n])),
+    "largest of windows": lambda x, n: (F.max_pool1d(x, 2), F.max_pool1d(x[None], 3, stride=1, padding=1)),
+    "classes": lambda x, n: F.one_hot(torch.arange(n), n + 1),
+    "gaussian loss": lambda x, n: F.gaussian_nll_loss(x, x * 2, x.abs()),
+    "an idle dropout": lambda x, n: F.dropout(x[:n], 0.5, False),
+}
+
+
+def with_column(x: torch.Tensor, n: int) -> torch.Tensor:
+    y = x * 2
+    y[:, n] = x[:, 0]
+    y[n] += 1
+    return y
+
+
+@pytest.mark.parametrize("name", KEEPS_NUMBERS)
+def test_numbers_that_vary_are_no_constants(name: str) -> None:
+    compiled = minicompile.compile(KEEPS_NUMBERS[name], dynamic=True, options={"suppress_errors": False})
+    for size, n in ((9, 4), (7, 3), (12, 8), (11, 2)):
+        results = []
+        for run in (KEEPS_NUMBERS[name], compiled):
+            x = torch.randn(size, size + 1, generator=torch.Generator().manual_seed(size), requires_grad=True)
+            found = run(x, n)
+            watched = [value.sum() for value in tree_leaves(found) if value.requires_grad]
+            results.append((found, torch.autograd.grad(sum(watched), x) if watched else ()))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+    assert compiled.stats.graphs == 1
+    assert compiled.stats.graph_breaks == 0

@@ -1,7 +1,7 @@
-"""Functions of torch that the tracer runs as others, which say the same without what a functional graph cannot hold.
+"""Functions of torch that are traced as others, which say the same without what a graph cannot hold.
 
 Some share memory where functionalization would see copies, some look at the values of tensors, for a check or for a
-gradient. This module must not know of captured graphs.
+gradient, and some would make constants of sizes that vary. This module must not know of graphs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from minicompile.graph import torch_interface
+from minicompile.ir import operators  # noqa: F401  (it registers `checked`)
+from minicompile.ir.fake_mode import surely_equal
 
 
 def polygamma_(value: Tensor, order: int) -> Tensor:
@@ -25,7 +27,7 @@ def polygamma_(value: Tensor, order: int) -> Tensor:
 def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
     """`one_hot` without eager's look at the values before anything is computed."""
     if num_classes <= 0:
-        return torch.nn.functional.one_hot(index, num_classes)
+        return F.one_hot(index, num_classes)
     index = torch.ops.minicompile.checked(index, (index >= 0) & (index < num_classes))
     return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).long()
 
@@ -63,8 +65,15 @@ def index_put_(value: Tensor, indices: Sequence[Tensor | None], new: Tensor, acc
     return value.copy_(torch.where(chosen[0], chosen[1], value))
 
 
+def get_item(value: Any, key: Any) -> Any:
+    """`value[key]`."""
+    value, key = selected(value, key)
+    return operator.getitem(value, key) if key != () else value
+
+
 def set_item(value: Any, key: Any, new: Any) -> None:
     """`value[key] = new`."""
+    value, key = selected(value, key)
     masked = isinstance(value, Tensor) and isinstance(key, Tensor) and isinstance(new, Tensor)
     if masked and key.dtype == torch.bool and key.dim() and new.requires_grad:
         index_put_(value, (key,), new.to(value))
@@ -72,16 +81,94 @@ def set_item(value: Any, key: Any, new: Any) -> None:
         operator.setitem(value, key, new)
 
 
+def selected(value: Any, key: Any) -> tuple[Any, Any]:
+    """A tensor and an index into it, of which the integers that vary are selected by: indexing makes constants of them."""
+    parts = key if type(key) is tuple else (key,)
+    if not isinstance(value, Tensor) or all(type(part) is not torch.SymInt for part in parts):
+        return value, key
+    taken = [taken_dims(part) for part in parts]
+    if None in taken:
+        return value, key
+    dim, rest = 0, []
+    for place, part in enumerate(parts):
+        if part is Ellipsis:
+            dim = value.dim() - sum(taken[place + 1 :])  # type: ignore[arg-type]  # none is None
+        if type(part) is torch.SymInt:
+            value = value.select(dim, part)
+        else:
+            dim += taken[place] or 0
+            rest.append(part)
+    return value, tuple(rest)
+
+
+def taken_dims(part: Any) -> int | None:
+    """How many dimensions a part of an index stands for; `None` where it is not looked into."""
+    if part is None or part is Ellipsis:
+        return 0
+    if isinstance(part, Tensor):
+        return part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
+    return 1 if type(part) in (int, slice, torch.SymInt) else None
+
+
+def varies(value: Tensor) -> bool:
+    """Whether a size of a tensor is symbolic."""
+    return any(type(size) is torch.SymInt for size in value.shape)
+
+
+def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
+    """`torch.tensor` of integers that vary, which it makes constants of."""
+    numbers = data if isinstance(data, (list, tuple)) else (data,)
+    if not {*map(type, numbers)} <= {int, torch.SymInt} or all(type(n) is int for n in numbers) or any(options.values()):
+        return torch.tensor(data, dtype=dtype, device=device, **options)
+    filled = [torch.full((), number, dtype=dtype or torch.int64, device=device) for number in numbers]
+    return filled[0] if numbers is not data else torch.stack(filled)
+
+
+def linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, device: Any = None, **rest: Any) -> Tensor:
+    """`torch.linspace` of a number of steps that varies, from both ends as eager's."""
+    dtype = dtype or torch.get_default_dtype()
+    if type(steps) is not torch.SymInt or rest or dtype not in (torch.float32, torch.float64) or isinstance(start + end, Tensor):
+        return torch.linspace(start, end, steps, dtype=dtype, device=device, **rest)
+    count: Any = steps
+    place, step = torch.arange(count, dtype=dtype, device=device), (end - start) / (count - 1)
+    return torch.where(place < count // 2, start + step * place, end - step * (count - 1 - place))
+
+
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    """`torch.kron`, whose own rule makes constants of sizes."""
+    if not varies(input) and not varies(other):
+        return torch.kron(input, other)
+    rank = max(input.dim(), other.dim())
+    first, second = (value.reshape([1] * (rank - value.dim()) + list(value.shape)) for value in (input, other))
+    for dim in range(rank):
+        first, second = first.unsqueeze(2 * dim + 1), second.unsqueeze(2 * dim)
+    return (first * second).view([one * two for one, two in zip(first.shape[::2], second.shape[1::2], strict=True)])
+
+
+def max_pool1d(
+    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *how: bool, **named: Any
+) -> Any:
+    """`max_pool1d`, whose own rule makes constants of sizes."""
+    if not varies(input) or how or named.get("return_indices"):
+        return F.max_pool1d(input, kernel_size, stride, padding, dilation, *how, **named)
+    given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True)
+    windows: list[Any] = [[first, *([n] if isinstance(n, int) else n)] for first, n in given]
+    pool: Any = F.max_pool2d
+    return pool(input.unsqueeze(-2), *windows, **named).squeeze(-2)
+
+
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     """`affine_grid` of which the gradient takes sizes that vary, as that of PyTorch's operator does not."""
-    made = torch_interface.torch_decompositions()[torch.ops.aten.affine_grid_generator.default]
+    from torch._decomp import decomposition_table  # importing the table takes a while
+
+    made = decomposition_table[torch.ops.aten.affine_grid_generator.default]
     return made(theta, list(size), bool(align_corners))
 
 
 def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **named: Any) -> Tensor:
     """Dropout, which in eager is its argument where nothing is dropped; PyTorch's rule for symbolic sizes copies."""
     active = training[0] if training else named.get("train", named.get("training", True))
-    if p == 0 or not active or torch_interface.surely_equal(input.numel(), 0):
+    if p == 0 or not active or surely_equal(input.numel(), 0):
         return input
     return function(input, p, *training, **named)
 
@@ -90,7 +177,7 @@ def interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *how: Any, **named: Any
 ) -> Tensor:
     """`interpolate`; eager writes the nearest of a sequence in order, PyTorch's rule for symbolic sizes does not."""
-    result = torch.nn.functional.interpolate(input, size, scale_factor, mode, *how, **named)
+    result = F.interpolate(input, size, scale_factor, mode, *how, **named)
     return result.contiguous() if input.dim() == 3 and mode.startswith("nearest") else result
 
 
@@ -119,10 +206,22 @@ REPLACED: dict[Any, Any] = {
     torch.Tensor.unsafe_split_with_sizes: torch.split_with_sizes, torch.Tensor.polygamma_: polygamma_,
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
-    **{function: functools.partial(dropout, function) for function in (torch.dropout, torch.nn.functional.dropout)},
-    torch.nn.functional.interpolate: interpolate,
-    torch.nn.functional.one_hot: one_hot, torch.nn.functional.affine_grid: affine_grid,
+    **{function: functools.partial(dropout, function) for function in (torch.dropout, F.dropout)},
+    F.interpolate: interpolate,
+    F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
     torch.index_put: index_put, torch.Tensor.index_put: index_put,
-    torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_, operator.setitem: set_item,
+    torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_,
+    operator.setitem: set_item, operator.getitem: get_item,
+    torch.tensor: tensor, torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d,
 }  # fmt: skip
+
+
+def called(target: Any, args: Any, kwargs: Any) -> Any:
+    """What a function, or the method of that name of its first argument, gives as it is traced."""
+    if isinstance(target, str):
+        method = getattr(type(args[0]), target, None)
+        if method not in REPLACED:
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        target = method
+    return REPLACED.get(target, target)(*args, **kwargs)
