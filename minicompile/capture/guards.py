@@ -277,7 +277,7 @@ def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple
     now = [guard for guard in guards if guard.kind not in LATE]
     if lasting is not None:
         within, behind = lasting.within, lasting.behind
-        write_conditions(writer, [guard for guard in now if id(guard) not in within | behind], line)
+        write_conditions(writer, [guard for guard in now if id(guard) not in within and id(guard) not in behind], line)
         for source in lasting.roots:
             writer.fetch(source)
         start = len(lines)
@@ -313,21 +313,25 @@ def pass_together(writer: Writer, known: list[str], later: tuple[list[str], ...]
     together, every = writer.unique("parameters"), writer.unique("inputs")
     known.append(f"{together} = ({', '.join(row)})")
     for names, name in ((arguments, every), (row, together)):
-        passed = re.compile(rf"((?<=\()|(?<=, )){', '.join(names)}(?=[,)])")
+        text = ", ".join(names)
         for lines in later:
-            lines[:] = [passed.sub(f"*{name}", line) for line in lines]
+            for place, line in enumerate(lines):
+                before, found, after = line.partition(text)
+                if found and before.endswith(("(", ", ")) and after.startswith((",", ")")):
+                    lines[place] = f"{before}*{name}{after}"
         places = [(lines, place) for lines in later for place, line in enumerate(lines) if f"*{every}" in line]
         if names is arguments and places:
             lines, place = places[0]
             indent = lines[place][: -len(lines[place].lstrip())]
-            lines.insert(place, f"{indent}{every} = ({', '.join(names)},)")
+            lines.insert(place, f"{indent}{every} = ({text},)")
 
 
 def unless_unchanged(writer: Writer, lasting: Lasting, lines: list[str], later: list[str]) -> list[str]:
     """Statements that run `lines` on modules not known to be unchanged, and otherwise set the variables used later."""
     groups = lasting.roots, lasting.tables, lasting.owners
     roots, tables, owners = ("".join(f"{writer.fetch(source)}, " for source in group).rstrip() for group in groups)
-    words = set(re.findall(r"\w+", "\n".join(line for line in later if line not in lines)))
+    known = set(lines)
+    words = set(re.findall(r"\w+", "\n".join(line for line in later if line not in known)))
     names = [name for name, equals, _ in (line.partition(" = ") for line in lines) if equals and name in words]
     values = "".join(f"{name}, " for name in names)
     read, begun = writer.unique("read_before"), writer.unique("begun")
