@@ -101,7 +101,8 @@ def memory_format(func: Any, args: Any) -> torch.memory_format | None:
         return torch.channels_last if last else torch.contiguous_format
     if func in ON_CPU and args[0].fake_device.type == "cpu":
         return ON_CPU[func](args[0])
-    return torch.contiguous_format if func in CONTIGUOUS else None
+    contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()
+    return torch.contiguous_format if contiguous else None
 
 
 def surely_equal(first: Any, second: Any) -> bool:

@@ -60,6 +60,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (lambda x: torch.nn.functional.binary_cross_entropy(x.sigmoid(), x.sigmoid().contiguous(), reduction="none"), reversed_in_memory),
     (torch.nn.Dropout(0.0), strided),
     (torch.nn.RReLU(0.1, 0.3).eval(), images),
+    (lambda x: torch.complex(x, x * 2).angle(), reversed_in_memory),
     (lambda x: torch.nn.functional.rrelu(x, 0.1, 0.3, True).stride(), reversed_in_memory),
 ]
 
