@@ -43,6 +43,7 @@ from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.compiled_graph import CompiledGraph, CompiledPart
 from minicompile.runtime.cuda_graphs import GraphedCall, GraphPool, backward_roles, forward_roles
 from minicompile.runtime.device import device_properties
+from minicompile.runtime.early_kernels import EARLY
 from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
 from minicompile.runtime.graph_store import StoredGraph
 from minicompile.runtime.kernel_binary import hash_triton
@@ -226,6 +227,8 @@ class Compiler:
                 verify.verify_lowered(lowered)
         artifacts.write(f"{half}_loops.txt", lambda: printer.lowered_text(lowered))
         device = device_properties(main_device(module))
+        if device.kind == "cuda":
+            EARLY.start(lowered, main_device(module))
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
         tuning = ""

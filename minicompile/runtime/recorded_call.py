@@ -27,6 +27,7 @@ from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided  # type
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minicompile.kernels import interpret
+from minicompile.runtime.early_kernels import EARLY
 
 ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"})
 VIEWS = frozenset({
@@ -133,6 +134,7 @@ class RecordedCall:
     def _record(self, key: Any, tensors: list[torch.Tensor], arguments: Any, options: Any) -> Any:
         if key in self._recordings or torch.cuda.is_current_stream_capturing():
             return self._function(*arguments, **options)
+        EARLY.wait()
         with self._lock:
             if tensors and getattr(self._function, "__name__", "") in SEVERAL_KERNELS:
                 interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device)

@@ -1,0 +1,89 @@
+"""Hand-written kernels compiled beside the stages: a lowered graph says with what they will be called, long before they are.
+
+Their wrappers run in threads, on memory that holds nothing, and launch nothing; a process compiles each kind of call once, so
+that the call itself finds it done. Calls of symbolic size are left alone. This module must not run a kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+import minicompile.kernels as kernels
+from minicompile.ir.index import Index
+from minicompile.ir.loops import BufferView, ExternKernel, LoweredGraph
+from minicompile.kernels.interpret import compile_launches
+
+WRAPPERS = frozenset({"attention_forward", "attention_backward", "mask_bounds"})
+
+
+class Memory(NamedTuple):
+    """A tensor that a wrapper will be given."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+class SizesVary(Exception):
+    """A call cannot be told before its sizes are known."""
+
+
+class EarlyKernels:
+    """What is being compiled, and what was."""
+
+    def __init__(self) -> None:
+        self._running: list[threading.Thread] = []
+        self._known: set[Any] = set()
+
+    def start(self, lowered: LoweredGraph, device: torch.device) -> None:
+        """Compile what the hand-written kernels of a graph will launch on `device`, without waiting for it."""
+        for step in lowered.operations:
+            if isinstance(step, ExternKernel) and step.target.removeprefix("kernels.") in WRAPPERS:
+                try:
+                    call = step.target.removeprefix("kernels."), described(step.args), described(step.kwargs)
+                except SizesVary:
+                    continue
+                if (call, device) not in self._known:
+                    self._known.add((call, device))
+                    self._running.append(threading.Thread(target=compile_call, args=(*call, device), daemon=True))
+                    self._running[-1].start()
+
+    def wait(self) -> None:
+        """Wait for everything that was started."""
+        while self._running:
+            self._running.pop().join()
+
+
+def described(value: Any) -> Any:
+    """An argument of an extern kernel without the names of its buffers; raises `SizesVary`."""
+    if isinstance(value, BufferView):
+        return Memory(described(value.sizes), described(value.strides), described(value.offset), value.dtype)
+    if isinstance(value, Index):
+        if value.constant is None:
+            raise SizesVary
+        return value.constant
+    return tuple(map(described, value)) if isinstance(value, (tuple, list)) else value
+
+
+def compile_call(name: str, args: Any, kwargs: Any, device: torch.device) -> None:
+    """Compile what one call of a wrapper launches; what goes wrong is left to the call itself."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Memory):
+            extent = value.offset + 1 + sum((size - 1) * stride for size, stride in zip(value.sizes, value.strides, strict=True))
+            return torch.empty(max(extent, 0), dtype=value.dtype, device=device).as_strided(*value[:3])
+        return tuple(map(given, value)) if isinstance(value, tuple) else value
+
+    def call() -> None:
+        getattr(kernels, name)(*given(args), **dict(given(kwargs)))
+
+    compile_launches(call, device)
+
+
+EARLY = EarlyKernels()
+os.register_at_fork(before=EARLY.wait)  # a child would wait for ever for threads that it does not have
