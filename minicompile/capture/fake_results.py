@@ -37,11 +37,6 @@ class NotRemembered(Exception):
 class RememberingFakeMode(FakeMode):
     """Fake tensors, with remembered results where nothing is symbolic."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise the first operator would import all of torch._dynamo.
-        return False
-
     @functools.cached_property
     def avoid_device_init(self) -> bool:
         """Whether this machine has no accelerator, which PyTorch would find out anew for every operator."""

@@ -20,8 +20,9 @@ from torch.fx import Graph, Node
 from minicompile.errors import Unsupported
 from minicompile.graph import eager_errors, eager_strides, torch_interface
 from minicompile.graph.sizes import SizeExpressions
-from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode, TorchDispatchMode
+from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode
 from minicompile.ir.float_input import FloatNeeded, hinted, is_float_input
+from minicompile.ir.without_dynamo import DispatchMode
 
 Decomposition = Callable[..., Any]
 SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -54,7 +55,7 @@ class Template:
     result: Any
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """The dispatch mode that writes the graph.
 
     Attributes:
@@ -144,11 +145,6 @@ class Recorder(TorchDispatchMode):
     def mark_unrepeatable(self) -> None:
         """Keep the operator being recorded from becoming a template: each call must be recorded anew."""
         self._unrepeatable += 1
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise the first operator would import all of torch._dynamo.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is FAKE_DEVICE and isinstance(args[0], FakeTensor):

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key, surely_equal
 from minicompile.ir.graph import GraphModule
 
-__all__ = ["FAKE_DEVICE", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeTensorMode", "TorchDispatchMode"]
+__all__ = ["FAKE_DEVICE", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeTensorMode"]
 
 FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 

@@ -41,7 +41,7 @@ ON_CPU: dict[Any, Callable[[torch.Tensor], torch.memory_format | None]] = {
 BEFORE_TORCH_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
-class FakeMode(FakeTensorMode):
+class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
     """PyTorch's fake tensor mode, in which results lie in memory as in eager."""
 
     _dispatch_impl = without_dynamo.method(FakeTensorMode._dispatch_impl)

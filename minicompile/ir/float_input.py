@@ -11,8 +11,9 @@ from typing import Any
 import sympy
 import torch
 from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR, SymNode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+
+from minicompile.ir.without_dynamo import DispatchMode
 
 
 class FloatNeeded(Exception):
@@ -56,13 +57,8 @@ def hinted(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda item: item.node.hint if is_float_input(item) else item, (args, kwargs))
 
 
-class Hints(TorchDispatchMode):
+class Hints(DispatchMode):
     """Operators on fake tensors are run on `hinted` arguments."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise the first operator would import all of torch._dynamo.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = hinted(func, args, kwargs or {})

@@ -1,10 +1,12 @@
-"""Fake tensors without `torch._dynamo`, whose import takes longer than compiling a small function.
+"""Fake tensors and dispatch modes without `torch._dynamo`, whose import takes longer than compiling a small function.
 
-PyTorch's fake tensors import it in two places: for three settings, and to keep `torch.compile` out of the element-wise fake
-kernels (`torch._compile._disable_dynamo`). Until somebody else has imported it, nobody has changed those settings, and
-there is nothing to keep out. Where a version of PyTorch differs from what is written here, it is imported after all.
+PyTorch's fake tensors import it for three settings, and they and its dispatch modes to keep `torch.compile` out of element-wise
+fake kernels and of `__torch_dispatch__` (`torch._compile._disable_dynamo`). Until somebody else has imported it, nobody has
+changed those settings, and there is nothing to keep out. Where a version of PyTorch differs from what is written here, it is
+imported after all.
 
-Written against torch 2.11 and 2.13; private: the two methods of `FakeTensorMode`, `_disable_dynamo`. Must not know fake kernels.
+Written against torch 2.11 and 2.13; private: the two methods of `FakeTensorMode`, `_disable_dynamo`,
+`TorchDispatchMode._should_skip_dynamo`. Must not know fake kernels.
 """
 
 from __future__ import annotations
@@ -20,10 +22,19 @@ import torch
 from torch._compile import _disable_dynamo
 from torch._decomp import global_decomposition_table
 from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DYNAMO = "torch._dynamo"
 KEPT_OUT = _disable_dynamo(len).__code__
 EMPTY = types.CellType()
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode whose first operator does not import `torch._dynamo` to keep `torch.compile` out of it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class Settings:

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from minicompile.ir.graph import Binding, FreshOutput, ViewOutput
+from minicompile.ir.without_dynamo import DispatchMode
 from minicompile.runtime.call_plan import CallPlan
 
 Call = Callable[[list[Any]], tuple[Any, ...]]
@@ -114,7 +114,7 @@ class GraphPool:
         self._last_stream = stream
 
 
-class WorkElsewhere(TorchDispatchMode):
+class WorkElsewhere(DispatchMode):
     """Notes the first operator with a tensor that is not on the device."""
 
     def __init__(self, device: torch.device) -> None:

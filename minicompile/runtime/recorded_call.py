@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided  # type: ignore[attr-defined]  # not in the stubs
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from minicompile.ir.without_dynamo import DispatchMode
 from minicompile.kernels import interpret
 from minicompile.runtime.early_kernels import EARLY
 
@@ -214,7 +214,7 @@ def placed(value: Any, pointers: tuple[int, ...]) -> Any:
     return value
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """Sees every torch operator and every launch of one call."""
 
     def __init__(self) -> None:

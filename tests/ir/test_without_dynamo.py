@@ -15,7 +15,10 @@ def test_a_first_compilation_needs_no_torch_dynamo(first: str) -> None:
     program = f"""
         import sys, torch, minicompile
         from torch import nn
+        from minicompile.runtime.recorded_call import Watch
 
+        with Watch():
+            torch.ones(2)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(9, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.0), nn.Softmax(-1))
         numbers = torch.arange(6)
