@@ -26,20 +26,24 @@ class Namer:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken) | RESERVED
+        self._last: dict[str, int] = {}  # the highest number that a name has; lower ones are taken until some are released
 
     def fresh(self, wish: str) -> str:
         """`wish`, or `wish_1`, `wish_2`, ... if that is taken."""
         base = identifier(wish)
-        name, count = base, 0
+        count = self._last.get(base, 0)
+        name = f"{base}_{count}" if count else base
         while name in self._taken:
             count += 1
             name = f"{base}_{count}"
         self._taken.add(name)
+        self._last[base] = count
         return name
 
     def release(self, names: Iterable[str]) -> None:
         """Let names be given out again."""
         self._taken.difference_update(names)
+        self._last.clear()
 
 
 def identifier(wish: str) -> str:

@@ -198,9 +198,10 @@ def cut_piece(view: JointView, piece: list[Edge], near_source: set[Node], known:
     place = {index: number for number, index in enumerate(indices)}
     renamed = tuple((place[start], place[end], cost) for start, end, cost in piece)
     key = renamed, tuple(map(place.__getitem__, sources)), tuple(map(place.__getitem__, sinks))
-    if key not in known:
-        known[key] = cut_network(*key)
-    return {node for node in members if place[2 * view.position[node]] in known[key]}
+    chosen = known.get(key)
+    if chosen is None:
+        chosen = known[key] = cut_network(*key)
+    return {node for node in members if place[2 * view.position[node]] in chosen}
 
 
 def recompute_distance(view: JointView) -> dict[Node, int]:

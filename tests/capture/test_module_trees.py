@@ -267,6 +267,34 @@ def test_a_changed_class_is_noticed_on_a_tree_that_was_unchanged_for_long() -> N
         nn.ParameterList.__iter__ = original
 
 
+class Pair(tuple[int, ...]):
+    """Keeps its `__dict__` behind its items."""
+
+
+class Failure(Exception):
+    """Keeps its `__dict__` where all exceptions do."""
+
+
+def test_objects_that_keep_their_attributes_elsewhere_are_not_taken_for_unchanged() -> None:
+    class Holding(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.failure = Pair((1, 2)), Failure()
+            self.pair.factor, self.failure.factor = 3.0, 5.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.pair.factor + self.failure.factor
+
+    model, x = Holding(), torch.randn(3, 4)
+    compiled = capture(model)
+    for number, change in enumerate((
+            lambda: None, lambda: setattr(model.pair, "factor", 7.0), lambda: setattr(model.failure, "factor", 9.0),
+            lambda: setattr(model.pair, "__dict__", {"factor": 11.0}), lambda: setattr(model.failure, "__dict__", {"factor": 13.0}))):
+        change()
+        for _ in range(4):
+            assert equal(compiled(x), model(x)), number
+
+
 def test_parameters_passed_together_are_those_that_the_module_has_now() -> None:
     class Many(nn.Module):
         def __init__(self) -> None:
