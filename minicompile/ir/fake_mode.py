@@ -53,6 +53,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
+        if func is aten.diagonal.default and args[0]._has_symbolic_sizes_strides:
+            args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
         if writes_each_element(func):
             shapes = [tuple(value.shape) for value in args if isinstance(value, torch.Tensor)]
             if (whole := tuple(torch.broadcast_shapes(*shapes))) != shapes[0]:
@@ -69,6 +71,14 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             return result
         like: Any = super().dispatch(aten.eq.Tensor, types, tuple(tensors[:2]))
         return super().dispatch(aten.empty_like.default, types, (like,), {"dtype": result.dtype})
+
+    def crossed(self, types: Any, value: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> tuple[Any, ...]:
+        """The arguments of a diagonal, on the part of a matrix that it crosses: it is then as long as one size."""
+        rows, columns = value.shape[dim1] + min(offset, 0), value.shape[dim2] - max(offset, 0)
+        if rows > 0 and columns > 0:
+            dim, end = (dim2, rows + max(offset, 0)) if rows <= columns else (dim1, columns - min(offset, 0))
+            value = super().dispatch(aten.slice.Tensor, types, (value, dim, 0, end))
+        return value, offset, dim1, dim2
 
     def remembering(self, made: Any) -> Any:
         """A new tensor whose second dimension is the innermost, made in the way that tells it so; others as they are.

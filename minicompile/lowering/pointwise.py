@@ -120,9 +120,10 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
             raise UseExtern("eager refuses floats, when it runs")
         if formula is formulas.power and isinstance(args[1], Index) and not dtype.is_floating_point:
             raise UseExtern("an integer tensor to a power that varies, which may be negative")
-        # Eager rounds the result of an operator, not what it is made of.
-        one_rounding = builder.config.emulate_precision_casts and dtype in HALVES and formula is not formulas.next_after
-        inside = torch.float32 if one_rounding else dtype
+        # Eager rounds the result of an operator, not what it is made of; to decimals its GPU kernel does.
+        wide = builder.config.emulate_precision_casts and formula is not formulas.next_after
+        wide = wide or formula is formulas.round_decimals and builder.device.type == "cpu"
+        inside = torch.float32 if wide and dtype in HALVES else dtype
         divides = formula in DIVISIONS and not dtype.is_floating_point and builder.device.type == "cpu"  # where eager looks
 
         def body(indices: Indices) -> Expr:

@@ -584,6 +584,7 @@ KEEPS_NUMBERS: dict[str, Callable[..., Any]] = {
     "largest of windows": lambda x, n: (F.max_pool1d(x, 2), F.max_pool1d(x[None], 3, stride=1, padding=1)),
     "classes": lambda x, n: F.one_hot(torch.arange(n), n + 1),
     "gaussian loss": lambda x, n: F.gaussian_nll_loss(x, x * 2, x.abs()),
+    "diagonals": lambda x, n: (x.diagonal(), x.t().diagonal(-1) * 2, x.trace(), x.diagonal_scatter(x[:, 0]), x[:, n:].diagonal(1)),
     "an idle dropout": lambda x, n: F.dropout(x[:n], 0.5, False),
 }
 

@@ -192,6 +192,8 @@ EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]
     "special functions": (lambda x: (torch.i0(x), torch.special.i1(x), torch.sinc(x), torch.special.entr(x.abs()), torch.special.ndtr(x), torch.special.log_ndtr(x), torch.logit(x, 1e-3)), lambda: (values(0.1, 0.9, 0.5, 0.0),)),
     "logsumexp of infinities": (lambda x: (x.logsumexp(0), x[:2].logsumexp(0), torch.logaddexp(x, x.flip(0)), x[2:].logcumsumexp(0)), lambda: (values(-INF, -INF, 1.0, 2.0, -3.0),)),
     "extreme values through orders": (lambda x: (x.sort()[0], x.argmax(), x.amax(), x.argmin(), x.cummax(0)[0], torch.fmin(x, x.flip(0)), x.isnan(), x.isposinf()), lambda: (torch.tensor(EDGES),)),
+    "halves to decimals": (lambda x: [torch.round(x.to(kind), decimals=d) for d in (1, -1, 3) for kind in (torch.half, torch.bfloat16)],
+                           lambda: (torch.tensor([12344.0, 65000.0, 3.14159, -2.55, 0.05]),)),
     "sums of infinities": (lambda x: (x.sum(), x.nansum(), x.nanmean(), x.mean(), x.var(), x.std()), lambda: (torch.tensor(EDGES),)),
     "edges through activations": (lambda x: tuple(f(x) for f in (torch.relu, torch.sigmoid, torch.tanh, F.silu, F.softplus, F.elu, F.selu, F.hardswish, F.mish, torch.sign, torch.floor,
                                                                  torch.exp, torch.log, torch.sqrt, torch.sin, torch.round, torch.frac, torch.trunc)), lambda: (torch.tensor(EDGES),)),
