@@ -79,7 +79,7 @@ def launching_by(run: Callable[..., Any]) -> Iterator[None]:
 
 
 def compile_launches(call: Callable[[], Any], device: torch.device) -> None:
-    """Compile what `call` launches, all at once, in a call that launches nothing; a failure is left to its next call."""
+    """Compile and load what `call` launches, all at once, in a call that launches nothing; a failure is left to its next call."""
     planned: list[Callable[[], Any]] = []
 
     def plan(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def compile_launches(call: Callable[[], Any], device: torch.device) -> None:
     def compile(launch: Callable[[], Any]) -> None:
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with contextlib.suppress(Exception), on_device:  # as above
-            launch()
+            getattr(launch(), "run", None)  # asked for it, Triton makes its launcher, with a C compiler, and loads the kernel
 
     with concurrent.futures.ThreadPoolExecutor(len(planned) or 1) as pool:
         list(pool.map(compile, planned))

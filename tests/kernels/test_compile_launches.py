@@ -16,13 +16,19 @@ class Kernel:
     def __init__(self, together: threading.Barrier, error: Exception | None = None) -> None:
         self.compiled: list[Any] = []
         self.launched: list[Any] = []
-        self.together, self.error = together, error
+        self.together, self.error, self.loaded = together, error, 0
 
-    def warmup(self, *args: Any, grid: Any, **meta: Any) -> None:
+    def warmup(self, *args: Any, grid: Any, **meta: Any) -> Kernel:
         self.together.wait(30)
         self.compiled.append((grid, meta))
         if self.error is not None:
             raise self.error
+        return self
+
+    @property
+    def run(self) -> None:
+        """What Triton's compiled kernels load themselves for."""
+        self.loaded += 1
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *args, **meta: self.launched.append((grid, meta))
@@ -40,6 +46,7 @@ def test_kernels_are_compiled_at_once_and_not_launched() -> None:
     compile_launches(wrapper, torch.device("meta"))
     assert first.compiled == [((2,), {"BLOCK": 16} | OPTIONS)] and second.compiled == [((3,), {"BLOCK": 32} | OPTIONS)]
     assert not first.launched and not second.launched
+    assert (first.loaded, second.loaded) == (1, 0)
     wrapper()
     assert first.launched == [((2,), {"BLOCK": 16} | OPTIONS)] and second.launched == [((3,), {"BLOCK": 32} | OPTIONS)]
 
