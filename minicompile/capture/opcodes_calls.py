@@ -192,6 +192,9 @@ def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether an `except` clause matches."""
     kinds = tracer.resolve(frame.stack.pop())
+    each = kinds if type(kinds) is tuple else (kinds,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in each):
+        raise RaisedInUserCode(TypeError("catching classes that do not inherit from BaseException is not allowed"))
     frame.stack.append(isinstance(top(tracer, frame), kinds))
 
 

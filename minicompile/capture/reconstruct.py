@@ -139,6 +139,8 @@ class Emitter:
         """A frame's stack and what is live of it at an instruction: kinds and texts of the stack, names and texts of locals."""
         if any(step.name == "LOAD_GLOBAL" and step.value in ("locals", "eval", "exec") for step in frame.program.instructions):
             raise RunEager("a function that reads all its variables cannot be cut")
+        if not frame.cells.keys() >= {*frame.code.co_cellvars, *frame.code.co_freevars}:
+            raise RunEager("a name is that of a comprehension's variable and of a closure's")
         kinds = "".join("n" if value is NULL else "h" if isinstance(value, Handling) else "v" for value in stack)
         saved = [self.value(value.error if isinstance(value, Handling) else value) for value in stack if value is not NULL]
         for cell in frame.cells.values():

@@ -21,6 +21,7 @@ from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
 from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, Source, is_trusted, item_of, literal
+from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import is_traceable
 from minicompile.capture.tracer import Tracer
 
@@ -119,7 +120,7 @@ def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
         return wrap_identity(tracer, real, source)
     tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
                        f"`{{0}}` is the method {real.__name__}", "identity")
-    bound = getattr(wrap(tracer, owner, Attribute(source, "__self__")), real.__name__)
+    bound = getattr(concrete(wrap(tracer, owner, Attribute(source, "__self__"))), real.__name__)
     tracer.register(bound, real, source)
     return bound
 
@@ -197,7 +198,7 @@ def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
             put(copy, key, Lazy(item_of(source, real, key), value))
         else:
             plain = False
-            stand_in = wrap(tracer, key, Source(source, f"list({{0}}.keys())[{position}]"))
+            stand_in = concrete(wrap(tracer, key, Source(source, f"list({{0}}.keys())[{position}]")))
             put(copy, stand_in, Lazy(Source(source, f"list({{0}}.values())[{position}]"), value))
     result = shadowed(tracer, real, source, copy)
     if not plain:
@@ -223,7 +224,8 @@ def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
     if not all(is_plain_key(item) for item in real):
         tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
                            f"`{{0}}` is a {type(real).__name__} of {len(real)}", "structure", len(real))
-        items = type(real)([wrap(tracer, item, Source(source, f"list({{0}})[{place}]")) for place, item in enumerate(real)])
+        items = type(real)([concrete(wrap(tracer, item, Source(source, f"list({{0}})[{place}]")))
+                            for place, item in enumerate(real)])
         if not isinstance(real, frozenset):
             return shadowed(tracer, real, source, items, True)
         tracer.register(items, real, source)

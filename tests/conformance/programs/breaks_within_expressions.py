@@ -199,3 +199,47 @@ def instances_made_by_a_metaclass():
         return point.x + 1, point.tag, store is Store(), len(Single.made)
 
     return outer, [call(normal(2), 3), call(normal(2), 5), call(normal(2), 7)], Single
+
+
+@program
+def methods_of_numbers_that_vary():
+    def outer(x, n):
+        return x * n, n.to_bytes(apart(3), "big"), n.bit_length() + apart(1), "abc".join(apart(["-", "-"]))
+
+    return outer, [call(normal(2), n) for n in (3, 4, 5, 6)]
+
+
+@program
+def a_name_of_a_comprehension_and_of_a_closure():
+    def outer(x, factors):
+        bias = x.sum()
+        return [apart(f * bias) for f in factors], {f: (lambda: bias * f)() for f in apart(factors)}
+
+    return outer, [call(normal(2), [1, 2]), call(normal(2), [3])]
+
+
+@program(raises=TypeError)
+def handlers_that_are_no_exceptions():
+    def outer(x, kinds, fail):
+        try:
+            if fail:
+                raise KeyError(1)
+        except kinds:
+            x = x + 1
+        return x
+
+    kinds = [(KeyError, True), (5, False), (5, True), (int, True), ((KeyError, 3), True), ((ValueError, KeyError), True), ((), False)]
+    return outer, [call(normal(2), *each) for each in kinds]
+
+
+@program
+def numbers_that_vary_beside_objects_in_tables():
+    class Key:
+        pass
+
+    key = Key()
+
+    def outer(x, elements, table):
+        return x + 1, key in elements, 5 in elements, table.get((1, key)), len(table), (3, key) in table
+
+    return outer, [call(normal(2), {key, n}, {(n, key): n}) for n in (3, 4, 5, 6)]
