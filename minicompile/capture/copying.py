@@ -56,8 +56,7 @@ def rule_deepcopy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any])
         if not no_overlap(reals, reals):
             raise Break("shared memory", "`copy.deepcopy` of tensors that share memory")
         sources = tuple(tracer.sources[id(tensor)] for tensor in memo.outside)
-        others = ", ".join(f"{{others[{place}]}}" for place in range(len(sources)))
-        tracer.guards.test(sources[0], f"no_overlap(({others}), ({others}))", (), "`{0}` shares no memory with others", "overlap",
+        tracer.guards.test(sources[0], "no_overlap(({every}), ({every}))", (), "`{0}` shares no memory with others", "overlap",
                            others=sources)
     return result
 

@@ -30,7 +30,8 @@ class Guard:
 
     Attributes:
         source: whose value is tested.
-        condition: Python text with `{0}` for the value, `{1}`... for the constants, `{others[0]}`... for other sources.
+        condition: Python text with `{0}` for the value, `{1}`... for the constants, `{others[0]}`...
+            for other sources, `{every}` for all of these.
         constants: objects the text needs.
         sentence: the condition in words, with `{0}` for the value's name.
         kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor`, `same`, `shape` or `overlap`.
@@ -55,7 +56,8 @@ class Guard:
     def text(self) -> str:
         """The condition as an expression for people."""
         names = [name if len(name := shown(value)) < 80 else type(value).__name__ for value in self.constants]
-        return self.condition.format(self.source.words(), *names, others=[other.words() for other in self.others])
+        others = [other.words() for other in self.others]
+        return self.condition.format(self.source.words(), *names, others=others, every=", ".join(others))
 
 
 def shown(value: Any) -> str:
@@ -225,7 +227,7 @@ class Writer:
         """The text of a guard over fetched variables."""
         names = [inline_literal(value) or self.constant(value, "expected") for value in guard.constants]
         others = [self.fetch(other) for other in guard.others]
-        return guard.condition.format(self.fetch(guard.source), *names, others=others)
+        return guard.condition.format(self.fetch(guard.source), *names, others=others, every=", ".join(others))
 
 
 def inline_literal(value: Any) -> str | None:

@@ -159,7 +159,7 @@ def rule_launch(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         if type(found) is not tuple:
             raise Break("unsupported argument", "the grid of a Triton kernel is no tuple")
         grids[tuple(choice[name] for name in chosen)] = tuple(map(hollow, found))
-    names = written_names(innermost(kernel).fn)
+    names = written_names(kernel)
     written = [place for place, tensor in enumerate(tensors)
                if names is None or any(values[name] is tensor for name in names if name in values)]
     check_tensors(tracer, tensors, [tensors[place] for place in written])
@@ -182,13 +182,6 @@ def record(tracer: Tracer, tensors: list[Any], integers: list[Any], written: lis
     finally:
         if switch:
             tracer.graph.state_call(torch._C._set_grad_enabled, (True,), tracer.location())
-
-
-def innermost(kernel: Any) -> Any:
-    """The kernel in its decorators."""
-    while isinstance(kernel, (Autotuner, Heuristics)):
-        kernel = kernel.fn
-    return kernel
 
 
 def choices_of(tracer: Tracer, kernel: Any, values: Keywords) -> Iterator[Keywords]:
@@ -228,8 +221,11 @@ def is_fresh(tracer: Tracer, tensor: Any) -> bool:
 
 
 @functools.cache
-def written_names(function: types.FunctionType) -> frozenset[str] | None:
+def written_names(kernel: Any) -> frozenset[str] | None:
     """The parameters from which a kernel may compute an address that it stores to; `None` if its source cannot be read."""
+    function = kernel
+    while not isinstance(function, types.FunctionType):  # decorators
+        function = function.fn
     try:
         tree: Any = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, SyntaxError, TypeError):

@@ -17,18 +17,18 @@ import operator
 import types
 from typing import Any
 
-BREAKING_MODULES: dict[str, str] = {
-    "logging": "input or output", "warnings": "input or output", "random": "random numbers", "numpy": "NumPy",
-    "subprocess": "input or output", "os": "input or output", "pathlib": "input or output", "io": "input or output",
-    "tempfile": "input or output", "json": "pure", "threading": "unknown call", "inspect": "pure", "re": "pure",
-    "traceback": "input or output", "importlib": "imports", "triton": "unknown call", "pickle": "unknown call",
-    "string": "pure", "textwrap": "pure", "fractions": "pure", "decimal": "pure", "statistics": "pure", "typing": "pure",
-    "sympy": "unknown call", "enum": "pure", "uuid": "random numbers", "secrets": "random numbers", "abc": "pure",
-    "posixpath": "pure", "genericpath": "input or output", "keyword": "pure", "difflib": "pure", "shutil": "input or output",
-    "atexit": "unknown call", "gc": "unknown call", "sys": "unknown call", "ast": "pure", "asyncio": "asynchronous code",
-    "concurrent": "unknown call", "multiprocessing": "unknown call", "queue": "unknown call", "sched": "time",
-    "pprint": "input or output", "weakref": "unknown call", "codecs": "pure", "datetime": "pure", "fnmatch": "pure",
-}
+BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
+    "input or output": "logging warnings subprocess os pathlib io tempfile traceback genericpath shutil pprint",
+    "random numbers": "random uuid secrets",
+    "NumPy": "numpy",
+    "pure": """
+        json inspect re string textwrap fractions decimal statistics typing enum abc posixpath keyword difflib ast codecs
+        datetime fnmatch""",
+    "unknown call": "threading triton pickle sympy atexit gc sys concurrent multiprocessing queue weakref",
+    "imports": "importlib",
+    "asynchronous code": "asyncio",
+    "time": "sched",
+}.items() for name in names.split()}
 INLINED = ("os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.property.__get__",
            "enum.Enum.name", "enum.Enum.value", "logging.Logger.debug", "logging.Logger.info",
            "logging.Logger.warning")

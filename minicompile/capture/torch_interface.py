@@ -9,6 +9,7 @@ sources or the user's program.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import types
@@ -240,35 +241,30 @@ def is_traceable(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def named(names: str) -> frozenset[Any]:
+    """The functions below `torch` of these names that this version of it has."""
+    def part_of(owner: Any, part: str) -> Any:
+        return getattr(owner, part, None)
+
+    found = (functools.reduce(part_of, name.split("."), torch) for name in names.split())
+    return frozenset(function for function in found if function is not None)
+
+
 # Functions that only ask about metadata or global state; they run while tracing and leave no node.
-QUERIES: frozenset[Any] = frozenset(
-    function
-    for function in (
-        torch.is_tensor, torch.is_floating_point, torch.is_complex, torch.is_grad_enabled, torch.get_default_dtype,
-        torch.finfo, torch.iinfo, torch.device, torch.Size, torch.broadcast_shapes, torch.promote_types,
-        torch.result_type, torch.can_cast, torch.numel, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
-        torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.jit.is_scripting, torch.jit.is_tracing,
-        torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.cuda.is_available,
-        torch.are_deterministic_algorithms_enabled, torch.get_default_device, torch._C._get_tracing_state,
-        torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,
-        torch.overrides.has_torch_function_variadic, torch.overrides.is_tensor_like, torch.is_storage,
-        torch.backends.mha.get_fastpath_enabled, torch.backends.cuda.is_flash_attention_available,
-        torch.amp.is_autocast_available, torch._C._is_torch_function_mode_enabled, torch.is_same_size, torch.dtype,
-        torch.is_distributed if hasattr(torch, "is_distributed") else None, torch.nn.modules.utils._single,
-        torch.nn.modules.utils._pair, torch.nn.modules.utils._triple, torch._C._is_any_autocast_enabled,
-        torch.is_any_autocast_enabled if hasattr(torch, "is_any_autocast_enabled") else None,
-        torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
-        getattr(torch._C, "_get_privateuse1_backend_name", None), torch.distributed.is_available,
-        torch._C._log_api_usage_once, torch._C._len_torch_function_stack, torch._C._get_function_stack_at,
-        torch._C._len_torch_dispatch_stack,
-        torch._C._functorch.peek_interpreter_stack, getattr(torch._C, "_get_cudnn_sdp_enabled", None),
-        getattr(torch._C, "_get_flash_sdp_enabled", None),
-        getattr(torch._C, "_is_tracing", None), getattr(torch._C, "_is_torch_function_enabled", None),
-        getattr(torch._C, "_is_default_mobile_cpu_allocator_set", None),
-        torch.cuda.device_count,
-    )
-    if function is not None
-)
+QUERIES = named("""
+is_tensor is_floating_point is_complex is_grad_enabled get_default_dtype finfo iinfo device Size broadcast_shapes
+promote_types result_type can_cast numel is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
+is_autocast_cache_enabled jit.is_scripting jit.is_tracing compiler.is_compiling compiler.is_dynamo_compiling
+cuda.is_available are_deterministic_algorithms_enabled get_default_device _C._get_tracing_state overrides.has_torch_function
+overrides.has_torch_function_unary overrides.has_torch_function_variadic overrides.is_tensor_like is_storage
+backends.mha.get_fastpath_enabled backends.cuda.is_flash_attention_available amp.is_autocast_available
+_C._is_torch_function_mode_enabled is_same_size dtype is_distributed nn.modules.utils._single nn.modules.utils._pair
+nn.modules.utils._triple _C._is_any_autocast_enabled is_any_autocast_enabled is_autocast_cpu_enabled get_autocast_cpu_dtype
+get_autocast_gpu_dtype distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
+_C._get_function_stack_at _C._len_torch_dispatch_stack _C._functorch.peek_interpreter_stack cuda.device_count
+_C._get_privateuse1_backend_name _C._get_cudnn_sdp_enabled _C._get_flash_sdp_enabled _C._is_tracing
+_C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set
+""")
 
 # Functions that change thread-local state: they run while tracing (and are undone), and are nodes of the graph.
 STATE_CHANGES: frozenset[Any] = frozenset({
@@ -293,20 +289,19 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     torch.lstm: "recurrent network", torch.gru: "recurrent network",
     torch.rnn_tanh: "recurrent network", torch.rnn_relu: "recurrent network",
 }
-METHODS_NEVER_IN_GRAPH: dict[str, str] = {
-    "item": "tensor value", "tolist": "tensor value", "numpy": "NumPy", "__array__": "NumPy", "backward": "autograd call",
-    "register_hook": "tensor hook", "retain_grad": "autograd call", "requires_grad_": "autograd call",
-    "data_ptr": "real memory", "untyped_storage": "real memory", "storage": "real memory", "is_set_to": "real memory",
-    "__reduce_ex__": "real memory", "__deepcopy__": "real memory", "__bool__": "tensor value", "__float__": "tensor value",
-    "__int__": "tensor value", "__index__": "tensor value", "__complex__": "tensor value", "equal": "tensor value",
-    "allclose": "tensor value", "is_nonzero": "tensor value", "__repr__": "input or output", "__str__": "input or output",
-    "__format__": "input or output", "set_": "real memory", "share_memory_": "real memory", "__contains__": "tensor value",
-    "to_sparse": "sparse tensor", "to_sparse_csr": "sparse tensor", "register_post_accumulate_grad_hook": "tensor hook",
-    "detach_": "autograd call", "__hash__": "real memory", "as_subclass": "tensor subclass", "resize_": "real memory",
-    "resize_as_": "real memory", "pin_memory": "real memory", "is_shared": "real memory", "apply_": "tensor value",
-    "map_": "tensor value", "__dlpack__": "real memory", "to_mkldnn": "real memory", "__setstate__": "real memory",
-    "storage_offset": "real memory",
-}
+METHODS_NEVER_IN_GRAPH: dict[str, str] = {name: kind for kind, names in {
+    "tensor value": """
+        item tolist __bool__ __float__ __int__ __index__ __complex__ equal allclose is_nonzero __contains__ apply_ map_""",
+    "NumPy": "numpy __array__",
+    "autograd call": "backward retain_grad requires_grad_ detach_",
+    "tensor hook": "register_hook register_post_accumulate_grad_hook",
+    "real memory": """
+        data_ptr untyped_storage storage is_set_to __reduce_ex__ __deepcopy__ set_ share_memory_ __hash__ resize_ resize_as_
+        pin_memory is_shared __dlpack__ to_mkldnn __setstate__ storage_offset""",
+    "input or output": "__repr__ __str__ __format__",
+    "sparse tensor": "to_sparse to_sparse_csr",
+    "tensor subclass": "as_subclass",
+}.items() for name in names.split()}
 TENSOR_QUERY_METHODS = frozenset({
     "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point",
     "is_complex", "is_contiguous", "is_signed", "get_device", "is_inference", "is_conj", "is_neg", "is_same_size",

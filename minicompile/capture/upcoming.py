@@ -155,6 +155,5 @@ def guard_independence(tracer: Tracer) -> None:
     for each in advanced:
         others = [(real, source) for real, source in changed if real is not each.real]
         if others and reads_alone(each.real, tuple(real for real, _ in others)):
-            names = ", ".join(f"{{others[{place}]}}" for place in range(len(others)))
-            tracer.guards.test(tracer.sources[id(each.real)], f"{{1}}({{0}}, ({names},))", (reads_alone,),
+            tracer.guards.test(tracer.sources[id(each.real)], "{1}({0}, ({every},))", (reads_alone,),
                                "`{0}` reads nothing that is changed", "overlap", others=tuple(source for _, source in others))

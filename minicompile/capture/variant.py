@@ -166,8 +166,7 @@ def guard_aliases(tracer: Tracer) -> None:
         written = [source for key, source in group.items() if key in changed]
         if written and len(group) > 1:
             sources = (*written, *(source for key, source in group.items() if key not in changed))
-            names = "".join(f"{{others[{place}]}}, " for place in range(len(sources)))
-            tracer.guards.test(sources[0], f"all_apart({{1}}, ({names}))", (len(written),),
+            tracer.guards.test(sources[0], "all_apart({1}, ({every}))", (len(written),),
                                "`{0}` is changed and is none of the others", "overlap", others=sources)
 
 

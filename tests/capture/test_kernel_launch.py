@@ -169,4 +169,4 @@ def test_written_are_the_parameters_that_addresses_come_from():
     assert written_names(kernel) >= {"b_ptr", "c_ptr", "rows_ptr"}
     assert written_names(kernel).isdisjoint({"a_ptr", "d_ptr"})
     assert written_names(calling) == {"a_ptr"}
-    assert written_names(add_kernel.fn) >= {"out_ptr"} and "x_ptr" not in written_names(add_kernel.fn)
+    assert written_names(tuned_kernel) >= {"out_ptr"} and "x_ptr" not in written_names(add_kernel)
