@@ -33,7 +33,7 @@ from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
-from minicompile.lowering.sizes import float_value, is_one, size_index, size_indices, stride_indices
+from minicompile.lowering.sizes import float_value, is_empty, is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, changed_tensors, mapped
 
 EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
@@ -256,9 +256,8 @@ class GraphLowering:
             kept = self.builder.copy(value.reindexed(once, lambda indices: indices), strides=strides, suffix="out")
             value = dataclasses.replace(kept, sizes=sizes)
         assert value.strides is not None
-        shown = tuple(
-            eager if is_one(size) else own for size, own, eager in zip(sizes, value.strides, strides, strict=True)
-        )
+        own = strides if is_empty(sizes) else value.strides
+        shown = tuple(eager if is_one(size) else step for size, step, eager in zip(sizes, own, strides, strict=True))
         return BufferView(value.buffer, sizes, shown, value.offset, value.dtype)
 
 

@@ -85,6 +85,14 @@ def test_inputs_with_gaps_in_memory_are_written_at_every_size(write: Callable[..
         torch.testing.assert_close(other, one)
 
 
+@pytest.mark.parametrize("view", [lambda x: (x * 2).flatten(2), lambda x: (x + 1)[:, 4:, ::2].transpose(1, 2)])
+def test_a_view_without_elements_has_eagers_strides(view: Callable[..., Any]) -> None:
+    compiled = minicompile.compile(view, options={"suppress_errors": False})
+    for rows in (0, 2):
+        x = torch.randn(rows, 4, 6, 5)
+        assert compiled(x).stride() == view(x).stride()
+
+
 BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
     "copysign": torch.copysign, "floor_divide": torch.floor_divide, "xlogy": torch.xlogy, "xlog1py": torch.special.xlog1py,
     "floor_divide back": lambda a, b: torch.floor_divide(b, a), "logical_and": torch.logical_and,
