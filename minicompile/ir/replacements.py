@@ -50,7 +50,7 @@ def index_fill_(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
 
 
 def index_put(value: Tensor, indices: Sequence[Tensor | None], new: Tensor, accumulate: bool = False) -> Tensor:
-    """`index_put`; by one mask, with the same values wherever it holds, it is a `where`: no gradient counts the mask."""
+    """`index_put`; of differentiable values by one mask it is a `where`: no gradient counts the mask."""
     chosen = masked_place(value, indices, new) if not accumulate else None
     if chosen is None:
         return torch.ops.aten.index_put(value, indices, new, accumulate)
@@ -75,7 +75,9 @@ def set_item(value: Any, key: Any, new: Any) -> None:
     """`value[key] = new`."""
     value, key = selected(value, key)
     masked = isinstance(value, Tensor) and isinstance(key, Tensor) and isinstance(new, Tensor)
-    if masked and key.dtype == torch.bool and key.dim() and new.requires_grad:
+    if masked and key.dtype == torch.bool and key.dim() and new.requires_grad and (
+        new.dtype == value.dtype or all(size == 1 for size in new.shape)
+    ):
         index_put_(value, (key,), new.to(value))
     else:
         operator.setitem(value, key, new)
@@ -182,17 +184,20 @@ def interpolate(
 
 
 def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -> tuple[Tensor, Tensor] | None:
-    """A mask over `value` and what goes there, broadcastable; `None` where the values differ from place to place."""
+    """A mask over `value` and what goes there, broadcastable; `None` where that has no gradient, or there is no one mask."""
     masks = [(d, index) for d, index in enumerate(indices) if index is not None]
     if len(masks) != 1 or masks[0][1].dtype != torch.bool or not new.requires_grad:
         return None
     first, mask = masks[0]
     after = value.dim() - first - mask.dim()
     if new.dim() > after:
-        if new.shape[new.dim() - after - 1] != 1:
-            return None
-        lead = new.shape[: new.dim() - after - 1]
-        new = new.reshape(*lead, *[1] * mask.dim(), *new.shape[new.dim() - after :])
+        rows = new.dim() - after - 1
+        lead, spread = new.shape[:rows], [1] * mask.dim()
+        if new.shape[rows] != 1:  # each place takes the next of them
+            fits = (mask.sum() == new.shape[rows]).expand(mask.numel())
+            place = torch.ops.minicompile.checked(mask.flatten().cumsum(0), fits)
+            new, spread = new.index_select(rows, (place - 1).clamp(min=0)), list(mask.shape)
+        new = new.reshape(*lead, *spread, *new.shape[rows + 1 :])
     return mask.reshape(*mask.shape, *[1] * after), new
 
 
