@@ -39,7 +39,7 @@ def area(shape, x):
             raise TypeError(f"no {shape!r}")
 
 
-@program
+@program(core=True)
 def areas_of_nested_shapes():
     def outer(x, k):
         shapes = [Circle(1.5), Box(2.0, 2.0), Box(1.0, 3.0)]
