@@ -126,13 +126,14 @@ def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, *
     return filled[0] if numbers is not data else torch.stack(filled)
 
 
-def linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, device: Any = None, **rest: Any) -> Tensor:
+def linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     """`torch.linspace` of a number of steps that varies, from both ends as eager's."""
-    dtype = dtype or torch.get_default_dtype()
-    if type(steps) is not torch.SymInt or rest or dtype not in (torch.float32, torch.float64) or isinstance(start + end, Tensor):
-        return torch.linspace(start, end, steps, dtype=dtype, device=device, **rest)
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    real = {type(start), type(end)} <= {int, float, torch.SymInt} and dtype in (torch.float32, torch.float64)
+    if type(steps) is not torch.SymInt or not real or not options.keys() <= {"dtype", "device"}:
+        return torch.linspace(start, end, steps, **options)
     count: Any = steps
-    place, step = torch.arange(count, dtype=dtype, device=device), (end - start) / (count - 1)
+    place, step = torch.arange(count, **{**options, "dtype": dtype}), (end - start) / (count - 1)
     return torch.where(place < count // 2, start + step * place, end - step * (count - 1 - place))
 
 
@@ -212,8 +213,7 @@ REPLACED: dict[Any, Any] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
     **{function: functools.partial(dropout, function) for function in (torch.dropout, F.dropout)},
-    F.interpolate: interpolate,
-    F.one_hot: one_hot, F.affine_grid: affine_grid,
+    F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
     torch.index_put: index_put, torch.Tensor.index_put: index_put,
     torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_,
