@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -137,7 +138,11 @@ def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
     return x / torch.sqrt(torch.tensor(x.size(-1) * factor, dtype=torch.float))
 
 
-def test_scripted_functions_and_gradients_that_are_on_already_do_not_break() -> None:
+def test_scripted_functions_and_gradients_that_are_on_already_do_not_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    internal = sys.modules.get("torch.testing._internal.common_utils")
+    if internal is not None:  # imported by another test, it has put a Python function of its own in place of the call
+        monkeypatch.setattr(torch._C.ScriptFunction, "__call__", internal.func_call)
+
     def function(x: torch.Tensor) -> torch.Tensor:
         y = scaled(x, 3)
         y.requires_grad_(True)
