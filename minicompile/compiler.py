@@ -227,7 +227,7 @@ class Compiler:
                 verify.verify_lowered(lowered)
         artifacts.write(f"{half}_loops.txt", lambda: printer.lowered_text(lowered))
         device = device_properties(main_device(module))
-        if device.kind == "cuda":
+        if device.kind == "cuda" and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
             EARLY.start(lowered, main_device(module))
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
