@@ -62,7 +62,7 @@ class Tree:
 
     def is_of(self, roots: tuple[Any, ...]) -> bool:
         """Whether these are the modules."""
-        for root, known in zip(roots, self.roots):  # noqa: B905 - one variant has one number of them
+        for root, known in zip(roots, self.roots):
             if known() is not root:
                 return False
         return True
