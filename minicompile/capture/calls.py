@@ -78,7 +78,7 @@ class RecordTorch(TorchFunctionMode):
         super().__exit__(*error)
         self.tracer.native = self.before
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: A002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if not self.tracer.native or name == "__get__" or name in torch_interface.TENSOR_QUERY_METHODS:
             return func(*args, **(kwargs or {}))

@@ -44,7 +44,7 @@ class SymbolPrinter(PythonPrinter):
         super().__init__()
         self.names = names
 
-    def _print_Symbol(self, symbol: sympy.Symbol) -> str:  # noqa: N802 - sympy's name
+    def _print_Symbol(self, symbol: sympy.Symbol) -> str:  # sympy's name
         if symbol not in self.names:
             raise RunEager(f"a size without a source ({symbol})")
         return self.names[symbol]

@@ -434,7 +434,7 @@ def compile_source(text: str, name: str, namespace: dict[str, Any]) -> Callable[
     """Compile generated source so that debuggers and tracebacks show it."""
     filename = f"<minicompile {name} {next(counter)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    exec(compile(text, filename, "exec"), namespace)  # noqa: S102 - the text is ours
+    exec(compile(text, filename, "exec"), namespace)  # the text is ours
     function: Callable[..., Any] = namespace[name]
     weakref.finalize(function, linecache.cache.pop, filename, None).atexit = False
     return function

@@ -292,11 +292,11 @@ class CalledNoisily:
         return noisy(x)
 
 
-def through_a_partial(x, call=functools.partial(noisy)):  # noqa: B008 - the same object in each call
+def through_a_partial(x, call=functools.partial(noisy)):  # the same object in each call
     return call(x + 1) + 1
 
 
-def through_an_object(x, call=CalledNoisily()):  # noqa: B008 - the same object in each call
+def through_an_object(x, call=CalledNoisily()):  # the same object in each call
     return call(x + 1) + 1
 
 

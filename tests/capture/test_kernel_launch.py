@@ -117,7 +117,7 @@ def a_part_of_a_tensor(x, y):
     return x + 1
 
 
-def a_parameter(x, y, weight=nn.Parameter(torch.ones(32))):  # noqa: B008 - a leaf that autograd knows
+def a_parameter(x, y, weight=nn.Parameter(torch.ones(32))):  # a leaf that autograd knows
     with torch.no_grad():
         scale_kernel[(1,)](weight, 32, 2.0, BLOCK=32)
     return x * weight.detach()
