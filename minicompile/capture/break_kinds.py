@@ -57,7 +57,7 @@ KINDS: dict[str, BreakKind] = {
     "tensor attribute": BreakKind("the attribute of the tensor is not captured",
                                   "read or set it outside of the compiled function"),
     "nested compiler": BreakKind("the call compiles another function", "compile once, outside"),
-    "torch.func transform": BreakKind("torch.func transforms are not captured",
+    "torch.func transform": BreakKind("the transform of torch.func, or its function, does what a graph cannot hold",
                                       "compile the function inside of the transform"),
     "higher-order operator": BreakKind("the operator takes functions",
                                        "write the branches with `torch.where`, or call the operator outside"),

@@ -164,10 +164,13 @@ def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     return fetched_again(tracer, function, args, kwargs, real)
 
 
-def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...]) -> Any:
+def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The function that `functools.singledispatch` chooses for a class, asked for again in each call."""
-    (kind,) = resolved(tracer, args, {})[0]
-    return fetched_again(tracer, function, (kind,), {}, function(kind))
+    return fetched_again(tracer, function, args, kwargs, function(*args, **kwargs))
+
+
+CLOSURE_RULES: dict[tuple[str, str], Callable[..., Any]] = {("functools", "singledispatch.<locals>.dispatch"): dispatched}
+"""Rules for the functions that a library's function defines, by module and name; they take (tracer, function, args, kwargs)."""
 
 
 def fetched_again(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any) -> Any:
@@ -217,8 +220,9 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
                 return call_pure(tracer, function, args, kwargs)
         raise Break(kind if kind != "pure" else "unknown call", f"`{module}.{function.__qualname__}` is called")
     function = torch_interface.unpatched(function)
-    if function.__qualname__ == "singledispatch.<locals>.dispatch" and function.__globals__ is vars(functools):
-        return dispatched(tracer, function, args)
+    closure_rule = CLOSURE_RULES.get((module, function.__code__.co_qualname))
+    if closure_rule is not None:
+        return closure_rule(tracer, function, *resolved(tracer, args, kwargs))
     untraced = torch_interface.why_untraced(function)
     if untraced is not None:
         raise Break(untraced, f"`{function.__module__}.{function.__qualname__}` is called as it is")

@@ -115,6 +115,8 @@ class OutputGraph:
         """The node of a traced value; makes the placeholder of an input."""
         if self.inside is not None and (entry.node is None or entry.node.graph is not self.graph):
             return self.inside.node_of(entry.value)
+        if entry.node is not None and entry.node.graph is not self.graph:
+            raise Break("unsupported value", "a tensor of a transformed function is used outside of it")
         if entry.node is None:
             words = entry.source.words() if entry.source else "input"
             entry.node = placeholder_after(self.graph, self.last_placeholder, identifier(words, "argument"), entry.value)

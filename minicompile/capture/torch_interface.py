@@ -285,7 +285,7 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     torch.equal: "tensor value", torch.allclose: "tensor value", torch.is_nonzero: "tensor value",
     torch._has_compatible_shallow_copy_type: "real memory", torch._debug_has_internal_overlap: "real memory",
     torch.frombuffer: "real memory", torch.from_file: "real memory", torch.asarray: "real memory",
-    torch.vmap: "torch.func transform", torch.cond: "higher-order operator",
+    torch.cond: "higher-order operator",
     torch.lstm: "recurrent network", torch.gru: "recurrent network",
     torch.rnn_tanh: "recurrent network", torch.rnn_relu: "recurrent network",
 }
@@ -371,7 +371,8 @@ UNTRACED: dict[str, str] = {
 }
 UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
-TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate")
+TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
+          "_wraps_without_dynamo_attrs", "_check_randomness_arg")
 
 
 def unpatched(function: types.FunctionType) -> types.FunctionType:

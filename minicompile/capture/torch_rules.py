@@ -110,19 +110,22 @@ def is_identical(one: Any, other: Any) -> bool:
 
 @special(torch.nn.utils.stateless._untie_named_tensors_map)
 def rule_untie(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """The tensors that `functional_call` puts in place, which are the ones given if the module ties no weights."""
+    """The tensors that `functional_call` puts in place: those given, under all names of the tensors that they replace."""
     module, given = args
-    found: list[Any] = []
+    named: dict[str, Any] = {}
     for reader in ("named_parameters", "named_buffers"):
-        items = call(tracer, get_attribute(tracer, module, reader), (), {"remove_duplicate": False})
-        found.extend(tensor for _, tensor in drain(tracer, items))
-    for place, tensor in enumerate(found):
-        for other in found[:place]:
-            if other is tensor:
-                raise Break("torch.func transform", "`functional_call` of a module with tied weights")
-            if other.shape == tensor.shape and other.dtype == tensor.dtype:
-                note_identity(tracer, tensor, other)
-    return given
+        named.update(drain(tracer, call(tracer, get_attribute(tracer, module, reader), (), {"remove_duplicate": False})))
+    force(tracer, given)
+    untied = tracer.made(dict(given))
+    for place, (name, tensor) in enumerate(named.items()):
+        for other, earlier in list(named.items())[:place]:
+            if earlier is tensor and (name in given or other in given):
+                if name in given and other in given and given[name] is not given[other]:
+                    raise Break("torch.func transform", "`functional_call` is given two tensors for tied weights")
+                untied[name] = untied[other] = given.get(name, given.get(other))
+            elif earlier is not tensor and earlier.shape == tensor.shape and earlier.dtype == tensor.dtype:
+                note_identity(tracer, tensor, earlier)
+    return untied
 
 
 @special(F.batch_norm)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface
+from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
 from minicompile.capture.break_kinds import KINDS, Break, CutHere, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import call_class
@@ -41,7 +41,7 @@ from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 5
 RULES = Rules(HANDLERS, wrap, call, call_class)
-assert copying and custom_function and kernel_launch and opcodes_calls  # imported for the rules that they register
+assert copying and custom_function and kernel_launch and opcodes_calls and transforms  # imported for the rules that they register
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

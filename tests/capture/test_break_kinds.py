@@ -61,7 +61,7 @@ one_line("sparse tensor", lambda x: x.to_sparse().to_dense() + 1)  # here
 one_line("unsupported tensor", lambda x: x.conj().real * 2, torch.ones(2, dtype=torch.complex64).conj())  # here
 one_line("tensor attribute", lambda x: x + (x.grad_fn is None))  # here
 one_line("nested compiler", lambda x: torch.compile(lambda y: y + 1, backend="eager")(x))  # here
-one_line("torch.func transform", lambda x: torch.vmap(lambda row: row * 2)(x))  # here
+one_line("torch.func transform", lambda x: torch.vmap(lambda row: row * 2, chunk_size=1)(x))  # here
 one_line("operation failed", lambda x: attempt(lambda: x @ x))  # here
 one_line("unsupported argument", lambda x: torch.ones(2, 3, out=(x,)[0].double().float()[:, :2]))  # here
 one_line("time", lambda x: x + 0 * time.time())  # here
