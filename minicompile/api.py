@@ -3,8 +3,6 @@
 Thin on purpose: capture decides when to compile, `compiler.py` compiles. This module must not know any stage.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The command line: `minicompile demo`, `bench`, `explain`, `compare`, `cache`. This module must only parse and delegate."""
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ This module imports nothing of ours; warnings are made here, too. An exception h
 `compiler.py` turns it into eager execution with one warning, unless the user asked for `fullgraph=True`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 This module must not explain anything itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

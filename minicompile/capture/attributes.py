@@ -4,8 +4,6 @@ Stores to objects from outside go to stand-ins and are replayed later. Must not 
 (properties, `__getattr__`, descriptors) is called through `tracer.call`.
 """
 
-from __future__ import annotations
-
 import collections
 import contextvars
 import enum

@@ -3,8 +3,6 @@
 Also the exceptions that travel inside the tracer. Must not import the tracer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

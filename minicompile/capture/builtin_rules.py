@@ -1,7 +1,5 @@
 """Rules for single builtins: those that look at the symbolic stack differently from Python itself."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import contextvars

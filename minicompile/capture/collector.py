@@ -2,8 +2,6 @@
 full collection walks all of the loaded libraries. Must not know what runs meanwhile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

@@ -4,8 +4,6 @@ A stand-in has the tracer answer. Python's own tables hold the objects themselve
 found out with stand-ins first. Must not decide what an operator means.
 """
 
-from __future__ import annotations
-
 import collections
 import enum
 import operator

@@ -1,7 +1,5 @@
 """Rules for `copy.copy` and `copy.deepcopy`. Objects are copied by their instance dictionaries; what copies itself is a break."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import enum

@@ -12,8 +12,6 @@ Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict
 imported, and not used where it fails. Must not know what is in the dictionaries, nor decide which are worth watching.
 """
 
-from __future__ import annotations
-
 import gc
 import struct
 import sys

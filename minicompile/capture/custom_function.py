@@ -5,8 +5,6 @@ depend on the inputs, with the user's backward as their derivative. Must not kno
 node is an ordinary differentiable call.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

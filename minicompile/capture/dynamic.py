@@ -4,8 +4,6 @@ What torch's `ShapeEnv` assumed about the symbols is turned into guards when the
 recompile: a capture is where it learns that a number differs from what an earlier capture saw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The simplest backend: runs the captured graph as it is. For tests and for graphs that the compiler fails on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Must not know how graphs are compiled; the backend is handed in.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling

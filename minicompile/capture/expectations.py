@@ -4,8 +4,6 @@ The graph goes on as where nothing is raised, and says at its end whether someth
 again in plain Python, before any side effect. Must not be used by graphs that change their inputs, which would change twice.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

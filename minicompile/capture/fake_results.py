@@ -9,8 +9,6 @@ Private names used, the same in torch 2.11 to 2.13: `FakeTensorMode.dispatch`, t
 `fake_mode`, `fake_device` and `constant`, `torch._C._dispatch_keys`. Must not know what the results are for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 One lock serialises capture in the whole process. A cache belongs to one compiled callable and dies with it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

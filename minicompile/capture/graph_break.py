@@ -3,8 +3,6 @@
 Must not run the user's code and must not assemble bytecode; `resume` does the latter.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import inspect

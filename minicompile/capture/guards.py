@@ -3,8 +3,6 @@
 This module collects conditions and writes them down; it must not decide what has to be guarded.
 """
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ Handlers see neither caches nor prefixes nor superinstructions, and jump targets
 must not know what an instruction does; it only says what is written there.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import dis

@@ -5,8 +5,6 @@ kernels. Written for triton 3.6 and 3.9; used of it are `KernelInterface.__getit
 `arg_names`, `configs` and `values`. Must not compile or run a kernel while tracing.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import dataclasses

@@ -1,7 +1,5 @@
 """Which local variables may still be read after an instruction. Must not know about values, only about names."""
 
-from __future__ import annotations
-
 from minicompile.capture.instruction import Program
 
 READS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "DELETE_FAST", "LOAD_CLOSURE",

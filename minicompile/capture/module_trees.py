@@ -7,8 +7,6 @@ what was read. They hold as long as no such dictionary was changed and every obj
 write code.
 """
 
-from __future__ import annotations
-
 import collections
 import operator
 import types

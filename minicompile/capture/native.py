@@ -3,8 +3,6 @@
 A table, not a mechanism: it must not look at arguments.
 """
 
-from __future__ import annotations
-
 import bisect
 import builtins
 import cmath

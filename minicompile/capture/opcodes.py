@@ -4,8 +4,6 @@ A handler takes (tracer, frame, instruction), changes the frame's stack, and ret
 It must leave all rules about values to the modules that own them.
 """
 
-from __future__ import annotations
-
 import itertools
 import types
 from collections.abc import Callable

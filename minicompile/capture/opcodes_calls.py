@@ -3,8 +3,6 @@
 Importing this module fills the table in `opcodes`.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators on the symbolic stack: torch operations, native operations, or the special methods of user classes."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import math

@@ -4,8 +4,6 @@ Values on the symbolic stack are turned into expressions; objects made while tra
 so that aliases and cycles survive. Must not decide what is captured.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import enum

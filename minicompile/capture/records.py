@@ -1,7 +1,5 @@
 """What capture tells about itself: graphs, graph breaks, recompiles, fallbacks, generated sources. Data only."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -5,8 +5,6 @@ original code. Since exception tables are by range, `with` and `try` blocks arou
 Must not know about symbolic values.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from typing import Any

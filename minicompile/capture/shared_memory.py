@@ -3,8 +3,6 @@
 PyTorch's fake kernels do not look. Must not know about bytecode or graphs.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

@@ -5,8 +5,6 @@ original is compared with its snapshot when the frame ends. Nothing here touches
 writes code: `reconstruct` turns the changes into statements.
 """
 
-from __future__ import annotations
-
 import collections
 import types
 from typing import Any

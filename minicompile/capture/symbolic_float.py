@@ -5,8 +5,6 @@ it is exact to the bit; comparisons become guards. Whatever else asks for the nu
 Must not decide which floats vary.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Numbers that stay symbolic: sizes, integers and floats that varied between calls. Must not decide which ones those are."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import operator

@@ -6,8 +6,6 @@ function and dispatch mode stacks, `_device_constructors`, the functorch interpr
 sources or the user's program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

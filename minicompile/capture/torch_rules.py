@@ -4,8 +4,6 @@
 graph break does.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import operator

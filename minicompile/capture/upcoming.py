@@ -4,8 +4,6 @@ A variant depends on how many elements are left only as far as it took them, so 
 Must not run any of the user's code: iterators that would (`map`, generators, subclasses) are not looked into.
 """
 
-from __future__ import annotations
-
 import collections
 import gc
 import itertools

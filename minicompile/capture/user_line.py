@@ -3,8 +3,6 @@
 Must not decide what is raised or where execution goes on.
 """
 
-from __future__ import annotations
-
 import os
 import types
 from collections.abc import Callable, Iterator

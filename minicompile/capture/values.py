@@ -4,8 +4,6 @@ Guards are as weak as the stand-in allows: a container is guarded by type until 
 elements stay lazy. Must not run any of the user's code.
 """
 
-from __future__ import annotations
-
 import collections
 import enum
 import functools

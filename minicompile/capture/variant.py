@@ -4,8 +4,6 @@
 entries or decide when to recompile; `frame_cache` does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import linecache

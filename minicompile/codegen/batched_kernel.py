@@ -4,8 +4,6 @@ The body is printed once, over the pointers and sizes that the choice of the mem
 what belongs together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

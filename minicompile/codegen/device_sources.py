@@ -3,8 +3,6 @@
 This module must not change that text.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ The rows and columns of the tile come as blocks that broadcast to it in either o
 transposed), so nothing here may name a block's shape. This module must not decide what an epilogue is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from minicompile.codegen.expression_writer import ExpressionWriter, Value

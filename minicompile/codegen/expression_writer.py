@@ -3,8 +3,6 @@
 This module must not know about passes, reductions or stores; those call it.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 This module must not know in which pass a fold happens.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

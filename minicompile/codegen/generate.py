@@ -3,8 +3,6 @@
 This module must not know Triton's syntax or the host's: `triton_kernel` and `wrapper` do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re

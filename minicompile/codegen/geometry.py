@@ -3,8 +3,6 @@
 This module must not know what the kernel computes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable

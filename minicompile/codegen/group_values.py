@@ -4,8 +4,6 @@ Values that one loop hands to the next inside the group are substituted, so that
 results of reductions and scans stay loads of their buffers (*leaves*). This module must not print anything.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Mapping

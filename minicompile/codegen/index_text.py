@@ -3,8 +3,6 @@
 This module must not know where an index is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from minicompile.codegen.triton_text import UNARY, Text, infix

@@ -3,8 +3,6 @@
 This module must not compute anything.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ its loads. A store into memory that the kernel also reads waits for the last pas
 each step folds whole rows, and adds to the column sums. This module must not choose what is folded together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

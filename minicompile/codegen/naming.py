@@ -3,8 +3,6 @@
 This module must not know what the names are used for.
 """
 
-from __future__ import annotations
-
 import builtins
 import keyword
 import re

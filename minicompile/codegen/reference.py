@@ -3,8 +3,6 @@
 This module must not run the graph.
 """
 
-from __future__ import annotations
-
 import re
 
 import torch

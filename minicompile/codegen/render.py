@@ -3,8 +3,6 @@
 This module must not compute anything: what a template prints is prepared by its callers.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

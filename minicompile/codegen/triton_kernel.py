@@ -4,8 +4,6 @@ Pointwise and persistent kernels are straight lines, printed here; `looped_kerne
 in their scope, so that in-place kernels read before they write. This module must not choose tiles or order.
 """
 
-from __future__ import annotations
-
 import torch
 
 from minicompile.codegen.expression_writer import ExpressionWriter, Value, index_axes

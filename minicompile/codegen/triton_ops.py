@@ -5,8 +5,6 @@ exact enough; fp32 and fp64 use the correctly rounded or libdevice forms that ea
 about loads, loops or names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

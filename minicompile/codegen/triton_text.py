@@ -3,8 +3,6 @@
 This module must not know what an expression is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

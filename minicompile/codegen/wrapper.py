@@ -3,8 +3,6 @@
 This module must not print kernels, and must not decide what lives where: it follows the memory plan.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The forward graph returns values only; identity and shared storage are rebuilt o
 module must not record nodes other than reads of current values.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import operator

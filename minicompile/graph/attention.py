@@ -4,8 +4,6 @@ The interpreter of the captured graph calls `attention_or_none` in the function'
 keeps PyTorch's own path. This module must not recognise attention written by hand: see `patterns.py`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

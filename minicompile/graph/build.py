@@ -3,8 +3,6 @@
 Nothing here knows how a step works.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from minicompile.config import Config

@@ -6,8 +6,6 @@ and whatever no rule names. `KEPT` are operators that PyTorch's core table would
 This module must not record nodes itself.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Looks at operators as the program calls them, not at what they are made of. This module must not raise anything itself.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

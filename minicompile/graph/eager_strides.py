@@ -6,8 +6,6 @@ copied into eager's layout, and whoever does not look at the layout reads throug
 a value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Loops over single tensors fuse with what is around them, and the code generator 
 must not record nodes itself.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

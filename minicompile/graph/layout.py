@@ -9,8 +9,6 @@ where they are merged next, which eager does by a copy.
 Outputs of the graph keep the layout that eager gives them. This module must not change a value.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

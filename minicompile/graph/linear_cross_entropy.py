@@ -4,8 +4,6 @@ Between the head and the loss, rows may be cut out, reshaped and cast; the same 
 replaced only when nobody else reads the logits; a refusal says why. This module must not know how the chunks are made.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

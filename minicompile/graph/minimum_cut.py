@@ -4,8 +4,6 @@ Of several cuts of one cost the one nearest to the sinks is taken. networkx take
 those pay who compile gradients. Must not know what the network stands for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 Edge = tuple[int, int, int | None]

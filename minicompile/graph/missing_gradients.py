@@ -5,8 +5,6 @@ operation reads such a value beside others, as the backward of `split` does, eag
 module must not decide which gradients are missing.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Collection

@@ -4,8 +4,6 @@ The backward's operator repeats the forward from the same arguments, in eager, a
 not decide for which operators that is worth it.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

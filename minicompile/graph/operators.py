@@ -3,8 +3,6 @@
 The partition and the passes ask; nobody else decides such things. This module must not change graphs.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ What is kept in between is chosen in `recompute.py`. Inputs that the user's code
 written by the forward itself, last, with `aten.copy_`. This module must not change what is computed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

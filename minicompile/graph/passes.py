@@ -4,8 +4,6 @@ Passes change only how a value is computed, never a value: no algebra on floatin
 nobody else holds. `PASSES` is the order. Dead outputs, splitting and recomputation are not their business.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable

@@ -9,8 +9,6 @@ is read by `position_masks.py`, so that causal attention is seen as causal. This
 torch-level graph and at the fake values that capture left there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ seen as one whatever its size, also where that varies between calls, and no larg
 understood is `Unknown`. This module must not know what the masks are for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from typing import Any

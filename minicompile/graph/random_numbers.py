@@ -5,8 +5,6 @@ One `minicompile::seeds` node at the head of the graph draws a key per random op
 kernels.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ on the sink; inputs and what must not run twice hang on the source. The cut is w
 graphs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

@@ -6,8 +6,6 @@ running fake kernels again: the second of twelve identical layers costs little. 
 inputs or outputs are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import keyword
 import operator

@@ -4,8 +4,6 @@ Symbols are read from the placeholders that carry them (`aten.sym_size.int`, or 
 decide which sizes are symbolic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

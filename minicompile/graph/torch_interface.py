@@ -6,8 +6,6 @@ sequence numbers, and the decomposition table. No other module of this package m
 underscore, operators aside.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

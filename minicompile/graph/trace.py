@@ -4,8 +4,6 @@ Forward and, where anything needs a gradient, backward are traced in one go. Wha
 do is PyTorch's own doing: the captured operators run as the user wrote them. This module must not simplify or split.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator

@@ -3,8 +3,6 @@
 Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`. This module must not know graphs.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

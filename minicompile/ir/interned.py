@@ -3,8 +3,6 @@
 This module knows nothing of what is interned. Subclasses list their fields in `__slots__` and are immutable.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import weakref

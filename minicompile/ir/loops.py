@@ -8,8 +8,6 @@ storage is that of an older buffer, whose readers must then all come first.
 This module must not know about scheduling decisions or Triton.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -20,8 +20,6 @@ Checks. `checked` gives its first argument; where the second does not hold an as
 Attention. A query that sees no key gets zeros, or NaN (and NaN gradients) with `nan_rows`, as a softmax written out gives.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

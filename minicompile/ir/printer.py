@@ -3,8 +3,6 @@
 Loops are printed as small nests with one named value per line. This module must not change or check anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

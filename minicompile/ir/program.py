@@ -5,8 +5,6 @@ graph's inputs (which it empties, so that memory is freed early) and returns a t
 `__main__` that checks the result and times it. This module must not import Triton.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -4,8 +4,6 @@ Some share memory where functionalization would see copies, some look at the val
 gradient, and some would make constants of sizes that vary. This module must not know of graphs.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Written against `torch.utils._sympy` of torch 2.11 to 2.13. This module must not know where a symbol's value comes from.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping

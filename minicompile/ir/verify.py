@@ -4,8 +4,6 @@ A check proves what it can from names, dtypes and ranges and says nothing where 
 must not repair anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

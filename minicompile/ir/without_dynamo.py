@@ -9,8 +9,6 @@ Written against torch 2.11 and 2.13; private: the two methods of `FakeTensorMode
 `TorchDispatchMode._should_skip_dynamo`. Must not know fake kernels.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import sys

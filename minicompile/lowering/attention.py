@@ -4,8 +4,6 @@ What those do not take (fp64, head dims beyond 256) is called as the reference o
 the kernels work.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

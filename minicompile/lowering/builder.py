@@ -4,8 +4,6 @@ The builder keeps names unique, gives buffers eager's strides, and undoes what a
 know any operator, and it never decides about fusion: one rule's loops are emitted as they are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import keyword
 from collections.abc import Callable, Iterable

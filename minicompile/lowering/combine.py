@@ -3,8 +3,6 @@
 This module must not emit reductions: windows are small and unrolled, larger ones stay extern.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 This module must not emit anything but pointwise loops.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

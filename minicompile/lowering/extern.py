@@ -5,8 +5,6 @@ operator that returns a view is replaced by its copying form, so that no two buf
 module must not decide between a library's kernel and ours; the target's name is enough for later stages to do so.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from typing import Any

@@ -4,8 +4,6 @@ Each function takes `Scalar`s of one dtype and Python numbers. Half precisions a
 the expression. This module must not know about tensors, dtype promotion or ATen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ copies its target first, unless it writes a graph input in place. This module mu
 without adding up, either may win, as in eager.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ old contents after the scatter; nor does a chain of scatters, nor a scatter into
 This module decides that from the FX graph and must not emit anything.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

@@ -4,8 +4,6 @@ Every operator must come out right: a rule that does not fit, a dtype, a device 
 extern kernel with the reason. This module must not know single operators, except for writes of graph inputs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from typing import Any

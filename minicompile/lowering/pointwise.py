@@ -4,8 +4,6 @@ Every tensor argument is broadcast and converted to one compute dtype, as eager 
 module must not emit anything but pointwise loops.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable

@@ -8,8 +8,6 @@ maker of the factor, and cut off by one that is fused with the reader of the pro
 This module must not decide between a library's kernel and ours.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

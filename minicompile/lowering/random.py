@@ -4,8 +4,6 @@ Keys are drawn by one call of eager's generator per run, so that `torch.manual_s
 define the generator: see `ir.operators`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

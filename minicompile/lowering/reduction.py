@@ -4,8 +4,6 @@ A loop has no work after its fold, so a mean is a sum into fp32 and a division. 
 values into fp32 buffers wherever more work follows. This module must not know how a fold is scheduled.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A rule gets the builder and the operator's arguments (tensors as `TensorValue`, 
 values. It may raise `UseExtern`: what it emitted so far is dropped and the operator is called as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Symbolic sizes are SymPy expressions of torch's `ShapeEnv`; they are read by cla
 imports SymPy and a static graph never pays for it. It must not know about tensors' values or loops.
 """
 
-from __future__ import annotations
-
 import fractions
 import functools
 import math

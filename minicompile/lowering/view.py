@@ -4,8 +4,6 @@ Flips, rolls and repeats copy in eager; here they are accesses as well, copied o
 module must not emit loops (copies that a layout forces apart).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

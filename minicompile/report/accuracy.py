@@ -4,8 +4,6 @@ Outputs are compared with the user's function run in fp64; the buffers of every 
 one by one, in their own dtypes (eager) and in fp64. This module must not decide what error is allowed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a compiled kernel takes of the chip, read from its machine code with the `cuobjdump` that Triton brings."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import re

@@ -6,8 +6,6 @@ operators. On a difference the user gets eager's result, a warning that names th
 folder that reproduces it. This module must not repair anything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ A `Clock` is handed to whatever needs times, so that tests can hand in recorded 
 times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time

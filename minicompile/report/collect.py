@@ -3,8 +3,6 @@
 A compiled graph is read as plain attributes (`captured`, `partitioned`, `parts`); this module must not import the stages.
 """
 
-from __future__ import annotations
-
 import collections
 import inspect
 import math

@@ -3,8 +3,6 @@
 Compilers are handed in. This module must not print.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

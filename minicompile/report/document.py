@@ -3,8 +3,6 @@
 This module must not know how a section is laid out.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -3,8 +3,6 @@
 The compiler is handed in as `Tools`; this module must not import the stages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

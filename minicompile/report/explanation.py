@@ -1,7 +1,5 @@
 """The object that `minicompile.explain` returns: every record as data, printed as a page, saved as JSON or HTML."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

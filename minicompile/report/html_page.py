@@ -3,8 +3,6 @@
 What the page shows is prepared here, in `document` and in `pictures`; the templates only lay it out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

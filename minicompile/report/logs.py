@@ -4,8 +4,6 @@ Lines go to the standard logger `minicompile.TOPIC`, or to standard error when t
 This module must not compute anything: it prints records that the stages left.
 """
 
-from __future__ import annotations
-
 import difflib
 import logging
 import os

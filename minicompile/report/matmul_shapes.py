@@ -3,8 +3,6 @@
 The arithmetic is that of `kernels.matmul_model`, which knows the chip; this module must not time anything.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

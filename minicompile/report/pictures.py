@@ -3,8 +3,6 @@
 Colours are CSS classes of the page. This module must not know the page around the pictures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

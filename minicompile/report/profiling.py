@@ -3,8 +3,6 @@
 The compiled code itself marks nothing, so that calls cost nothing more; steps are wrapped while a profile is taken.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Sequence

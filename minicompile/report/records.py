@@ -4,8 +4,6 @@ Numbers are in bytes, operations, microseconds, seconds or ulp, as their names s
 module must not compute more than sums over its own fields.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal
 

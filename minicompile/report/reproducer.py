@@ -4,8 +4,6 @@ The minimiser looks for the first operation whose result is wrong, then takes aw
 recorded values. This module must not judge results: it is handed the test.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import types

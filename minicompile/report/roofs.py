@@ -3,8 +3,6 @@
 A machine without a GPU gets the roofs recorded for one H200, marked as not measured.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import pathlib

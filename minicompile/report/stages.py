@@ -3,8 +3,6 @@
 This module must not compile anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sections of an explanation as a page that fits a terminal."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import textwrap

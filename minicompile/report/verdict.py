@@ -3,8 +3,6 @@
 This module must not measure or run anything.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

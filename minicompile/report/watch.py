@@ -4,8 +4,6 @@ A generated file calls one module-level function per step (`Program.steps`); tho
 must not change what a step computes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

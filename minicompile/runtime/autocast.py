@@ -4,8 +4,6 @@ The casts that autocast asks for stand in the graph, put there when it was captu
 autocast that is still switched on would cast a second time, also where the user had switched autocast off inside.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ One `torch.autograd.Function` per graph that needs gradients; a graph that needs
 not compile anything and must not look into the graphs: the `CallPlan` says all.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Sequence

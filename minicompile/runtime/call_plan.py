@@ -3,8 +3,6 @@
 This module must not run anything.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -5,8 +5,6 @@ write, is not used at all: loading an entry runs code. An unwritable folder cost
 the subfolders of `KINDS` are ever counted or removed. Nothing here knows what the entries mean.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

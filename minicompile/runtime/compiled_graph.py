@@ -3,8 +3,6 @@
 This module holds results; it takes no decision and knows no stage.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

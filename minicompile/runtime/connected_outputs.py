@@ -7,8 +7,6 @@ Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 t
 `torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks`.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any

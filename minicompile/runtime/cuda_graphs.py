@@ -12,8 +12,6 @@ recording fails. `fallback` then says why, and calls run the program itself. Pri
 `torch._C._storage_Use_Count` (torch 2.11 to 2.13).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator

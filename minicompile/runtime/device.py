@@ -3,8 +3,6 @@
 This module must not import Triton: it answers before any kernel exists.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

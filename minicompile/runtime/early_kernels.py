@@ -4,8 +4,6 @@ Their wrappers run in threads, on memory that holds nothing, and launch nothing;
 that the call itself finds it done. Calls of symbolic size are left alone. This module must not run a kernel.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ for a minute. This module must import nothing but the standard library at its to
 Private interfaces used: what `triton.compile` of 3.6 to 3.9 calls between source and machine code.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

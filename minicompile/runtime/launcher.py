@@ -4,8 +4,6 @@
 it is missing, Triton's own dispatcher launches the kernel. This module is the only one that touches either.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import tempfile

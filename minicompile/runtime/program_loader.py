@@ -4,8 +4,6 @@ The file is complete by itself. Loading only replaces its `run_*` launchers, whi
 by precompiled ones. On a CPU they are left alone: the file runs its kernels under Triton's interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import concurrent.futures
 import contextlib

@@ -12,8 +12,6 @@ Private interfaces: `CompiledKernel.run` of Triton (3.6 to 3.9: the same argumen
 on the current device.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

@@ -5,8 +5,6 @@ core, no interpreter to start) or one fails. They end with this process, however
 child has none. This module must not know what a kernel is.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -4,8 +4,6 @@ That is what an optimizer's step is made of: one update, one sum of squares per 
 its code; each finds by its number which member's buffers it works on. This module must not change what a kernel computes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 

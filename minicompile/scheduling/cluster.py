@@ -8,8 +8,6 @@ Rows and columns of the same data can be folded in one walk: the column sums, cu
 the row reductions. The rows of a chunk are then `stepped` through by one program.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from minicompile.ir.index import ONE, Axis, Index, as_index, coefficient_of, product

@@ -4,8 +4,6 @@ Three things order two operations: one reads what the other writes; one overwrit
 both have side effects. This module must not decide anything: it only states facts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import graphlib
 import heapq

@@ -5,8 +5,6 @@ where two accesses want different neighbours (a transpose) the kernel gets two p
 choose block sizes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

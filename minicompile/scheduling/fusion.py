@@ -5,8 +5,6 @@ buffer. The pair that saves most bytes goes first. Legality is dependence (`Fuse
 profit is `profit.refusal`. This module must not rewrite loop bodies.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

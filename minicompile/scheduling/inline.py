@@ -5,8 +5,6 @@ inline through a reduction, a scan, a scatter or an extern kernel, and never mov
 overwrites what it reads.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Concatenations, paddings and scattered slices load at places such as `j - 8` tha
 mask holds; knowing the range turns divisions of such places into plain indices. This module must not rewrite loops.
 """
 
-from __future__ import annotations
-
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, children, walk
 from minicompile.ir.index import Axis, Index, as_index, hint
 from minicompile.scheduling.reindexing import AxisMap, move, solve

@@ -4,8 +4,6 @@ Who computes a product is asked of a `Chooser`, which the pipeline passes in; th
 A loop becomes an epilogue when it runs once over every element of the product, at the element's own place.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 

@@ -4,8 +4,6 @@ Only storage that the generated code allocates itself is ever reused: what an ex
 something else, and inputs belong to the caller. This module must not change the order of steps.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 

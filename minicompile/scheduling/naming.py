@@ -1,7 +1,5 @@
 """Kernel names from the user's operations: `softmax_kernel`, `add_rms_norm_kernel`. No other naming happens here."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable

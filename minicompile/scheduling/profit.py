@@ -1,7 +1,5 @@
 """Which legal fusions are worth it: a pure function of facts about a pair of clusters. No mechanism here."""
 
-from __future__ import annotations
-
 import dataclasses
 
 MAXIMUM_BUFFERS = 40

@@ -4,8 +4,6 @@ A change of axes is an `AxisMap`: for each old axis its value over the new axes.
 groups or profit.
 """
 
-from __future__ import annotations
-
 import functools
 
 from minicompile.ir.expr import Expr, IndexValue, Load, Random, rewrite_index, walk

@@ -3,8 +3,6 @@
 Each step is a pure function in a module of its own. This module must not contain a policy.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@
 result is a position (argmax), nor anything for the interpreter, where every program costs the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

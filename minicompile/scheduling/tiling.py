@@ -6,8 +6,6 @@ vectors), there should be enough programs for every multiprocessor, and a row th
 as the problem. `plan_tile` is a pure function of `TileFacts`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from minicompile.ir.index import Axis, hint

@@ -1,7 +1,5 @@
 """Exact accounting: elements and bytes that loops touch, at the hinted sizes. This module must not decide anything."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable

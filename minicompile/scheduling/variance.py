@@ -7,8 +7,6 @@ squares need no second pass over memory, and nothing cancels as it would in `E[v
 chunks there are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

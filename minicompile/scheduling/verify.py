@@ -1,7 +1,5 @@
 """The rules that a schedule must keep, checked kernel by kernel. This module must not repair anything."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from minicompile.errors import VerificationFailed
