@@ -21,5 +21,5 @@ def build_graph(captured: CapturedGraph, config: Config) -> PartitionedGraph:
     """
     captured, patterns = recognise_attention(captured, config)
     captured, losses = recognise_cross_entropy(captured, config)
-    joint, seconds = simplify(trace_joint(captured, config))
-    return dataclasses.replace(partition(joint, captured, config), patterns=patterns + losses, pass_seconds=seconds)
+    joint = simplify(trace_joint(captured, config))
+    return dataclasses.replace(partition(joint, captured, config), patterns=patterns + losses)

@@ -87,7 +87,7 @@ def replace_loss(module: GraphModule, loss: Node, config: Config) -> None:
     with graph.inserting_before(loss):
         rows = hidden
         for step in reversed(steps):
-            rows = the_same_rows(graph, step, rows, columns, value_of(hidden).shape[-1])
+            rows = the_same_rows(graph, step, rows, value_of(hidden).shape[-1])
         weight = graph.call_method("t", (weight,)) if turned else weight
         arguments = (rows, weight, bias, target, ignored, float(smoothing), reduction == "mean", value_of(loss).dtype)
         made = graph.call_function(linear_cross_entropy, arguments)
@@ -119,7 +119,7 @@ def keeps_columns(step: Node, columns: int) -> bool:
     return whole and all(isinstance(part, (int, slice)) or part is Ellipsis for part in index)
 
 
-def the_same_rows(graph: torch.fx.Graph, step: Node, rows: Any, columns: int, width: int) -> Any:
+def the_same_rows(graph: torch.fx.Graph, step: Node, rows: Any, width: int) -> Any:
     """The step done to the head's input; casts wait for the loss."""
     if name_of(step) in ("float", "to", "contiguous"):
         return rows

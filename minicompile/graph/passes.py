@@ -5,7 +5,7 @@ nobody else holds. `PASSES` is the order. Dead outputs, splitting and recomputat
 """
 
 import dataclasses
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -228,15 +228,11 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def simplify(joint: JointGraph) -> tuple[JointGraph, dict[str, float]]:
-    """Run every pass over the joint graph, then give outputs that need it storage of their own; and seconds by pass."""
-    module, seconds = joint.module, dict.fromkeys((change.__name__ for change in PASSES), 0.0)
-    for change in PASSES:
-        start = time.perf_counter()
-        module = change(module)
-        seconds[change.__name__] += time.perf_counter() - start
+def simplify(joint: JointGraph) -> JointGraph:
+    """Run every pass over the joint graph, then give outputs that need it storage of their own."""
+    module = functools.reduce(lambda module, change: change(module), PASSES, joint.module)
     separate_outputs(module, joint.forward_outputs, len(joint.sources))
-    return dataclasses.replace(joint, module=module), seconds
+    return dataclasses.replace(joint, module=module)
 
 
 def separate_outputs(module: GraphModule, forward_outputs: int, totals: int) -> None:

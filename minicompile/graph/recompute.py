@@ -37,7 +37,6 @@ class Cut:
     kept: tuple[Node, ...]
     reasons: dict[Node, str]
     forward: frozenset[Node]
-    backward: frozenset[Node]
 
 
 class JointView:
@@ -110,7 +109,7 @@ def choose(view: JointView, mutated: set[Node], budget: float) -> Cut:
         kept, banned = shrink(view, banned, mutated, kept, budget)
     ordered = tuple(sorted(kept, key=view.position.__getitem__))
     reasons = {node: banned.get(node, "the cheapest point of its chain to keep") for node in ordered}
-    return Cut(ordered, reasons, frozenset(view.nodes) - view.backward, frozenset(view.backward))
+    return Cut(ordered, reasons, frozenset(view.nodes) - view.backward)
 
 
 def ban(view: JointView) -> dict[Node, str]:

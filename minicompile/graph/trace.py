@@ -48,14 +48,12 @@ class JointGraph:
         module: placeholders are the inputs, then the tangents; returns forward outputs, then gradients, in one tuple.
         forward_outputs: how many of the outputs belong to the forward.
         outputs, mutated_inputs, differentiable_inputs, differentiable_outputs: as in `Binding`.
-        tangents: how many placeholders are tangents.
         connections: as in `Binding`, with tangents by number. After the gradients, the module returns what each passes on,
             and for each source, in order of their numbers, its tangent with all of that added.
     """
 
     module: GraphModule
     forward_outputs: int
-    tangents: int
     outputs: tuple[OutputBinding, ...]
     mutated_inputs: tuple[MutatedInput, ...]
     differentiable_inputs: tuple[int, ...]
@@ -364,7 +362,6 @@ class _Tracer:
         return JointGraph(
             module=torch_interface.GraphModule(constants_module(self.recorder.constants), graph),
             forward_outputs=len(analysis.forward_nodes),
-            tangents=len(backward.differentiable),
             outputs=tuple(analysis.bindings),
             mutated_inputs=tuple(analysis.mutated_inputs),
             differentiable_inputs=tuple(

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -309,7 +309,6 @@ class PartitionedGraph:
         saved_tensors, recomputed: the min cut's choices, for the report.
         name: as in `CapturedGraph`.
         patterns: attention written by hand, found or refused.
-        pass_seconds: time of each simplification by name.
     """
 
     forward: torch.fx.GraphModule
@@ -322,4 +321,3 @@ class PartitionedGraph:
     name: str = "graph"
     patterns: tuple[PatternRecord, ...] = ()
     split_backward: torch.fx.GraphModule | None = None
-    pass_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)

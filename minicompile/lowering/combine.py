@@ -5,7 +5,7 @@ This module must not emit reductions: windows are small and unrolled, larger one
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -84,8 +84,10 @@ def _within(indices: Sequence[Index], sizes: Sequence[Index]) -> bool | Scalar:
 class Windows:
     """The windows of a pooling operator over the last dimensions of a tensor."""
 
-    def __init__(self, value: TensorValue, dims: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> None:
-        self.value = value
+    def __init__(
+        self, builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+    ) -> None:
+        self.value, dims = value, 3 if "3d" in builder.node.target._opname else 2
         self.kernel = _per_dimension(kernel, dims)
         self.stride = _per_dimension(stride, dims) if stride != [] and stride is not None else self.kernel
         self.padding = _per_dimension(padding, dims)
@@ -112,72 +114,65 @@ def _per_dimension(given: Any, dims: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
-def _max_pool(dims: int) -> Callable[..., Any]:
-    def rule(
-        builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-        ceil_mode: bool = False,
-    ) -> Any:  # fmt: skip
-        windows = Windows(value, dims, kernel, list(stride), padding, dilation)
-        lowest = -math.inf if value.dtype.is_floating_point else torch.iinfo(value.dtype).min
+@lowers("max_pool2d_with_indices max_pool3d_with_indices")
+def lower_max_pool(
+    builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    """The largest element of every window, and where it is."""
+    windows = Windows(builder, value, kernel, list(stride), padding, dilation)
+    lowest = -math.inf if value.dtype.is_floating_point else torch.iinfo(value.dtype).min
 
-        def best(indices: Indices) -> tuple[Scalar, Scalar]:
-            largest: Scalar | None = None
-            place = Scalar(number(0, torch.int64))
-            for where_from, exists in windows.elements(indices):
-                element = Scalar(masked(exists, value.load(where_from), number(lowest, value.dtype)))
-                flat = index_value(row_major(where_from[windows.lead :], value.sizes[windows.lead :]))
-                if largest is None:
-                    largest, place = element, flat
-                    started = exists if not isinstance(exists, bool) else None
-                    continue
-                better = (element > largest) | element.is_nan()
-                if started is not None:
-                    better = better | (~started & element.equals(lowest))
-                better = better if exists is True else better & exists if exists is not False else ~better & better
-                largest, place = where(better, element, largest), where(better, flat, place)
-                started = started | exists if started is not None and not isinstance(exists, bool) else None
-            assert largest is not None
-            return largest, place
+    def best(indices: Indices) -> tuple[Scalar, Scalar]:
+        largest: Scalar | None = None
+        place = Scalar(number(0, torch.int64))
+        for where_from, exists in windows.elements(indices):
+            element = Scalar(masked(exists, value.load(where_from), number(lowest, value.dtype)))
+            flat = index_value(row_major(where_from[windows.lead :], value.sizes[windows.lead :]))
+            if largest is None:
+                largest, place = element, flat
+                started = exists if not isinstance(exists, bool) else None
+                continue
+            better = (element > largest) | element.is_nan()
+            if started is not None:
+                better = better | (~started & element.equals(lowest))
+            better = better if exists is True else better & exists if exists is not False else ~better & better
+            largest, place = where(better, element, largest), where(better, flat, place)
+            started = started | exists if started is not None and not isinstance(exists, bool) else None
+        assert largest is not None
+        return largest, place
 
-        return builder.like_node(lambda i: best(i)[0].expr, 0), builder.like_node(lambda i: best(i)[1].expr, 1)
-
-    return rule
-
-
-def _avg_pool(dims: int) -> Callable[..., Any]:
-    def rule(
-        builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any = (), padding: Any = 0,
-        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> TensorValue:  # fmt: skip
-        windows = Windows(value, dims, kernel, list(stride), padding)
-        if ceil_mode and count_include_pad and divisor_override is None:
-            raise UseExtern("average pooling whose windows may leave the padding")
-        wide = working_dtype(value.dtype)
-        if not wide.is_floating_point:
-            raise UseExtern("average pooling of integers")
-
-        def body(indices: Indices) -> Expr:
-            summed: Scalar | None = None
-            count: Scalar | int = 0
-            elements = windows.elements(indices)
-            for where_from, exists in elements:
-                element = Scalar(masked(exists, cast(value.load(where_from), wide), number(0, wide)))
-                summed = element if summed is None else summed + element
-                one = (1 if exists else 0) if isinstance(exists, bool) else exists.to(wide)
-                count = one + count if isinstance(one, Scalar) else count + one
-            assert summed is not None
-            whole = divisor_override or math.prod(windows.kernel)
-            divisor = count if divisor_override is None and not count_include_pad else whole
-            return cast((summed / divisor).expr, value.dtype)
-
-        return builder.like_node(body)
-
-    return rule
+    return builder.like_node(lambda i: best(i)[0].expr, 0), builder.like_node(lambda i: best(i)[1].expr, 1)
 
 
-for _dims in (2, 3):
-    lowers(f"max_pool{_dims}d_with_indices")(_max_pool(_dims))
-    lowers(f"avg_pool{_dims}d")(_avg_pool(_dims))
+@lowers("avg_pool2d avg_pool3d")
+def lower_average_pool(
+    builder: GraphBuilder, value: TensorValue, kernel: Any, stride: Any = (), padding: Any = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> TensorValue:  # fmt: skip
+    """The mean of every window."""
+    windows = Windows(builder, value, kernel, list(stride), padding)
+    if ceil_mode and count_include_pad and divisor_override is None:
+        raise UseExtern("average pooling whose windows may leave the padding")
+    wide = working_dtype(value.dtype)
+    if not wide.is_floating_point:
+        raise UseExtern("average pooling of integers")
+
+    def body(indices: Indices) -> Expr:
+        summed: Scalar | None = None
+        count: Scalar | int = 0
+        elements = windows.elements(indices)
+        for where_from, exists in elements:
+            element = Scalar(masked(exists, cast(value.load(where_from), wide), number(0, wide)))
+            summed = element if summed is None else summed + element
+            one = (1 if exists else 0) if isinstance(exists, bool) else exists.to(wide)
+            count = one + count if isinstance(one, Scalar) else count + one
+        assert summed is not None
+        whole = divisor_override or math.prod(windows.kernel)
+        divisor = count if divisor_override is None and not count_include_pad else whole
+        return cast((summed / divisor).expr, value.dtype)
+
+    return builder.like_node(body)
 
 
 @lowers("_adaptive_avg_pool2d")

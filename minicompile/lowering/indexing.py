@@ -19,7 +19,7 @@ from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
 from minicompile.lowering.sizes import is_empty, is_one, size_index, stride_indices
 from minicompile.lowering.values import TensorValue, loop_axes
-from minicompile.lowering.view import clamped_position, selected, sliced, wrap
+from minicompile.lowering.view import clamped_position, sliced, unsqueezed, wrap
 
 aten = torch.ops.aten
 ADDABLE = (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -283,20 +283,8 @@ def lower_slice_scatter(
 def lower_select_scatter(
     builder: GraphBuilder, value: TensorValue, source: TensorValue, dim: int, index: Any
 ) -> TensorValue:
-    """`value[index] = source`."""
-    dim = wrap(dim, value.rank)
-    at = clamped_position(index, value.sizes[dim])
-    if is_empty(value.sizes):
-        return builder.like_node(value.load)
-
-    def inside(indices: Indices) -> Any:
-        distance = indices[dim] - at
-        return both(index_at_least(distance, ZERO), index_below(distance, ONE))
-
-    def element(indices: Indices) -> Expr:
-        return source.load([*indices[:dim], *indices[dim + 1 :]])
-
-    return _with_region(builder, value, selected(value, dim, at), source, inside, element)
+    """`value[index] = source`: a slice of one."""
+    return lower_slice_scatter(builder, value, unsqueezed(source, wrap(dim, value.rank)), dim, index)
 
 
 @lowers("copy_")

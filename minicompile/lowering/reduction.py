@@ -17,7 +17,7 @@ from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, index_value, number
 from minicompile.lowering.sizes import is_empty, is_one, stride_indices
 from minicompile.lowering.values import TensorValue
-from minicompile.lowering.view import wrap
+from minicompile.lowering.view import squeezed, wrap
 
 
 def dims_of(value: TensorValue, dims: Any) -> list[int]:
@@ -102,17 +102,9 @@ def lower_extreme_with_position(builder: GraphBuilder, value: TensorValue, dim: 
     return extreme, _position(builder, f"arg{kind}", value, dims, keepdim)
 
 
-def wide_sum(builder: GraphBuilder, value: TensorValue, dims: list[int], wide: torch.dtype) -> TensorValue:
-    """The sum in a wide dtype, with its dimensions kept."""
-    return builder.reduce("sum", value.sizes, dims, wide, lambda i: cast(value.load(i), wide), keepdim=True, suffix="sum")
-
-
-def _kept_indices(indices: Indices, dims: list[int], rank: int, keepdim: bool) -> Indices:
-    """Where a result of `keepdim=False` finds its row in a `keepdim=True` buffer."""
-    if keepdim:
-        return indices
-    remaining = iter(indices)
-    return tuple(ZERO if d in dims else next(remaining) for d in range(rank))
+def wide_sum(builder: GraphBuilder, value: TensorValue, dims: list[int], wide: torch.dtype, keepdim: bool) -> TensorValue:
+    """The sum in a wide dtype."""
+    return builder.reduce("sum", value.sizes, dims, wide, lambda i: cast(value.load(i), wide), keepdim=keepdim, suffix="sum")
 
 
 @lowers("mean mean.dim")
@@ -122,12 +114,9 @@ def lower_mean(
     """Sum over count; nothing at all gives NaN."""
     chosen = dims_of(value, dims)
     wide = working_dtype(builder.val.dtype)
-    summed = wide_sum(builder, value, chosen, wide)
+    summed = wide_sum(builder, value, chosen, wide, keepdim)
     count = product(value.sizes[d] for d in chosen)
-    return builder.like_node(
-        lambda i: (Scalar(summed.load(_kept_indices(i, chosen, value.rank, keepdim))) / count)
-        .to(builder.val.dtype).expr
-    )  # fmt: skip
+    return builder.like_node(lambda i: (Scalar(summed.load(i)) / count).to(builder.val.dtype).expr)
 
 
 def moments(
@@ -135,7 +124,7 @@ def moments(
 ) -> tuple[TensorValue, TensorValue]:
     """The mean, and the sum of squared distances from it, both with kept dimensions: two passes, no cancellation."""
     count = product(value.sizes[d] for d in dims)
-    summed = wide_sum(builder, value, dims, wide)
+    summed = wide_sum(builder, value, dims, wide, True)
     mean = builder.pointwise(summed.sizes, wide, lambda i: (Scalar(summed.load(i)) / count).expr, suffix="mean")
 
     def centred_square(indices: Indices) -> Expr:
@@ -153,7 +142,8 @@ def lower_variance(
     chosen = dims_of(value, dims)
     with_mean = isinstance(builder.val, (tuple, list))
     result = builder.val[0].dtype if with_mean else builder.val.dtype
-    mean, squares = moments(builder, value, chosen, working_dtype(result))
+    kept = moments(builder, value, chosen, working_dtype(result))
+    mean, squares = (squeezed(part, [] if keepdim else chosen) for part in kept)
     count = product(value.sizes[d] for d in chosen)
     taken = 1 if correction is None else correction
     divisor: Any = number(count, torch.float64) if count.constant is None else max(count.constant - taken, 0)
@@ -161,14 +151,10 @@ def lower_variance(
         divisor = (Scalar(divisor) - taken).call("maximum", 0).expr
 
     def spread(indices: Indices) -> Expr:
-        variance = Scalar(squares.load(_kept_indices(indices, chosen, value.rank, keepdim))) / divisor
-        return cast(variance.expr, result)
-
-    def centre(indices: Indices) -> Expr:
-        return cast(mean.load(_kept_indices(indices, chosen, value.rank, keepdim)), result)
+        return cast((Scalar(squares.load(indices)) / divisor).expr, result)
 
     if with_mean:
-        return builder.like_node(spread, 0), builder.like_node(centre, 1)
+        return builder.like_node(spread, 0), builder.like_node(lambda i: cast(mean.load(i), result), 1)
     return builder.like_node(spread)
 
 
@@ -187,12 +173,8 @@ def lower_vector_norm(
     if order in (math.inf, -math.inf) and is_empty(value.sizes):
         raise UseExtern("an extreme of nothing")
     kind, fold, finish = _norm_parts(order, magnitude)
-    folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=True, suffix="fold")
-    return builder.like_node(
-        lambda i: cast(
-            finish(Scalar(folded.load(_kept_indices(i, chosen, value.rank, keepdim)))).expr, builder.val.dtype
-        )
-    )
+    folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=keepdim, suffix="fold")
+    return builder.like_node(lambda i: cast(finish(Scalar(folded.load(i))).expr, builder.val.dtype))
 
 
 def _norm_parts(order: Any, magnitude: Callable[[Indices], Scalar]) -> Any:

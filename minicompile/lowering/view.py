@@ -150,8 +150,12 @@ def selected(value: TensorValue, dim: int, index: Index) -> TensorValue:
 @lowers_view("squeeze squeeze.dim squeeze.dims")
 def lower_squeeze(builder: GraphBuilder, value: TensorValue, dims: Any = None) -> TensorValue:
     """Without the dimensions of size one."""
-    chosen = range(value.rank) if dims is None else [dims] if isinstance(dims, int) else dims
-    dropped = {wrap(d, value.rank) for d in chosen} & {d for d, s in enumerate(value.sizes) if is_one(s)}
+    return squeezed(value, range(value.rank) if dims is None else [dims] if isinstance(dims, int) else dims)
+
+
+def squeezed(value: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """`value` without those of some dimensions that are of size one."""
+    dropped = {wrap(d, value.rank) for d in dims} & {d for d, s in enumerate(value.sizes) if is_one(s)}
     kept = [d for d in range(value.rank) if d not in dropped]
 
     def source(indices: Indices) -> Sequence[Index]:
