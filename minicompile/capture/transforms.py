@@ -4,8 +4,6 @@ The transform itself is PyTorch's, run by whoever runs the node: over fake tenso
 as part of a larger graph in between. Must not know what a transform computes.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types
