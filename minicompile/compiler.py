@@ -46,8 +46,8 @@ from minicompile.runtime.device import device_properties
 from minicompile.runtime.early_kernels import EARLY
 from minicompile.runtime.graph_key import GraphKey, graph_key, lasting_flags
 from minicompile.runtime.graph_store import StoredGraph
-from minicompile.runtime.kernel_binary import hash_triton
 from minicompile.runtime.program_loader import load_program
+from minicompile.runtime.triton_key import prepare_triton_key
 from minicompile.runtime.worker_pool import POOL
 from minicompile.scheduling.fusion import why_not_fused
 from minicompile.scheduling.matmul import Chooser
@@ -80,7 +80,7 @@ class Compiler:
         measure = functools.partial(measure_on_device, cache=self._cache)
         self._tuner = Tuner(config.autotune_seconds, self._cache, measure)
         if torch.cuda.is_initialized():
-            hash_triton()
+            prepare_triton_key(self._cache)
         self._graph_pools: dict[torch.device, GraphPool] = {}
         self._lock = CAPTURE_LOCK
 

@@ -35,6 +35,8 @@ LEAST_OPERATIONS_A_BYTE = 100
 """Operations of the product, which gain, for a byte that is read or written to append zeros and to cut them off."""
 SMALL = 2**20
 """Multiplications that a loop does in the time that the host takes to call a library."""
+LONGEST_ACROSS = 512
+"""Inner size up to which a loop adds up what does not lie side by side in memory; longer ones would take it two kernels."""
 
 
 @lowers("mm bmm addmm baddbmm")
@@ -62,12 +64,16 @@ def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
 def is_small(builder: GraphBuilder, args: tuple[TensorValue, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a product is little work, or a vector's, on a GPU, and the choice of its kernel is left to the compiler."""
     a, b = args[-2:]
-    sizes = [size.constant for size in (*a.sizes, b.sizes[-1])]
-    if builder.config.matmul != "auto" or a.device.type not in DEVICES or not a.dtype.is_floating_point or not all(sizes):
+    if builder.config.matmul != "auto" or a.device.type not in DEVICES or not a.dtype.is_floating_point:
         return False
-    if not all(isinstance(factor, (int, float)) for factor in kwargs.values()):
+    sizes = [size.constant or 0 for size in (*a.sizes, b.sizes[-1])]
+    if not all(sizes) or not all(isinstance(factor, (int, float)) for factor in kwargs.values()):
+        return False  # symbolic or empty, or scaled by what varies
+    *_, m, k, n = sizes
+    side_by_side = k == 1 or (m == 1 or contiguous_dim(a) == 1) and (n == 1 or contiguous_dim(b) == 0)
+    if not side_by_side and k > LONGEST_ACROSS:
         return False
-    return math.prod(map(int, sizes)) <= SMALL or 1 in (sizes[-3], sizes[-1])  # type: ignore[arg-type]  # none is None
+    return math.prod(sizes) <= SMALL or side_by_side and 1 in (m, n)
 
 
 def product_loop(builder: GraphBuilder, *args: TensorValue, alpha: float = 1, beta: float = 1) -> TensorValue:
@@ -115,10 +121,10 @@ def padded_sizes(*args: TensorValue) -> tuple[Index, Index, Index] | None:
 
 
 def contiguous_dim(value: TensorValue) -> int:
-    """The dimension of a matrix along which its elements lie side by side, or will once it is written."""
-    if value.strides is None or value.strides[1].constant == 1:
+    """The dimension of a matrix, or of one in a batch, along which its elements lie side by side, or will once it is written."""
+    if value.strides is None or value.strides[-1].constant == 1:
         return 1
-    return 0 if value.strides[0].constant == 1 else 1
+    return 0 if value.strides[-2].constant == 1 else 1
 
 
 def padded(builder: GraphBuilder, value: TensorValue, sizes: Indices, contiguous: int = 1) -> TensorValue:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 
 PORTABLE = ("graphs", "kernels", "tunings")
-KINDS = (*PORTABLE, "bytecode", "programs", "cubins")
+KINDS = (*PORTABLE, "bytecode", "programs", "cubins", "hashes")
 """Subfolders. What is not portable is made anew from the rest."""
 _DIGEST_BYTES = 32
 _MAGIC = b"minicompile1"

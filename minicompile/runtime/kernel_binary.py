@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,14 +140,6 @@ def compile_job(kernel: KernelSource, function: Any, target: Any, path: str) -> 
         tuple(place(argument.name) for argument in kernel.arguments if argument.divisible_by_16),
         kernel.num_warps, kernel.num_stages,
     )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1)
-def hash_triton() -> threading.Thread:
-    """Start to compute, beside whatever goes on, the hash of Triton's files by which it caches hand-written kernels (0.4 s)."""
-    thread = threading.Thread(target=triton.runtime.cache.triton_key, name="minicompile-triton-key", daemon=True)
-    thread.start()
-    return thread
 
 
 def machine_code(kernel: KernelSource, function: Any, cache: CodeCache | None = None) -> bytes | None:

@@ -56,11 +56,12 @@ def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib
     scratch = (None,) * _SCRATCH_POINTERS
     num_warps, shared = binary.num_warps, binary.shared_bytes
     launch_kernel, current_stream = implementation._launch_kernel, torch._C._cuda_getCurrentRawStream
+    address, tensors = torch.Tensor.data_ptr, sum(t.startswith("*") for t in binary.argument_types)  # which come first
 
     def launch(grid: tuple[int, int, int], *arguments: Any) -> None:
-        launch_kernel(
-            function, grid[0], grid[1], grid[2], num_warps, shared, types, arguments + scratch, current_stream(index)
-        )
+        # Of a tensor, rather than its address, the launcher would ask the driver on which device it lies.
+        values = (*map(address, arguments[:tensors]), *arguments[tensors:], *scratch)
+        launch_kernel(function, grid[0], grid[1], grid[2], num_warps, shared, types, values, current_stream(index))
 
     return launch
 

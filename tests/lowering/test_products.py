@@ -1,7 +1,8 @@
-"""Factors of matrix products are padded without changing them, once for all products, and only where it pays."""
+"""Factors of matrix products are padded without changing them, once for all products, and only where it pays; small products are loops."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ def multiplied_sizes(graph: LoweredGraph) -> list[list[int]]:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "DEVICES", ("cpu",))
     monkeypatch.setattr(products, "LEAST_OPERATIONS_A_BYTE", 0)
+    monkeypatch.setattr(products, "SMALL", 0)
 
 
 @pytest.mark.usefixtures("always")
@@ -79,9 +81,75 @@ def test_a_head_and_its_loss_train_as_in_eager() -> None:
         assert (ours - true).abs().max() <= 2 * (eager - true).abs().max() + 0.01 * true.abs().max()
 
 
-def test_small_products_and_other_dtypes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_that_gain_little_and_other_dtypes_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "DEVICES", ("cpu",))
+    monkeypatch.setattr(products, "SMALL", 0)
     assert multiplied_sizes(lower(torch.mm, (matrix(5, 9), matrix(9, 3)))) == [[5, 9, 9, 3]]
     assert multiplied_sizes(lower(torch.mm, (torch.randn(2000, 4001), torch.randn(4001, 2001)))) == [[2000, 4001, 4001, 2001]]
     head = torch.empty(2048, 768, dtype=BF16), torch.empty(50257, 768, dtype=BF16)
     assert multiplied_sizes(lower(lambda x, w: x @ w.t(), head)) == [[2048, 768, 768, 50264]]
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "DEVICES", ("cpu",))
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, b: F.linear(x, w, b),
+        lambda x, w, b: x @ w.t(),
+        lambda x, w, b: torch.relu(x)[:, ::2] @ w[:, ::2].t(),
+        lambda x, w, b: torch.addmm(b[:1], x, w.t(), beta=0.5, alpha=-2),
+        lambda x, w, b: torch.addmm(b * torch.nan, x, w.t(), beta=0),
+        lambda x, w, b: torch.bmm(x.expand(3, *x.shape), w.t().expand(3, *w.t().shape).contiguous()),
+        lambda x, w, b: torch.baddbmm(b, x[None], w.t()[None], alpha=3),
+        lambda x, w, b: (x.t() @ x, w.t() @ w, x[:1] @ w.t(), w @ x[-1], torch.outer(b, b)),
+    ],
+)
+def test_small_products_are_loops_with_the_values_of_eager(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    for rows, columns, inner in ((4, 7, 9), (1, 5, 33), (6, 1, 8), (3, 2, 1)):
+        tensors = [torch.randn(*sizes, dtype=dtype) for sizes in ((rows, inner), (columns, inner), (columns,))]
+        assert multiplied_sizes(check(function, *tensors)) == []
+
+
+@pytest.mark.usefixtures("loops")
+def test_only_what_is_little_work_or_reads_a_matrix_once_is_a_loop() -> None:
+    def is_loop(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return not multiplied_sizes(lower(torch.mm, (a, b)))
+
+    wide = torch.empty(4096, 4096)
+    assert is_loop(torch.empty(64, 128), torch.empty(128, 128)) and not is_loop(torch.empty(64, 129), torch.empty(129, 128))
+    assert is_loop(torch.empty(1, 4096), wide.t()) and is_loop(wide, torch.empty(4096, 1))
+    assert not is_loop(torch.empty(1, 4096), wide) and not is_loop(wide.t(), torch.empty(4096, 1))
+    assert not is_loop(torch.empty(2, 513), torch.empty(513, 3))
+    assert not is_loop(torch.ones(3, 3, dtype=torch.int64), torch.ones(3, 3, dtype=torch.int64))
+    assert not is_loop(torch.empty(0, 4), torch.empty(4, 3))
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_user_who_asks_for_the_librarys_products_gets_them() -> None:
+    layer, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
+    compiled = {name: minicompile.compile(layer, options={"matmul": name, "cache": False}) for name in ("auto", "aten")}
+    for each in compiled.values():
+        torch.testing.assert_close(each(x), layer(x))
+    assert compiled["auto"].stats.extern_calls == 0 and compiled["aten"].stats.extern_calls == 1
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_network_of_small_layers_trains_without_a_library_call() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.GELU(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    compiled = minicompile.compile(network, options={"suppress_errors": False, "cache": False})
+    x = torch.randn(5, 12)
+    exact = gradients(lambda x: copy.deepcopy(network).double()(x).square().sum(), x.double())
+    ours = gradients(lambda x: compiled(x).square().sum(), x)
+    for found, true in zip(ours, exact, strict=True):
+        torch.testing.assert_close(found.double(), true, rtol=1e-5, atol=1e-6)
+    assert compiled.stats.extern_calls == 0
