@@ -56,6 +56,7 @@ class PositionReader:
     def __init__(self, module: GraphModule, name_of: Any, changes_something: Any) -> None:
         self._module, self._name_of, self._changes = module, name_of, changes_something
         self._known: dict[Node, Positions | Band | None] = {}
+        self._writes = any(map(changes_something, module.graph.nodes))
 
     def band(self, node: Any) -> Band | None:
         """The band that a node is, or `None`."""
@@ -71,7 +72,7 @@ class PositionReader:
             raise Unknown
         if node not in self._known:
             self._known[node] = None
-            if not self._changes(node) and not self._is_written(node):
+            if not self._writes or not self._changes(node) and not self._is_written(node):
                 self._known[node] = self._compute(node, self._name_of(node))
         found = self._known[node]
         if found is None:
