@@ -56,7 +56,8 @@ class PositionReader:
     def __init__(self, module: GraphModule, name_of: Any, changes_something: Any) -> None:
         self._module, self._name_of, self._changes = module, name_of, changes_something
         self._known: dict[Node, Positions | Band | None] = {}
-        self._writes = any(map(changes_something, module.graph.nodes))
+        if "writes" not in module.meta:  # one module has many readers
+            module.meta["writes"] = any(map(changes_something, module.graph.nodes))
 
     def band(self, node: Any) -> Band | None:
         """The band that a node is, or `None`."""
@@ -72,7 +73,7 @@ class PositionReader:
             raise Unknown
         if node not in self._known:
             self._known[node] = None
-            if not self._writes or not self._changes(node) and not self._is_written(node):
+            if not self._module.meta["writes"] or not self._changes(node) and not self._is_written(node):
                 self._known[node] = self._compute(node, self._name_of(node))
         found = self._known[node]
         if found is None:
