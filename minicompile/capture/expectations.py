@@ -18,8 +18,12 @@ from minicompile.capture.tracer import Tracer
 LONGEST = 200
 
 
-class InputsChange(Exception):
-    """The graph changes its inputs, so that the tests in it have to end it after all."""
+class TraceAgain(Exception):
+    """The call has to be traced once more, without what `changes` (fields of its context) switches off."""
+
+    def __init__(self, **changes: bool) -> None:
+        super().__init__()
+        self.changes = changes
 
 
 def truth_for_jump(tracer: Tracer, at: Instruction, value: Any) -> bool:
@@ -89,7 +93,7 @@ def check_expectations(tracer: Tracer) -> None:
     if tracer.failed is not None:
         tensors = [entry.value for entry in tracer.graph.inputs if isinstance(entry.value, torch.Tensor)]
         if tracer.graph.mutated_inputs() or any(tensor.is_inference() for tensor in tensors):  # these count no changes
-            raise InputsChange
+            raise TraceAgain(expects=False)
 
 
 class Rewind:

@@ -39,6 +39,29 @@ class Traced:
         self.version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
+class InferenceRegion:
+    """The `torch.inference_mode` that a graph runs under from its first operation to its last.
+
+    Attributes:
+        allowed: whether there may be one; used: whether there was; scope: it, while it is open.
+    """
+
+    def __init__(self) -> None:
+        self.allowed, self.used = True, False
+        self.scope: torch.inference_mode | None = None
+
+    def enter(self) -> None:
+        """Open it."""
+        self.scope, self.used = torch.inference_mode(), True
+        self.scope.__enter__()
+
+    def leave(self) -> None:
+        """Close it, if it is open."""
+        scope, self.scope = self.scope, None
+        if scope is not None:
+            scope.__exit__(None, None, None)
+
+
 class InnerGraph:
     """A graph apart from the one around it, whose values become placeholders when they are read.
 
@@ -101,6 +124,7 @@ class OutputGraph:
         self.operations = 0
         self.takes_floats = False
         self.region: int | None = None
+        self.inference = InferenceRegion()
         self.inside: InnerGraph | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
         self.quiet_leaves: set[int] = set()
@@ -170,6 +194,8 @@ class OutputGraph:
         node_args = tuple(self.argument(item) for item in args)
         node_kwargs = {key: self.argument(item) for key, item in kwargs.items()}
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if self.inference.used and self.inference.scope is None:
+            raise Break("autograd call", f"`{name}` is behind the `inference_mode` that the graph runs under")
         refuse_shared_writes(name, args)
         if name in ("imul", "mul_", "__imul__"):
             refuse_widening_product(*args, **kwargs)

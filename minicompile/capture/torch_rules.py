@@ -181,3 +181,32 @@ def rule_associative_scan(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         parts = [operation(torch.cat, (pair,)) for pair in zip(first, new, strict=True)]
         step *= 2
     return structure.unflatten([operation(torch.movedim, (part, 0, dim)) for part in parts])
+
+
+@special(torch.inference_mode.__enter__)
+def rule_enter_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Where the mode is what it was, only gradients are switched; inference begins where the graph does, or breaks it."""
+    scope, region = args[0], tracer.graph.inference
+    inference, before = get_attribute(tracer, scope, "mode"), torch.is_grad_enabled()
+    begins = inference != torch.is_inference_mode_enabled()
+    late = begins and (not inference or (tracer.graph.operations and not region.used) or tracer.graph.inside is not None)
+    if late or not region.allowed:
+        raise Break("autograd call", "`inference_mode` is entered where a graph does not begin, or ends before it does")
+    if begins:
+        region.enter()
+    tracer.graph.state_call(torch._C._set_grad_enabled, (not inference,), tracer.location())
+    tracer.inference_scopes[id(scope)] = None if begins else before
+    return None
+
+
+@special(torch.inference_mode.__exit__)
+def rule_leave_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """What entering has changed is as it was before."""
+    if id(args[0]) not in tracer.inference_scopes:
+        raise Break("autograd call", "an `inference_mode` is left in which the graph began")
+    before = tracer.inference_scopes.pop(id(args[0]))
+    if before is None:
+        tracer.graph.inference.leave()
+    else:
+        tracer.graph.state_call(torch._C._set_grad_enabled, (before,), tracer.location())
+    return None

@@ -220,6 +220,7 @@ class Tracer:
         native: native code runs, and what it does to tensors is to be recorded.
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
+        inference_scopes: ids of open `torch.inference_mode`s; the grad mode before, or `None` if the graph runs under it.
     """
 
     def __init__(self, config: Config, rules: Rules, dynamic: Any = None) -> None:
@@ -245,6 +246,7 @@ class Tracer:
         self.native = self.floats = False
         self.failed: Any = None
         self.expects = True
+        self.inference_scopes: dict[int, bool | None] = {}
         self.state = torch_interface.torch_state()
         self.symbols: dict[Any, tuple[Source, Any]] = {}
         self.symbol_nodes: dict[Any, Any] = {}

@@ -4,6 +4,7 @@
 entries or decide when to recompile; `frame_cache` does.
 """
 
+import contextlib
 import dataclasses
 import functools
 import linecache
@@ -21,7 +22,7 @@ from minicompile.capture.break_kinds import KINDS, Break, CutHere, RaisedInUserC
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
-from minicompile.capture.expectations import InputsChange, Rewind, check_expectations
+from minicompile.capture.expectations import Rewind, TraceAgain, check_expectations
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
 from minicompile.capture.module_trees import find_trees
@@ -74,6 +75,7 @@ class Context:
     run_original: Callable[..., Any]
     raise_originally: Callable[..., Any]
     expects: bool
+    inference: bool = True
 
 
 class Attempt:
@@ -82,7 +84,7 @@ class Attempt:
     def __init__(self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.context = context
         self.tracer = Tracer(context.config, RULES, context.plan)
-        self.tracer.expects = context.expects
+        self.tracer.expects, self.tracer.graph.inference.allowed = context.expects, context.inference
         self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None
@@ -100,6 +102,12 @@ class Attempt:
         frame.stop = stop
         self.frame = frame
         return tracer.run(frame).value
+
+    def close(self) -> None:
+        """Put torch's state back."""
+        self.tracer.graph.inference.leave()
+        torch_interface.restore_state(self.tracer.state)
+        self.tracer.forget_places()
 
     def root_call(self) -> tuple[types.FunctionType, tuple[Any, ...], dict[str, Any]]:
         """The Python function behind the callable, with its symbolic arguments."""
@@ -196,17 +204,20 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                     if stop is None or attempt.frame is None:
                         raise RunEager("the frame was cut without a reason") from None
                     return complete(attempt, Assembly(attempt).cut(attempt.frame, stop))
+                except (Break, RunEager):
+                    if attempt.tracer.inference_scopes and not context.config.fullgraph:
+                        raise TraceAgain(inference=False) from None  # a graph that ends in one has to begin in it
+                    raise
                 finally:
-                    torch_interface.restore_state(attempt.tracer.state)
-                    attempt.tracer.forget_places()
+                    attempt.close()
         except Break as error:
             if context.config.fullgraph:
                 raise unsupported(error, attempt) from None
             if attempt.frame is None or stop is not None:
                 return Assembly(attempt).eager(f"{error.reason}", error.stack[-1] if error.stack else None)
             stop, step = error, attempt.frame.step - 1
-        except InputsChange:
-            stop, step, context = None, -1, dataclasses.replace(context, expects=False)
+        except TraceAgain as error:
+            stop, step, context = None, -1, dataclasses.replace(context, **error.changes)
         except RaisedInUserCode as error:
             return Assembly(attempt).eager(f"the call raises {type(error.value).__name__}", None, expected=True)
         except RunEager as error:
@@ -262,6 +273,8 @@ class Assembly:
 
     def returning(self, value: Any) -> Variant:
         """The function for a frame that was captured whole."""
+        if self.tracer.inference_scopes:
+            raise RunEager("an `inference_mode` stays open", "autograd call")
         check_expectations(self.tracer)
         result = self.emitter.value(value)
         write_side_effects(self.emitter)
@@ -302,12 +315,15 @@ class Assembly:
         if graph.operations or self.emitter.outputs:
             module = graph.finish(self.emitter.outputs)
             inputs = graph.graph_inputs()
-            captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name, tracer.state[0],
-                                     start_of(self.attempt.frame))
-            compiled = self.context.compile_graph(captured)
+            inferring = graph.inference.used
+            captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name,
+                                     tracer.state[0] and not inferring, start_of(self.attempt.frame))
+            with torch.inference_mode() if inferring else contextlib.nullcontext():
+                compiled = self.context.compile_graph(captured)
             arguments = ", ".join(self.writer.fetch(entry.source) for entry in graph.inputs if entry.source)
             outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
-            call = f"{self.emitter.constant(compiled, 'graph')}({arguments})"
+            function = torch.inference_mode()(compiled) if inferring else compiled
+            call = f"{self.emitter.constant(function, 'graph')}({arguments})"
             call_lines.append(f"{outputs}= {call}" if outputs else call)
             if not graph.mutated_inputs() or getattr(compiled, "writes_last", False):
                 again = self.emitter.constant(self.context.run_original, "run_original")

@@ -42,6 +42,7 @@ class SeenTensor:
     device: str
     requires_grad: bool
     is_leaf: bool
+    is_inference: bool
     values: torch.Tensor
     gradient: Any
 
@@ -162,6 +163,7 @@ class Observer:
             device=str(plain.device),
             requires_grad=tensor.requires_grad,
             is_leaf=tensor.is_leaf,
+            is_inference=tensor.is_inference(),
             values=values.resolve_conj().resolve_neg(),
             gradient=self.describe(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None,
         )
@@ -306,7 +308,7 @@ def tensor_differences(
     expected: SeenTensor, actual: SeenTensor, path: str, precise: SeenTensor | None
 ) -> Iterator[str]:
     """Differences of two tensors: what they are, whose storage they have, and their values."""
-    for field in ("kind", "number", "storage", "dtype", "shape", "stride", "device", "requires_grad", "is_leaf"):
+    for field in ("kind", "number", "storage", "dtype", "shape", "stride", "device", "requires_grad", "is_leaf", "is_inference"):
         if getattr(expected, field) != getattr(actual, field):
             yield f"{path}: {field} is {getattr(expected, field)} in eager, {getattr(actual, field)} compiled"
     if expected.dtype == actual.dtype and expected.shape == actual.shape:

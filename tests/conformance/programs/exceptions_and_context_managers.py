@@ -402,6 +402,60 @@ def inference_mode_block():
 
 
 @program(core=True)
+def inference_mode_around_a_whole_function():
+    layer = torch.nn.Linear(3, 3)
+
+    @torch.inference_mode()
+    def sample(x, steps):
+        with torch.no_grad(), torch.inference_mode():
+            for _ in range(steps):
+                x = layer(x)
+        return x, x.is_inference(), torch.is_grad_enabled()
+
+    def outer(x):
+        with torch.enable_grad(), torch.inference_mode():
+            first, second = x.add_(1), sample(x, 2)
+        with torch.inference_mode():
+            third = layer(second[0])
+        return first[0], second, third, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    return outer, [call(normal(2, 3)), call(normal(4, 3)), under(torch.inference_mode, normal(2, 3))], layer
+
+
+@program
+def inference_mode_that_ends_before_the_graph():
+    def outer(x, late):
+        y = x * 2 if late else x
+        with torch.inference_mode():
+            z = y.relu()
+            if late is None:
+                print("inside")
+                z = z + 1
+        return y, z, z.sum() * 2, z.tolist()
+
+    return outer, [call(normal(2), False), call(normal(2), True), call(normal(2), None)]
+
+
+@program
+def inference_mode_entered_by_hand_left_by_errors_and_switched_off():
+    def outer(x):
+        scope = torch.inference_mode()
+        scope.__enter__()
+        y = x * 2
+        scope.__exit__(None, None, None)
+        try:
+            with torch.inference_mode():
+                with torch.inference_mode(False):
+                    grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+                raise ValueError
+        except ValueError:
+            with torch.no_grad(), torch.inference_mode(False):
+                return y, grad, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    return outer, [call(normal(2)), call(normal(3)), under(torch.no_grad, normal(2))]
+
+
+@program(core=True)
 def autocast_block():
     def outer(a, b):
         with torch.autocast("cpu", dtype=torch.bfloat16):
