@@ -111,6 +111,10 @@ def placeholder_after(graph: torch.fx.Graph, last: torch.fx.Node | None, name: s
     return node
 
 
+OFFSET_OF = {"as_strided": 3, "as_strided_": 3, "as_strided_copy": 3, "as_strided_scatter": 4}
+"""Operators that may be given an offset from the start of a storage, and its place among their arguments."""
+
+
 class OutputGraph:
     """Nodes, inputs and the fake tensors that stand for their results."""
 
@@ -199,8 +203,8 @@ class OutputGraph:
         refuse_shared_writes(name, args)
         if name in ("imul", "mul_", "__imul__"):
             refuse_widening_product(*args, **kwargs)
-        if name == "as_strided" and (args[3:] or kwargs.get("storage_offset") is not None):
-            raise Break("real memory", "`as_strided` counts from the start of the storage")
+        if name in OFFSET_OF and (args[OFFSET_OF[name] :] or kwargs.get("storage_offset") is not None):
+            raise Break("real memory", f"`{name}` counts from the start of the storage")
         result = self.run_fake(op, target, args, kwargs)
         self.check_leaves(result, name)
         self.check_data_aliases(args)

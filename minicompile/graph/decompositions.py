@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from minicompile.graph import torch_interface
 from minicompile.graph.foreach import foreach_decompositions
+from minicompile.ir.fake_mode import shifts_exponents
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -28,7 +29,7 @@ KEPT = (
     "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu view_as_complex alias_copy fill zero "
     "_scaled_dot_product_flash_attention_for_cpu _lazy_clone _test_parallel_materialize rrelu_with_noise squeeze t "
     "transpose.int expand_as stack upsample_nearest2d_backward multilabel_margin_loss_forward "
-    "max_unpool2d max_unpool3d bernoulli.default"
+    "max_unpool2d max_unpool3d bernoulli.default multi_margin_loss"
 ).split()
 
 RESIZING = (
@@ -210,7 +211,7 @@ def nll_loss_backward(
 
 def soft_margin_loss(value: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """`aten.soft_margin_loss`, rounded where eager rounds."""
-    loss = torch.log1p(torch.exp(-target * value))
+    loss = torch.log1p(torch.exp(-target * value)).to(value.dtype)
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
 
 
@@ -221,7 +222,13 @@ def soft_margin_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduc
     return -scale * target * power * grad / (power + 1.0)
 
 
+def ldexp(value: Tensor, power: Tensor) -> Tensor:
+    """`aten.ldexp`, where eager multiplies."""
+    return NotImplemented if shifts_exponents(value, power) else value * torch.pow(2.0, power)
+
+
 OWN: dict[str, Decomposition] = {
+    "ldexp.Tensor": ldexp,
     "soft_margin_loss": soft_margin_loss,
     "soft_margin_loss_backward": soft_margin_loss_backward,
     "_softmax": softmax,

@@ -35,9 +35,11 @@ VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: a
 """What each operator's second argument is written into."""
 NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.multi_margin_loss,
                 aten.multilabel_margin_loss_forward)  # fmt: skip
-ONE_DTYPE = {aten.heaviside: 1, aten.linalg_cross: 1, aten.index_copy: 3, aten.index_add: 3, aten.index_put: 2}
-"""Which argument must have the dtype of the first."""
-DIFFERENCES = (aten.sub, aten.rsub, aten.dist)
+ONE_DTYPE = {aten.mv: [1], aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3],
+             aten.index_put: [2], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
+             aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
+"""Which arguments must have the dtype of the first."""
+DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
@@ -101,7 +103,7 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
     dtype = result.dtype
     if packet in NO_TRUTHS and dtype == torch.bool or packet in NOT_OF_TRUTHS and is_truth(args[0]) and is_truth(args[-1]):
         return "truth values"
-    mixed = packet in ONE_DTYPE and args[ONE_DTYPE[packet]].dtype != args[0].dtype
+    mixed = any(getattr(args[place], "dtype", args[0].dtype) != args[0].dtype for place in ONE_DTYPE.get(packet, ()))
     if mixed and not (packet is aten.index_put and is_masked_fill(*args)):
         return "two dtypes"
     parameters = [value.dtype for value in args[1:] if isinstance(value, torch.Tensor)] if packet in NORMS else []

@@ -53,11 +53,17 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
         """The fake result of an operator."""
         if func is aten.diagonal.default and args[0]._has_symbolic_sizes_strides:
             args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
+        if func is aten.ldexp.Tensor and not shifts_exponents(*args):
+            func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
         if writes_each_element(func):
             shapes = [tuple(value.shape) for value in args if isinstance(value, torch.Tensor)]
             if (whole := tuple(torch.broadcast_shapes(*shapes))) != shapes[0]:
                 raise RuntimeError(f"output with shape {[*shapes[0]]} doesn't match the broadcast shape {[*whole]}")
+        if func is aten.logit_.default and not args[0].is_floating_point():
+            raise RuntimeError("logarithms cannot be written to whole numbers")
         result: Any = super().dispatch(func, types, args, kwargs or {})
+        if func is aten.multi_margin_loss.default and not args[1].dim():
+            return super().dispatch(aten.squeeze.default, types, (result,))
         if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
             result = tuple(map(self.remembering, result)) if isinstance(result, tuple) else self.remembering(result)
         if wanted := memory_format(func, args):
@@ -111,6 +117,11 @@ def memory_format(func: Any, args: Any) -> torch.memory_format | None:
         return ON_CPU[func](args[0])
     contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()
     return torch.contiguous_format if contiguous else None
+
+
+def shifts_exponents(value: torch.Tensor, power: torch.Tensor) -> bool:
+    """Whether eager's `ldexp` changes exponents, which never overflows on the way, and does not multiply by a power of two."""
+    return value.is_floating_point() and not power.is_floating_point() and not power.is_complex()
 
 
 def surely_equal(first: Any, second: Any) -> bool:

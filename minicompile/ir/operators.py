@@ -173,7 +173,7 @@ def _attention(
     seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
     nan_rows: bool = False, tokens_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    heads = query.shape[-3]
+    heads, given = query.shape[-3], value
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
     weights, logsumexp = attention_weights(query, key, mask, is_causal, scale, window)
     keep = _keep_mask(seeds, seed_index, dropout, query, key)
@@ -182,14 +182,15 @@ def _attention(
     out = (weights @ value.to(weights.dtype)).to(query.dtype)
     if nan_rows:
         out = out.masked_fill((logsumexp == -math.inf).unsqueeze(-1), math.nan)
-    return attention_output_like(query, out, tokens_first).copy_(out), logsumexp.contiguous()
+    return attention_output_like(query, given, tokens_first).copy_(out), logsumexp.contiguous()
 
 
 def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = False) -> Tensor:
     """An empty dense result whose dims lie in memory in the order of the query's, or with the heads of a token together."""
     size = (*query.shape[:-1], value.shape[-1])
     dims = range(query.dim() - 1)
-    order: Sequence[int] = sorted(dims, key=query.stride, reverse=True) if _has_an_order(query) else dims
+    known = _has_an_order(query) and _fused_in_eager(query, value)
+    order: Sequence[int] = sorted(dims, key=query.stride, reverse=True) if known else dims
     if tokens_first:
         order = [0, 2, 1]
     strides, step = [0] * query.dim(), 1
@@ -202,6 +203,12 @@ def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = Fal
 def _has_an_order(tensor: Tensor) -> bool:
     """Whether the strides are known and say how the dims lie in memory."""
     return all(isinstance(stride, int) and stride > 0 for stride in tensor.stride())
+
+
+def _fused_in_eager(query: Tensor, value: Tensor) -> bool:
+    """Whether eager's kernel takes the operands as they are; on a CPU others go through products, which are contiguous."""
+    same_width = query.shape[-1] == value.shape[-1] and query.stride(-1) == 1 and value.stride(-1) == 1
+    return same_width or query.device.type != "cpu"
 
 
 def _attention_fake(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minicompile.config import Config
-from minicompile.ir.expr import Constant, Expr, cast
+from minicompile.ir.expr import Apply, Constant, Expr, cast
 from minicompile.ir.index import ONE, ZERO, Index
 from minicompile.ir.loops import (
     Buffer,
@@ -200,6 +200,8 @@ class GraphBuilder:
         value = body(tuple(by_dim[d] for d in range(len(sizes))))
         place = tuple(ZERO if d in folded else by_dim[d] for d in range(len(sizes)) if keepdim or d not in folded)
         axes = axes_of(inner)
+        if kind == "sum" and not axes and value.dtype.is_floating_point:
+            value = Apply("add", (value, Constant(0.0, value.dtype)), value.dtype)  # -0.0 becomes 0.0, as in eager
         self._emit(buffer.name, axes_of(outer), value, result.at(place), fold=Reduction(kind, axes) if axes else None)
         return result
 

@@ -163,7 +163,6 @@ BY_NAME: dict[str, Callable[..., Scalar]] = {
     "abs": lambda a: a if a.dtype in (torch.bool, torch.uint8) else a.call("abs"),
     **dict.fromkeys(("sign", "sgn"), lambda a: a if a.dtype == torch.bool else a.call("sign")),
     "zero": lambda a: Scalar(a.lift(0)),
-    "ldexp.Tensor": lambda a, b: a * b.call("exp2"),
     "addcmul": lambda a, b, c, value=1: a + (b * c if value == 1 else b * value * c),
     "addcdiv": lambda a, b, c, value=1: a + (b / c if value == 1 else b * value / c),
     "threshold_backward": lambda grad, a, limit: where(a <= limit, 0, grad),

@@ -195,4 +195,10 @@ def lower_scan(builder: GraphBuilder, value: TensorValue, dim: int, *, dtype: An
     if value.rank == 0:
         return builder.like_node(lambda _: cast(value.load(()), result))
     kind = builder.node.target._opname
-    return builder.scan(kind, wrap(dim, value.rank), result, lambda i: cast(value.load(i), result))
+    from_zero = kind == "cumsum" and result.is_floating_point  # eager adds to 0.0, and -0.0 is lost
+
+    def element(indices: Indices) -> Expr:
+        loaded = Scalar(cast(value.load(indices), result))
+        return (loaded + 0.0 if from_zero else loaded).expr
+
+    return builder.scan(kind, wrap(dim, value.rank), result, element)

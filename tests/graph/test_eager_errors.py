@@ -58,6 +58,12 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "distance of masks": lambda x: torch.dist(x, x > 1),
     "logits that are whole": lambda x: F.binary_cross_entropy_with_logits(x.long(), x),
     "whole numbers with a slope": lambda x: F.prelu(x.long(), torch.tensor([1])),
+    "matrix and vector of two dtypes": lambda x: x.view(2, 2).double() @ x[:2],
+    "class weights of another dtype": lambda x: F.cross_entropy(x[None], torch.tensor([0]), x.double()),
+    "probabilities of whole numbers": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 1).long()),
+    "logits weighed by truth": lambda x: F.binary_cross_entropy_with_logits(x, x, pos_weight=x > 1),
+    "sampled at places of another dtype": lambda x: F.grid_sample(x.view(1, 1, 2, 2), torch.zeros(1, 1, 1, 2).double(), align_corners=False),
+    "logarithms of odds in place": lambda x: x.long().logit_(),
     "product in place": lambda x: x.long().mul_(1.5),
     "product of masks in place": lambda x: (x > 1).mul_(2),
     **{f"{name} of what is larger": lambda x, name=name: getattr(x * 1, name)(torch.ones(2, *x.shape)) for name in (
@@ -196,3 +202,14 @@ def test_an_operator_that_python_cannot_name_is_left_to_eager() -> None:
         torch.manual_seed(0)
         results.append(function(torch.zeros(20), 2, 7))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.int64), (torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_a_backward_between_two_dtypes_is_refused_as_in_eager(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    x, y = torch.rand(4).to(dtypes[0]).requires_grad_(), torch.arange(4).to(dtypes[1])
+    messages = []
+    for function in (F.huber_loss, minicompile.compile(F.huber_loss, options={"cache": False})):
+        with pytest.raises(RuntimeError) as error:
+            function(x, y).backward()
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]

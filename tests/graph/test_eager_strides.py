@@ -12,6 +12,7 @@ import minicompile
 from tests.differential import check
 
 LAST = torch.channels_last
+attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def images() -> torch.Tensor:
@@ -48,6 +49,9 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (lambda x: torch.nn.functional.interpolate(x, scale_factor=2), reversed_in_memory),
     (lambda x: torch.cat([x, x + 1], 1)[:, 4:], images),
     (lambda x: torch.cat([x, x + 1], -1)[..., 3:].transpose(0, 1), strided),
+    (lambda x: attention(x.mT, x.mT, x.mT), images),
+    (lambda x: attention(x, x, x[..., :5]), lambda: torch.randn(2, 5, 3, 7).transpose(1, 2)),
+    (lambda x: attention(x, x, x), lambda: torch.randn(2, 5, 3, 7).transpose(1, 2)),
     (written_view, images),
     (written_input, strided),
     (written_input, lambda: torch.randn(6, 4).t()),
