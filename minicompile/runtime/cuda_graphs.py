@@ -88,6 +88,7 @@ class GraphPool:
         self.device = device
         self.lock = threading.Lock()
         self._handle: Any = None
+        self._recorder: Any = None
         self._last_stream: Any = None
 
     def capturing(self) -> bool:
@@ -100,8 +101,9 @@ class GraphPool:
         with torch.cuda.device(self.device):
             if self._handle is None:
                 self._handle = torch.cuda.graph_pool_handle()
+                self._recorder = torch.cuda.Stream(self.device)  # PyTorch's own stays on the device that recorded first
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self._handle, self._recorder, capture_error_mode="thread_local"):
                 return graph, call()
 
     def order(self) -> None:

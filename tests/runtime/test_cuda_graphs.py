@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -358,3 +359,33 @@ def test_inside_a_graph_of_the_users_own(mode: str) -> None:
         x.normal_()
         graph.replay()
         torch.testing.assert_close(y, module(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_devices_in_turn_are_each_recorded_where_they_are() -> None:
+    modules = [network().to(f"cuda:{number}") for number in (0, 1)]
+    compiled = [minicompile.compile(module, mode="reduce-overhead") for module in modules]
+    with torch.no_grad():
+        for _ in range(5):
+            for number in (1, 0):
+                x = torch.randn(16, 32, device=f"cuda:{number}")
+                torch.testing.assert_close(compiled[number](x), modules[number](x))
+
+
+def test_a_pool_records_on_a_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Any] = []
+
+    @contextlib.contextmanager
+    def record(graph: Any, pool: Any, stream: Any, **_: Any) -> Iterator[None]:
+        streams.append(stream)
+        yield
+
+    for name, stand_in in {
+        "CUDAGraph": object, "device": contextlib.nullcontext, "graph_pool_handle": object, "synchronize": int,
+        "Stream": str, "graph": record,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for number in (1, 0):
+        GraphPool(torch.device("cuda", number)).record(tuple)
+    assert streams == ["cuda:1", "cuda:0"]
