@@ -20,9 +20,9 @@ MAX_KERNEL_LINES = 150
 MAX_TOTAL_LINES = 20_000
 """The size promised."""
 <<<<<<< HEAD
-MAX_LINES_NOW = 26_841
+MAX_LINES_NOW = 
 =======
-MAX_LINES_NOW = 26_811
+MAX_LINES_NOW = 
 >>>>>>> 1ea40bc (Size recounted)
 """The size reached, rounded up: it may only go down, with `docs/limits.md`, until it meets the one promised."""
 APPLICATIONS = ("demo", "bench")
