@@ -246,11 +246,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     """Call a torch function according to its role."""
     name = getattr(function, "__name__", str(function))
     if role == "never":
-        if kwargs.get("create_graph"):
-            raise RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
-        stop = Break(torch_interface.NEVER_IN_GRAPH[function], f"`torch.{name}` is called")
-        stop.of_intermediates = function is torch.autograd.grad
-        raise stop
+        raise never_in_graph(torch_interface.NEVER_IN_GRAPH[function], f"torch.{name}", kwargs, function is torch.autograd.grad)
     if role == "state":
         return tracer.graph.state_call(function, args, tracer.location())
     force(tracer, (args, kwargs))
@@ -266,6 +262,15 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
         return call_with_out(tracer, function, args, kwargs)
     kwargs = {key: item for key, item in kwargs.items() if key != "generator"}  # overloads with one take no symbolic sizes
     return tracer.operation("call_function", function, args, torch_interface.with_default_device(function, kwargs))
+
+
+def never_in_graph(kind: str, label: str, kwargs: dict[str, Any], of_intermediates: bool) -> Break | RunEager:
+    """The graph break for an operation that no graph holds."""
+    if kwargs.get("create_graph"):
+        return RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
+    stop = Break(kind, f"`{label}` is called")
+    stop.of_intermediates = of_intermediates
+    return stop
 
 
 def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -287,16 +292,13 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
         return run_native(tracer, getattr(tensor, name), args, kwargs)
     if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)):
         return tensor
-    if name in ("__len__", "__iter__", "__dir__"):
-        if name == "__len__":
-            return run_native(tracer, len, (tensor,), {})
+    if name == "__len__":
+        return run_native(tracer, len, (tensor,), {})
+    if name == "__iter__":
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
     if name in torch_interface.METHODS_NEVER_IN_GRAPH:
-        if name == "backward" and kwargs.get("create_graph"):
-            raise RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
-        stop = Break(torch_interface.METHODS_NEVER_IN_GRAPH[name], f"`Tensor.{name}` is called")
-        stop.of_intermediates = name in ("retain_grad", "register_hook")
-        raise stop
+        kind = torch_interface.METHODS_NEVER_IN_GRAPH[name]
+        raise never_in_graph(kind, f"Tensor.{name}", kwargs, name in ("retain_grad", "register_hook"))
     if name == "type" and not args and not kwargs:
         return run_native(tracer, tensor.type, (), {}, False)
     force(tracer, (args, kwargs))
@@ -326,20 +328,15 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     role = torch_interface.classify(function)
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
-    if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-        rule = METHOD_RULES.get(name)
-        if rule is not None and isinstance(owner, rule[0]):
-            return rule[1](tracer, owner, args, kwargs)
-        return call_native_method(tracer, owner, function, args, kwargs)
-    if args and isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-        first = args[0]
-        if isinstance(first, FakeTensor) and name in torch_interface.TENSOR_METHODS:
-            return call_tensor_method(tracer, first, name, args[1:], kwargs)
-        rule = METHOD_RULES.get(name)
-        if rule is not None and isinstance(first, rule[0]):
-            return rule[1](tracer, first, args[1:], kwargs)
-        if isinstance(first, NATIVE_OWNERS):
-            return call_native_method(tracer, first, function, args, kwargs)
+    bound = owner is not None and not isinstance(owner, (types.ModuleType, type))
+    if bound or args and isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        of, rest = (owner, args) if bound else (args[0], args[1:])
+        if isinstance(of, FakeTensor) and name in torch_interface.TENSOR_METHODS:
+            return call_tensor_method(tracer, of, name, rest, kwargs)
+        if name in METHOD_RULES and isinstance(of, METHOD_RULES[name][0]):
+            return METHOD_RULES[name][1](tracer, of, rest, kwargs)
+        if bound or isinstance(of, NATIVE_OWNERS):
+            return call_native_method(tracer, of, function, args, kwargs)
     if isinstance(owner, type) and issubclass(owner, Module | torch.autograd.Function):
         raise Break("custom autograd function", f"`{owner.__name__}.{name}` is called")
     if is_pure_native(function):

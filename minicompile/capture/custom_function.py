@@ -163,19 +163,13 @@ class Application:
     def forward(self) -> Any:
         """Run the user's forward without recording gradients."""
         tracer, kind = self.tracer, self.kind
-        switch = torch.is_grad_enabled()
-        if switch:
-            tracer.graph.state_call(torch._C._set_grad_enabled, (False,), tracer.location())
-        try:
+        with tracer.graph.without_gradients(tracer.location()):
             function = get_attribute(tracer, kind, "forward")
             if kind.setup_context is _SingleLevelFunction.setup_context:
                 return call(tracer, function, (self.context, *self.inputs), {})
             result = call(tracer, function, tuple(self.inputs), {})
             call(tracer, get_attribute(tracer, kind, "setup_context"), (self.context, tuple(self.inputs), result), {})
             return result
-        finally:
-            if switch:
-                tracer.graph.state_call(torch._C._set_grad_enabled, (True,), tracer.location())
 
     def without_gradient(self, item: Any) -> Any:
         """A result that is not differentiable: an input that was not changed comes back as another object."""

@@ -168,18 +168,12 @@ def rule_launch(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def record(tracer: Tracer, tensors: list[Any], integers: list[Any], written: list[Any]) -> None:
     """The nodes of a launch; autograd knows nothing of it."""
-    switch = torch.is_grad_enabled()
-    if switch:
-        tracer.graph.state_call(torch._C._set_grad_enabled, (False,), tracer.location())
-    try:
+    with tracer.graph.without_gradients(tracer.location()):
         strides = [stride for tensor in tensors for stride in tensor.stride()]
         launch = torch.ops.minicompile_kernels.launch.default
         results = tracer.operation("call_function", launch, (len(LAUNCHES) - 1, tensors, strides, integers))
         for old, new in zip(written, results, strict=True):
             tracer.operation("call_method", "copy_", (old, new))
-    finally:
-        if switch:
-            tracer.graph.state_call(torch._C._set_grad_enabled, (True,), tracer.location())
 
 
 def choices_of(tracer: Tracer, kernel: Any, values: Keywords) -> Iterator[Keywords]:

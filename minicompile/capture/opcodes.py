@@ -207,24 +207,6 @@ def swap(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     stack[-1], stack[-depth] = stack[-depth], stack[-1]
 
 
-@opcode("LOAD_ATTR", "LOAD_METHOD")
-def load_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Push an attribute; the method form pushes the empty slot too."""
-    owner = tracer.resolve(frame.stack.pop())
-    value = get_attribute(tracer, owner, instruction.value)
-    frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
-
-
-@opcode("LOAD_SUPER_ATTR")
-def load_super_attr(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Push an attribute of `super()`."""
-    function, kind, instance = (tracer.resolve(value) for value in frame.stack[-3:])
-    del frame.stack[-3:]
-    owner = rule_super(tracer, (kind, instance), {}) if function is super else call(tracer, function, (kind, instance), {})
-    value = get_attribute(tracer, owner, instruction.value)
-    frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
-
-
 def top(tracer: Tracer, frame: Frame) -> Any:
     """The top of the stack, no longer lazy."""
     value = frame.stack[-1] = tracer.resolve(frame.stack[-1])
@@ -246,6 +228,12 @@ def formatted(tracer: Tracer, at: Instruction, value: Any, specification: Any = 
     return call(tracer, format, (value if conversion is None else call(tracer, conversion, (value,), {}), specification), {})
 
 
+def attribute_of_super(tracer: Tracer, at: Instruction, function: Any, kind: Any, instance: Any) -> Any:
+    """An attribute of `super()`."""
+    owner = rule_super(tracer, (kind, instance), {}) if function is super else call(tracer, function, (kind, instance), {})
+    return get_attribute(tracer, owner, at.value)
+
+
 def table_of(tracer: Tracer, keys: Any, *values: Any) -> Any:
     """The dictionary or set that a display makes."""
     result: Any = tracer.made({} if values else set())
@@ -261,6 +249,10 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "LOAD_CONST": (0, lambda tracer, at: at.value),
     "PUSH_NULL": (0, lambda tracer, at: NULL),
     "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
+    "LOAD_ATTR": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
+    "LOAD_METHOD": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
+    "LOAD_SUPER_ATTR": (3, attribute_of_super),
+    "RETURN_GENERATOR": (0, lambda tracer, at: None),  # is already suspended when it is made; what follows pops a value
     "BUILD_TUPLE": (int, lambda tracer, at, *values: values),
     "BUILD_LIST": (int, lambda tracer, at, *values: tracer.made(list(values))),
     "BUILD_SET": (int, lambda tracer, at, *values: table_of(tracer, values)),
@@ -281,6 +273,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "UNARY_NOT": (1, lambda tracer, at, value: not truth(tracer, value)),
     "TO_BOOL": (1, truth_for_jump),
     "GET_ITER": (1, lambda tracer, at, value: get_iterator(tracer, value)),
+    "GET_YIELD_FROM_ITER": (1, lambda tracer, at, it: it if hasattr(type(it), "resume") else get_iterator(tracer, it)),
     "CALL_INTRINSIC_1": (1, lambda tracer, at, value: call_intrinsic(tracer, at, value)),
     "STOPITERATION_ERROR": (1, lambda tracer, at, value: stop_as_error(value)),
     "LIST_TO_TUPLE": (1, lambda tracer, at, value: call(tracer, tuple, (value,), {})),
@@ -300,10 +293,11 @@ EFFECTS: dict[str, tuple[int, Callable[..., Any]]] = {
 
 @opcode(*COMPUTED)
 def compute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """An instruction that only computes."""
+    """An instruction that only computes; the method form of a load pushes the empty slot too."""
     count, function = COMPUTED[instruction.name]
     values = take(tracer, frame, count if isinstance(count, int) else count(instruction.arg))
-    frame.stack.append(function(tracer, instruction, *values))
+    value = function(tracer, instruction, *values)
+    frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
 
 
 @opcode(*EFFECTS)
@@ -488,12 +482,6 @@ def jump_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def return_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> Outcome:
     """Leave the frame."""
     return Outcome(frame.stack.pop())
-
-
-@opcode("RETURN_GENERATOR")
-def return_generator(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """The frame is already suspended when its generator is made; what follows pops a value."""
-    frame.stack.append(None)
 
 
 @opcode("YIELD_VALUE")

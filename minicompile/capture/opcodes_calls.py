@@ -11,7 +11,7 @@ from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
-from minicompile.capture.iteration import advance, get_iterator, native_iterable
+from minicompile.capture.iteration import advance, native_iterable
 from minicompile.capture.opcodes import function_text, opcode, refuse_unless, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked, Item, is_trusted_module
@@ -236,13 +236,6 @@ def make_exception(tracer: Tracer, value: Any) -> Any:
     if value is not None and not isinstance(value, BaseException):
         raise RaisedInUserCode(TypeError("exceptions must derive from BaseException"))
     return value
-
-
-@opcode("GET_YIELD_FROM_ITER")
-def get_yield_from_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """The iterator of `yield from`."""
-    value = tracer.resolve(frame.stack.pop())
-    frame.stack.append(value if hasattr(type(value), "resume") else get_iterator(tracer, value))
 
 
 @opcode("SEND")

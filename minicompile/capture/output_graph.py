@@ -298,6 +298,18 @@ class OutputGraph:
         self.describe(node, result, location)
         return result
 
+    @contextlib.contextmanager
+    def without_gradients(self, location: Location | None) -> Iterator[None]:
+        """Record what is called inside as eager runs it under `no_grad`."""
+        switch = torch.is_grad_enabled()
+        if switch:
+            self.state_call(torch._C._set_grad_enabled, (False,), location)
+        try:
+            yield
+        finally:
+            if switch:
+                self.state_call(torch._C._set_grad_enabled, (True,), location)
+
     def describe(self, node: torch.fx.Node, value: Any, location: Location | None) -> None:
         """Note on a node what it computes and where the user wrote it."""
         node.meta["example_value"], node.meta["location"] = value, location

@@ -296,7 +296,7 @@ METHODS_NEVER_IN_GRAPH: dict[str, str] = {name: kind for kind, names in {
     "real memory": """
         data_ptr untyped_storage storage is_set_to __reduce_ex__ __deepcopy__ set_ share_memory_ __hash__ resize_ resize_as_
         pin_memory is_shared __dlpack__ to_mkldnn __setstate__ storage_offset""",
-    "input or output": "__repr__ __str__ __format__",
+    "input or output": "__repr__ __str__ __format__ __dir__",
     "sparse tensor": "to_sparse to_sparse_csr",
     "tensor subclass": "as_subclass",
 }.items() for name in names.split()}
