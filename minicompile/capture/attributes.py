@@ -20,7 +20,7 @@ from minicompile.capture.source import Attribute, Baked, Item, is_trusted_module
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.tracer import Generator, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, guard_absent, is_outside, slot
+from minicompile.capture.values import CONSTANT_TYPES, guard_absent, guard_present, is_outside, slot
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, collections.deque)
 ORDINARY_READING = (object.__getattribute__, types.SimpleNamespace.__getattribute__, BaseException.__getattribute__,
@@ -546,6 +546,7 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         if value is MISSING:
             raise no_attribute(kind, name, owner)
     if value is MISSING:
+        guard_present(tracer, store, name)
         dict.__delitem__(store, name)
     else:
         dict.__setitem__(store, name, value)

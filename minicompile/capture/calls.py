@@ -510,19 +510,22 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         owner = getattr(function, "__self__", None)
         if record and (contains_tensor(args) or kwargs and contains_tensor(kwargs) or contains_tensor(owner)):
             with RecordTorch(tracer):
-                return function(*args, **kwargs)
-        return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
+        return bool(result) if type(result) is torch.SymBool else result  # a variant for each: Python also adds truths
     except CONTROL:
         raise
     except torch_interface.DATA_DEPENDENT:
         raise Break("tensor value", "the value of a tensor is needed") from None
     except Exception as error:  # the user's handlers are captured too, and get it
         error.__traceback__ = None
-        if isinstance(error, TypeError) and any(name in str(error) for name in ("Sym", "FakeTensor", "Generator")):
+        if isinstance(error, TypeError) and any(name in str(error) for name in OURS_IN_ERRORS):
             raise Break("unsupported argument", "a stand-in where only a plain value will do") from None
         raise RaisedInUserCode(error) from None
 
 
+OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "BooleanAtom", "Expr")  # the last two are words of sympy's
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(

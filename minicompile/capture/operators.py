@@ -115,7 +115,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
 
 def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[Any, Any]:
     """The operands of an operator; those that algebra over sizes would not compute to the bit as Python does, in Python."""
-    left, right = known_number(left), known_number(right)
+    left, right = (int(item) if type(item) is bool else known_number(item) for item in (left, right))
     kinds = {type(left), type(right)}
     if torch.SymInt in kinds and float in kinds:
         number = left if type(left) is float else right
@@ -158,6 +158,8 @@ def unary(tracer: Tracer, name: str, value: Any) -> Any:
 def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     """A rich comparison."""
     function, method, reflected = COMPARISONS[symbol]
+    if torch.SymInt in (type(left), type(right)):
+        left, right = (int(item) if type(item) is bool else item for item in (left, right))
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
         other = right if isinstance(left, FakeTensor) else left
         if other is None or isinstance(other, (str, type)):
@@ -222,7 +224,7 @@ def truth(tracer: Tracer, value: Any) -> bool:
             return len(value) > 0
     result = invoke_special(tracer, value, "__bool__")
     if result is not MISSING:
-        return bool(result) if type(result) in (bool, torch.SymBool) else judged(tracer, bool, "__bool__", concrete(result))
+        return result if type(result) is bool else judged(tracer, bool, "__bool__", concrete(result))
     result = invoke_special(tracer, value, "__len__")
     if result is not MISSING:
         return bool(judged(tracer, len, "__len__", result))
@@ -277,7 +279,7 @@ def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
                 return True
             if isinstance(element, FakeTensor) or isinstance(item, FakeTensor):
                 other = item if isinstance(element, FakeTensor) else element
-                if isinstance(other, (FakeTensor, int, float)):
+                if isinstance(other, (FakeTensor, complex, *NUMBERS)) or type(other).__module__ == "numpy":
                     raise Break("tensor value", "tensors are compared to find one in a container")
                 continue
             if truth(tracer, compare(tracer, "==", element, item)):

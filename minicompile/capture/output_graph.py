@@ -164,8 +164,6 @@ class OutputGraph:
             return self.node_of(entry)
         if kind in PLAIN:
             return value
-        if kind is torch.SymBool:
-            return bool(value)  # kernels take numbers; a variant for each is a variant for two values
         if is_symbolic(value):
             if self.inside is not None:
                 return self.inside.node_of(value)

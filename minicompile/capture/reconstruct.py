@@ -24,7 +24,7 @@ from minicompile.capture.guards import Writer
 from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import RAISED, ResumeShape
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same, typed
 from minicompile.capture.source import literal
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
@@ -452,7 +452,7 @@ def write_dict(emitter: Emitter, shadow: Shadow, now: dict[Any, Any], name: str)
     if isinstance(shadow.copy, collections.OrderedDict):
         owner = emitter.constant(collections.OrderedDict, "OrderedDict")
     kept = [key for key in before if key in now]
-    if list(now)[: len(kept)] != kept:
+    if list(map(typed, now))[: len(kept)] != list(map(typed, kept)):
         lines = [f"{owner}.clear({name})"]
         return lines + [f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})"
                         for key, item in now.items()]

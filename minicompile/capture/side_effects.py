@@ -47,6 +47,11 @@ def same(now: Any, before: Any) -> bool:
     return now is before or (type(before) is Lazy and before.resolved is not MISSING and before.resolved is now)
 
 
+def typed(value: Any) -> Any:
+    """A key or an element with its type: `1`, `True` and `1.0` are equal."""
+    return (type(value), *map(typed, value)) if isinstance(value, (tuple, frozenset)) else (type(value), value)
+
+
 class SideEffects:
     """Shadows by identity, and stores to attributes and globals that have no shadow.
 
@@ -119,9 +124,9 @@ def is_changed(shadow: Shadow) -> bool:
     """Whether the stand-in of a container differs from its snapshot."""
     now, before = contents(shadow.copy), shadow.before
     if isinstance(now, dict):
-        if len(now) != len(before) or any(a is not b and a != b for a, b in zip(now, before, strict=True)):
+        if len(now) != len(before) or any(a is not b and typed(a) != typed(b) for a, b in zip(now, before, strict=True)):
             return True
         return any(not same(value, before[key]) for key, value in now.items())
     if isinstance(now, list):
         return len(now) != len(before) or not all(map(same, now, before))
-    return bool(now != before)
+    return set(map(typed, now)) != set(map(typed, before))

@@ -10,8 +10,8 @@ import torch
 from minicompile.capture.symbolic_float import SymbolicFloat
 
 TABLES = (dict, collections.Counter, collections.defaultdict, collections.OrderedDict)
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, SymbolicFloat)
-EXAMPLES = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True, SymbolicFloat: 1.0}
+SYMBOLIC = (torch.SymInt, torch.SymFloat, SymbolicFloat)
+EXAMPLES = {torch.SymInt: 1, torch.SymFloat: 1.0, SymbolicFloat: 1.0}
 """A plain number of the type that each kind of symbolic number stands for."""
 
 
@@ -50,8 +50,6 @@ def concrete(value: Any) -> Any:
         return int(value)
     if kind is torch.SymFloat or kind is SymbolicFloat:
         return float(value)
-    if kind is torch.SymBool:
-        return bool(value)
     if kind is tuple or kind is torch.Size:
         parts = [concrete(item) for item in value]
         return value if all(map(operator.is_, parts, value)) else kind(parts)

@@ -17,7 +17,7 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put, typed
 from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, Source, is_trusted, item_of, literal
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import is_traceable
@@ -307,11 +307,6 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
             if not all(isinstance(key, str) for key in keys):
                 tracer.guards.test(source, "list(map({1}, {0})) == {2}", (typed, list(map(typed, keys))),
                                    "`{0}` has keys of the same types", "structure", keys)
-
-
-def typed(value: Any) -> Any:
-    """A key or an element with its type: `1`, `True` and `1.0` are equal."""
-    return (type(value), *map(typed, value)) if isinstance(value, (tuple, frozenset)) else (type(value), value)
 
 
 def guard_order(tracer: Tracer, value: Any) -> None:
