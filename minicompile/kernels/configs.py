@@ -109,7 +109,43 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
 )
 
+
+@dataclasses.dataclass(frozen=True)
+class HopperRow:
+    """One decision for the warp-specialised forward of a head dim: the tile, from how many keys on, why, and since when.
+
+    A program has 64 queries for each of `groups`; `overlap`: a group's next scores are computed beside its softmax.
+    """
+
+    head_dim: int
+    causal: bool
+    groups: int
+    block_n: int
+    stages: int
+    overlap: bool
+    shortest: int
+    reason: str
+    date: str = "2026-11-22"
+
+
+# TFLOP/s in bf16 on the H200 at lengths of 1,024 / 2,048 / 4,096 / 16,384; in brackets the plain tier's, in the same minute.
+# Causal at head dim 64 it was as fast as that (389 (390), 471 (459)), and has no row.
+HOPPER_VERSIONS = ("3.6.",)  # of Triton: those under which the results were checked on a chip
+HOPPER_TABLE: tuple[HopperRow, ...] = (
+    HopperRow(64, False, 3, 128, 2, False, 4096, f"{_M} 346 (392) / 449 (424) / 479 (421) / 525 (421)"),
+    HopperRow(128, False, 2, 128, 2, True, 1024, f"{_M} 491 (440) / 532 (461) / 633 (530) / 597 (477)"),
+    HopperRow(128, True, 2, 128, 2, True, 1024, f"{_M} 364 (340) / 448 (397) / 526 (464) / 586 (480)"),
+)
+
 SHARED_MEMORY_LIMIT = 232_448
+
+
+def hopper_row(head_dim: int, causal: bool, keys: int) -> HopperRow | None:
+    """The decision for a head dim and length, or None where the plain kernels are as fast."""
+    for row in HOPPER_TABLE:
+        if row.head_dim == head_dim and row.causal == causal and keys >= row.shortest:
+            return row
+    return None
 
 
 def numerics_class(itemsize: int, precision: str) -> str:

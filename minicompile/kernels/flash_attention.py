@@ -13,6 +13,7 @@ On CPU tensors the same kernels run under Triton's interpreter. This module must
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -30,9 +31,12 @@ from minicompile.kernels.attention_problem import (
     padded_head_dim,
 )
 from minicompile.kernels.configs import (
+    HOPPER_VERSIONS,
     AttentionConfig,
+    HopperRow,
     attention_row,
     easier,
+    hopper_row,
     interpreted_attention_config,
     numerics_class,
 )
@@ -120,6 +124,14 @@ def attention_forward(
     if out.numel() == 0 or problem.keys == 0:
         empty = float("nan") if nan_rows else 0.0
         return out.fill_(empty), lse.fill_(float("nan") if nan_rows else float("-inf"))
+    if config is None and (row := _hopper(problem, q, k, v)):
+        # Imported here because not every Triton has Gluon.
+        from minicompile.kernels.flash_attention_gluon import hopper_launch
+
+        kernel, grid, arguments, constants = hopper_launch(problem, row, q, k, v, out, lse)
+        with contextlib.suppress(*REFUSALS):
+            launch(kernel, grid, *arguments, **constants)
+            return out, lse
     config = _usable(config or _choose("forward", problem, q, mask), k, v)
     entries, mask_strides = expand_mask(mask, problem)
     bounds, bounds_strides = _bounds(problem, mask, bounds, False)
@@ -267,13 +279,33 @@ def _choose(
     return problem.fitted(phase, row.config, q.element_size(), entry_bytes)
 
 
+def _hopper(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HopperRow | None:
+    """The tile of the warp-specialised forward, where that can compute this and was seen right and faster."""
+    plain = problem.mask_kind == "none" and problem.lower is None and problem.upper in (None, 0) and not problem.dropout
+    if not plain or problem.d != problem.dv or problem.scale <= 0.0 or q.element_size() != 2 or not _aligned(q, k, v):
+        return None
+    row = hopper_row(problem.d, problem.upper == 0, problem.keys)
+    if row is None or not _is_hopper(q) or not triton.__version__.startswith(HOPPER_VERSIONS):
+        return None
+    programs = triton.cdiv(problem.queries, 64 * row.groups) * problem.batch * problem.heads
+    return row if _fills_gpu(programs, q) else None
+
+
+def _is_hopper(q: torch.Tensor) -> bool:
+    return q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) == (9, 0)
+
+
+def _aligned(*tensors: torch.Tensor) -> bool:
+    """Whether TMA descriptors can describe them."""
+    return all(
+        t.data_ptr() % 16 == 0 and all(step * t.element_size() % 16 == 0 and step > 0 for step in t.stride()[:-1])
+        for t in tensors
+    )
+
+
 def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
     """The configuration, without TMA if a tensor that it would read is not aligned for descriptors."""
-    aligned = all(
-        t.data_ptr() % 16 == 0 and all(step * t.element_size() % 16 == 0 and step > 0 for step in t.stride()[:-1])
-        for t in walked
-    )
-    return config if aligned or not config.tma else dataclasses.replace(config, tma=False)
+    return config if not config.tma or _aligned(*walked) else dataclasses.replace(config, tma=False)
 
 
 def _walked(

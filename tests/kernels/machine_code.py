@@ -22,6 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 SHARED_MEMORY_LIMIT = 232_448
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
@@ -67,6 +68,7 @@ def recorded_launches(module: types.ModuleType, call: Callable[[], object]) -> l
 
 def machine_code(launch: Launch) -> MachineCode:
     """Compile one launch for sm_90 and read registers, spills, shared memory and serialisation."""
+    kernel = launch.kernel
     signature: dict[str, Any] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
@@ -74,26 +76,27 @@ def machine_code(launch: Launch) -> MachineCode:
     def described(place: tuple[int, ...], value: Any, is_constexpr: bool) -> Any:
         if isinstance(value, tuple) and not is_constexpr:
             return tuple(described((*place, index), item, False) for index, item in enumerate(value))
-        kind, divisible = _specialise(value, is_constexpr)
+        kind, divisible = _specialise(value, is_constexpr, len(place) == 1 and kernel.params[place[0]].do_not_specialize)
         if kind == "constexpr":
             constants[place] = value
         elif divisible:
             attributes[place] = [["tt.divisibility", 16]]
         return kind
 
-    values = dict(zip((p.name for p in launch.kernel.params), launch.args)) | launch.meta
-    for index, parameter in enumerate(launch.kernel.params):
+    values = dict(zip((p.name for p in kernel.params), launch.args)) | launch.meta
+    for index, parameter in enumerate(kernel.params):
         signature[parameter.name] = described((index,), values[parameter.name], parameter.is_constexpr)
     options = {name: launch.meta[name] for name in LAUNCH_OPTIONS if name in launch.meta}
     began = time.perf_counter()
-    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(kernel, signature=signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     seconds = time.perf_counter() - began
     ptx = binary.asm["ptx"]
     report = _ptxas(ptx)
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
-    name = launch.kernel.fn.__name__
+    name = kernel.fn.__name__
     serialized = re.search(r"C75\d\d|serializ", report) is not None
     shared, products = binary.metadata.shared, ptx.count("wgmma.mma_async")
     mixed, left = mixed_descriptors(ptx), left_in_registers(binary.asm["ttgir"])
@@ -118,17 +121,18 @@ def mixed_descriptors(ptx: str) -> bool:
     return any(len(kinds) > 1 for kinds in layouts.values())
 
 
-def _specialise(value: Any, is_constexpr: bool) -> tuple[Any, bool]:
-    """The type that Triton's launcher gives an argument, and whether it is known to divide by 16."""
+def _specialise(value: Any, is_constexpr: bool, any_value: bool) -> tuple[Any, bool]:
+    """The type that Triton's launcher gives an argument, and whether it is known to divide by 16; `any_value`: not by request."""
     if isinstance(value, torch.Tensor):
         return "*" + DTYPES[value.dtype], value.data_ptr() % 16 == 0
     if hasattr(value, "block_shape"):
         shape = ", ".join(map(str, value.block_shape))
-        return f"tensordesc<{DTYPES[value.base.dtype]}[{shape}]>", False
-    if is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+        return f"tensordesc<{DTYPES[value.base.dtype]}[{shape}]{layout}>", False
+    if is_constexpr or value is None or (isinstance(value, int) and value == 1 and not any_value):
         return "constexpr", False
     if isinstance(value, int):
-        return ("i32" if -(2**31) <= value < 2**31 else "i64"), value % 16 == 0
+        return ("i32" if -(2**31) <= value < 2**31 else "i64"), value % 16 == 0 and not any_value
     return "fp32", False
 
 

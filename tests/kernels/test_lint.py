@@ -17,7 +17,15 @@ import triton
 import triton.language as tl
 
 from minicompile.kernels.attention_problem import describe, expand_mask
-from minicompile.kernels.configs import ATTENTION_TABLE, MATMUL_TABLE, AttentionRow, MatmulRow, attention_row
+from minicompile.kernels.configs import (
+    ATTENTION_TABLE,
+    HOPPER_TABLE,
+    MATMUL_TABLE,
+    AttentionRow,
+    HopperRow,
+    MatmulRow,
+    attention_row,
+)
 from minicompile.kernels.flash_decode import DECODE_CONFIG, flash_decode
 from minicompile.kernels.linear_cross_entropy import linear_cross_entropy
 from minicompile.kernels.matmul import matmul
@@ -90,6 +98,18 @@ def test_attention(row: AttentionRow, upper: int | None) -> None:
     if row.causal is not None and row.causal != (upper is not None):
         pytest.skip("the row is for the other kind of band")
     _check(_attention_launch(row, upper=upper), row.spill_bytes, may_serialize=row.numerics == "tf32")
+
+
+@pytest.mark.parametrize("row", HOPPER_TABLE, ids=lambda row: f"{row.head_dim}-{row.causal}")
+def test_the_warp_specialised_forward(row: HopperRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left operands in registers are allowed here: each is waited for in the step that issues it."""
+    monkeypatch.setattr(ATTENTION, "_is_hopper", lambda q: True)
+    monkeypatch.setattr(ATTENTION, "HOPPER_VERSIONS", "")
+    q, k = (torch.empty(2, heads, 16384, row.head_dim, dtype=torch.bfloat16) for heads in (16, 4))
+    upper = 0 if row.causal else None
+    (launch,) = recorded_launches(ATTENTION, lambda: ATTENTION.attention_forward(q, k, k, upper=upper))
+    assert launch.kernel.is_gluon()
+    _check(launch, 0)
 
 
 @pytest.mark.parametrize("mask", ["bool", "bias"])
