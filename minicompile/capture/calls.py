@@ -7,6 +7,7 @@ rules for single builtins are in `builtin_rules`; this module decides which rule
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
 import math
@@ -17,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -24,7 +26,14 @@ from minicompile.capture import torch_interface
 from minicompile.capture.attributes import TensorMethod, class_lookup, class_value, get_attribute, instance_dict
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
 from minicompile.capture.comparing import refuse_objects, settled
-from minicompile.capture.native import BREAKING_MODULES, INLINED, is_known_to_break, is_pure_native, native_name
+from minicompile.capture.native import (
+    BREAKING_MODULES,
+    INLINED,
+    is_known_to_break,
+    is_numpy_arithmetic,
+    is_pure_native,
+    native_name,
+)
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall, Item, Source
@@ -431,6 +440,17 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
 
+def call_numpy(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """NumPy's number made of numbers, a constant. Of anything else, or where NumPy warns, it is made behind the graph."""
+    values = tuple(spelled_out(native_argument(tracer, item)) for item in args)
+    if not kwargs and all(type(item) in CONSTANT_TYPES for item in leaves(values)):
+        with np.errstate(all="raise"), contextlib.suppress(ArithmeticError, TypeError, ValueError):
+            result = function(*values)
+            if type(result) in NUMPY_NUMBERS:
+                return result
+    raise unknown_call(function)
+
+
 def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
     """What is in a container, and in those inside of it; a value that is none, itself."""
     base: Any = next((base for base in (*CONTAINERS, collections.deque) if isinstance(value, base)), None)
@@ -617,6 +637,8 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         return function() if source is None else tracer.wrap(function(), Source(source, "{0}()"))
     if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller) and len(args) == 1 and not kwargs:
         return call_getter(tracer, function, args[0])
+    if is_numpy_arithmetic(function):
+        return call_numpy(tracer, function, args, kwargs)
     if is_pure_native(function) or kind is KEY_WRAPPER:
         return call_pure(tracer, function, args, kwargs)
     raise unknown_call(function)

@@ -15,6 +15,8 @@ import operator
 import types
 from typing import Any
 
+import numpy as np
+
 BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
     "input or output": "logging warnings subprocess os pathlib io tempfile traceback genericpath shutil pprint",
     "random numbers": "random uuid secrets",
@@ -63,6 +65,14 @@ def is_pure_native(function: Any) -> bool:
     owner = getattr(function, "__self__", None)
     return id(function) in PURE or isinstance(function, operator.itemgetter) or (
         isinstance(owner, type) and owner in PURE_CLASS_METHODS)
+
+
+NUMPY_FUNCTIONS = frozenset(map(id, (np.prod, np.sum, np.mean, np.max, np.min, np.round, np.clip)))
+
+
+def is_numpy_arithmetic(function: Any) -> bool:
+    """Whether a function of NumPy makes a number of numbers and does nothing else."""
+    return isinstance(function, np.ufunc) or id(function) in NUMPY_FUNCTIONS
 
 
 PURE_CLASS_METHODS = (int, float, str, bytes, dict, tuple, list, complex, object)

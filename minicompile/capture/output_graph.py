@@ -206,6 +206,8 @@ class OutputGraph:
         result = self.run_fake(op, target, args, kwargs)
         self.check_leaves(result, name)
         self.check_data_aliases(args)
+        if name in ("tensor", "as_tensor", "new_tensor") and holds_numpy_numbers((*args, *kwargs.values())):
+            node_kwargs["dtype"] = result.dtype  # these alone look at the type of a NumPy number
         node = self.graph.create_node(op, target, node_args, node_kwargs)
         self.describe(node, result, location)
         self.operations += 1
@@ -365,6 +367,11 @@ class OutputGraph:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
                                 entry.kind, entry.value) for entry in self.inputs)
+
+
+def holds_numpy_numbers(value: Any) -> bool:
+    """Whether a value is a NumPy number, or a list with one in it."""
+    return isinstance(value, np.generic) or isinstance(value, (list, tuple)) and any(map(holds_numpy_numbers, value))
 
 
 def needs_gradient(value: Any) -> bool:

@@ -54,7 +54,7 @@ one_line("branch on a tensor", lambda x: x + 1 if x.sum() > 0 else x - 1)  # her
 one_line("data-dependent shape", lambda x: x.nonzero() + 1)  # here
 one_line("input or output", lambda x: (x + 1, print(end="")))  # here
 one_line("unknown call", lambda x: x + len(str(sys._getframe(0))))  # here
-one_line("NumPy", lambda x: x + float(np.cos(2.0)))  # here
+one_line("NumPy", lambda x: x + float(np.array(2.0)))  # here
 one_line("random numbers", lambda x: x + 0 * random.random())  # here
 one_line("real memory", lambda x: x + (x.data_ptr() == x.data_ptr()))  # here
 one_line("sparse tensor", lambda x: x.to_sparse().to_dense() + 1)  # here

@@ -75,6 +75,40 @@ def numbers_of_numpy_made_inside():
     return outer, [call(normal(3), {"steps": 2}), call(normal(3), {"steps": 3}), call(normal(3), {"steps": np.int64(3)})]
 
 
+@program(core=True)
+def arithmetic_of_numpy_in_a_forward():
+    def attend(x, parts):
+        scale = 1 / np.sqrt(x.shape[-1])
+        scores = np.sqrt(0.5) * (x @ x.t()) * scale / np.log(2.0)
+        chunks = x.chunk(int(np.ceil(x.shape[0] / parts)), 0)
+        flat = x.reshape(-1, np.prod(x.shape[1:]))
+        large = scores if np.isnan(scale) or np.max([parts, 1]) > 9 else scores * np.float32(np.clip(parts, 0, 2))
+        return large, chunks, flat, scale > 0.1, np.floor(2.7).astype(int), torch.zeros(np.prod((2, parts))), np.power(2, parts)
+
+    return attend, [call(leaf(4, 6), 3), call(normal(8, 6), 3), call(normal(5, 7), 2)]
+
+
+@program
+def what_numpy_warns_of_or_makes_arrays_of():
+    def outer(x):
+        many = np.cumsum([1, 2])
+        return x * np.log(0.0), x + np.sqrt(many)[1].item(), np.round(2.567, decimals=1), np.divide(1, 2, dtype=np.float32)
+
+    return outer, [call(normal(2)), call(normal(3))]
+
+
+@program(core=True)
+def tensors_of_numpy_numbers_have_their_types():
+    settings = {"half": np.float32(2), "whole": np.float64(3), "count": np.int32(4)}
+
+    def outer(x):
+        half, whole, count = settings.values()
+        made = torch.tensor(half), torch.tensor(data=whole), torch.tensor([count, 1]), torch.as_tensor(count)
+        return made, x.new_tensor(whole), torch.where(x > 0, whole, half), torch.full((2,), count), torch.scalar_tensor(whole)
+
+    return outer, [call(normal(3)), call(integers(3))]
+
+
 @program
 def configuration_with_numpy_numbers():
     settings = {"rate": np.float32(0.1), "size": np.int64(2), "names": [np.int32(0), np.int32(2)]}
