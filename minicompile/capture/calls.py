@@ -436,7 +436,7 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     values = tuple(plain(native_argument(tracer, item)) for item in args)
     keywords = {key: plain(native_argument(tracer, item)) for key, item in kwargs.items()}
     for item in (*values, *keywords.values()):
-        check_safe(tracer, item)
+        check_safe(item)
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
 
@@ -464,7 +464,7 @@ def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
             yield from leaves(part, seen)
 
 
-def check_safe(tracer: Tracer, value: Any) -> None:
+def check_safe(value: Any) -> None:
     """Refuse values on which a native function would run unguarded user code."""
     for leaf in leaves(value):
         kind = type(leaf)

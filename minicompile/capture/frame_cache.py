@@ -118,11 +118,11 @@ class Session:
         self.fall_back(function.__qualname__, f"its graph failed: {type(error).__name__}: {str(error)[:200]}", None)
         return result
 
-    def fall_back(self, function: str, reason: str, location: Location | None, warn: bool = True) -> None:
+    def fall_back(self, function: str, reason: str, location: Location | None) -> None:
         """Record a fallback, and warn about it once."""
         self.records.fallbacks.append(Fallback(function, reason, location))
         text = f"minicompile runs `{function}` in eager: {reason}" + (f" (at {location})" if location else "")
-        if warn and text not in self.warned:
+        if text not in self.warned:
             self.warned.add(text)
             warn_user(text)
 

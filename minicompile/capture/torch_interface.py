@@ -397,6 +397,6 @@ TENSOR_METHODS = frozenset(name for name in dir(torch.Tensor) if callable(value 
                            and not isinstance(value, type))
 
 
-def is_library(module: str | None, package: str = "torch") -> bool:
-    """Whether a module name belongs to `package`."""
-    return module is not None and (module == package or module.startswith(package + "."))
+def is_library(module: str | None) -> bool:
+    """Whether a module is one of PyTorch's."""
+    return module is not None and module.partition(".")[0] == "torch"

@@ -137,7 +137,6 @@ class Generator:
         self.tracer, self.frame = tracer, frame
         self.finished = False
         self.handed_over = False
-        self.returned: Any = None
         tracer.generators.append(self)
 
     def waits_in_a_block(self) -> bool:
@@ -177,7 +176,6 @@ class Generator:
         if outcome.yielded:
             return outcome.value
         self.finished = True
-        self.returned = outcome.value
         raise StopIteration(*(() if outcome.value is None else (outcome.value,)))
 
     def send(self, value: Any) -> Any:

@@ -5,6 +5,7 @@ This module must not print kernels, and must not decide what lives where: it fol
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -343,10 +344,5 @@ def _single_symbol(index: Index) -> Symbol | None:
 
 def _all_symbols(graph: LoweredGraph) -> set[Symbol]:
     """Every size symbol that the host may have to mention."""
-    found: set[Symbol] = set()
-    for buffer in graph.buffers.values():
-        for index in (*buffer.sizes, *buffer.strides):
-            found |= symbols_of(index)
-    for index in graph.size_inputs.values():
-        found |= symbols_of(index)
-    return found
+    geometry = ((*buffer.sizes, *buffer.strides) for buffer in graph.buffers.values())
+    return set[Symbol]().union(*map(symbols_of, itertools.chain(graph.size_inputs.values(), *geometry)))

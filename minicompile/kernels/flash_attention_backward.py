@@ -31,7 +31,6 @@ from minicompile.kernels.flash_attention_forward import (
     dropout_keeps,
     load_rows,
     row_pointers,
-    visible_pairs,
     walk_over_keys,
 )
 from minicompile.kernels.mask_bounds import walk_backwards
@@ -86,10 +85,9 @@ def query_gradient_blocks(
         v = load_rows(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
         if MASKED:
-            visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
             scores, visible = apply_mask(
-                scores, visible, mask_base, mask_strides, rows[:, None], cols[None, :], queries, keys, MASK
-            )
+                scores, mask_base, mask_strides, rows[:, None], cols[None, :], queries, keys, lower, upper, MASK,
+                HAS_LOWER, HAS_UPPER)  # fmt: skip
             weights = tl.where(visible, tl.exp2(scores - lse[:, None]), 0.0)
         else:
             weights = tl.exp2(scores - lse[:, None])
@@ -137,19 +135,14 @@ def flash_attention_query_gradient_kernel(
         HAS_BOUNDS)  # fmt: skip
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
-    if FULL_LOOP:
-        dq, sums = query_gradient_blocks(
-            dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
-            full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold,
-            D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE,
-            PRECISION, TMA)  # fmt: skip
-        start = full_stop
-    if MASKED_LOOP:
-        dq, sums = query_gradient_blocks(
-            dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start,
-            stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D,
-            DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE,
-            PRECISION, TMA)  # fmt: skip
+    for masked in tl.static_range(2):  # first the keys that need no mask
+        if MASKED_LOOP if masked else FULL_LOOP:
+            dq, sums = query_gradient_blocks(
+                dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows,
+                start, stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
+                qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, DROPOUT,
+                HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
+            start = full_stop
     if RENORMALISE:
         inverse = tl.where(sums > 0.0, 1.0 / sums, 1.0)
         tl.store(inverse_ptr + statistics + rows, inverse, mask=rows < queries)
@@ -176,10 +169,9 @@ def key_gradient_blocks(
         lse = base_two(load_per_row(lse_base, m, queries, BLOCK_M, CHECK_ROWS))
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * qk_scale
         if MASKED:
-            visible = visible_pairs(rows[None, :], cols[:, None], keys, lower, upper, HAS_LOWER, HAS_UPPER)
             scores, visible = apply_mask(
-                scores, visible, mask_base, mask_strides, rows[None, :], cols[:, None], queries, keys, MASK
-            )
+                scores, mask_base, mask_strides, rows[None, :], cols[:, None], queries, keys, lower, upper, MASK,
+                HAS_LOWER, HAS_UPPER)  # fmt: skip
             weights = tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)
         else:
             weights = tl.exp2(scores - lse[None, :])
@@ -244,19 +236,15 @@ def flash_attention_key_gradient_kernel(
             masked_start, free_start, masked_stop = walk_backwards(
                 bounds, first, keys, start, full_start, stop, queries, BLOCK_N, BLOCK_M)  # fmt: skip
             free_stop = masked_stop
-        if FULL_LOOP:
-            dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
-                cols, free_start, free_stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper,
-                qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, False, DROPOUT,
-                NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
-            masked_stop = tl.minimum(free_start, free_stop)
-        if MASKED_LOOP:
-            dk, dv = key_gradient_blocks(
-                dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
-                cols, masked_start, masked_stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper,
-                qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, True, DROPOUT,
-                NAN_ROWS, RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
+        for masked in tl.static_range(2):  # first the queries that need no mask
+            if MASKED_LOOP if masked else FULL_LOOP:
+                dk, dv = key_gradient_blocks(
+                    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
+                    cols, masked_start if masked else free_start, masked_stop if masked else free_stop, queries, keys,
+                    q_strides, dout_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D, DV,
+                    BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, masked, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS,
+                    PRECISION, TMA)  # fmt: skip
+                masked_stop = tl.minimum(free_start, free_stop)
     dk_pointers = row_pointers(dk_ptr, dk_strides, b, out_head, cols) + columns[None, :]
     dv_pointers = row_pointers(dv_ptr, dv_strides, b, out_head, cols) + columns[None, :]
     dk_range = (cols[:, None] < keys) & (columns[None, :] < D)

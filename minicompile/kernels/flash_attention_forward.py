@@ -100,19 +100,17 @@ def walk_over_keys(
 
 
 @triton.jit
-def visible_pairs(rows, cols, keys, lower, upper, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr):
-    """Which (query, key) pairs are in the band and within the keys; `rows` and `cols` broadcast in either order."""
+def apply_mask(
+    scores, mask_base, strides, rows, cols, queries, keys, lower, upper, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    HAS_UPPER: tl.constexpr,
+):  # fmt: skip
+    """Scores with the additive bias (in units of log 2), and which (query, key) pairs are in the band, within the keys, and
+    not hidden by the boolean mask; `rows` and `cols` broadcast in either order."""
     visible = (cols < keys) & (rows >= 0)
     if HAS_UPPER:
         visible = visible & (cols <= rows + upper)
     if HAS_LOWER:
         visible = visible & (cols >= rows - lower)
-    return visible
-
-
-@triton.jit
-def apply_mask(scores, visible, mask_base, strides, rows, cols, queries, keys, MASK: tl.constexpr):
-    """Scores with the additive bias (in units of log 2), and visibility with the boolean mask."""
     if MASK != "none":
         offsets = rows.to(tl.int64) * strides[2] + cols.to(tl.int64) * strides[3]
         entries = tl.load(mask_base + offsets, mask=(rows < queries) & (cols < keys), other=0)
@@ -153,10 +151,9 @@ def forward_blocks(
             scores = scores * qk_scale
             multiplier = 1.0
         if MASKED:
-            visible = visible_pairs(rows[:, None], cols[None, :], keys, lower, upper, HAS_LOWER, HAS_UPPER)
             scores, visible = apply_mask(
-                scores, visible, mask_base, mask_strides, rows[:, None], cols[None, :], queries, keys, MASK
-            )
+                scores, mask_base, mask_strides, rows[:, None], cols[None, :], queries, keys, lower, upper, MASK,
+                HAS_LOWER, HAS_UPPER)  # fmt: skip
             scores = tl.where(visible, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1) * multiplier)
         finite = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -193,17 +190,14 @@ def flash_attention_forward_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if FULL_LOOP:
-        acc, total, maximum = forward_blocks(
-            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, full_stop,
-            queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, threshold, D, DV, BLOCK_D,
-            BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
-        start = full_stop
-    if MASKED_LOOP:
-        acc, total, maximum = forward_blocks(
-            acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries,
-            keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK,
-            HAS_LOWER, HAS_UPPER, True, FUSED_SCALE, DROPOUT, PRECISION, TMA)  # fmt: skip
+    for masked in tl.static_range(2):  # first the keys that need no mask
+        if MASKED_LOOP if masked else FULL_LOOP:
+            acc, total, maximum = forward_blocks(
+                acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start,
+                stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
+                qk_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, FUSED_SCALE, DROPOUT,
+                PRECISION, TMA)  # fmt: skip
+            start = full_stop
     lse = maximum * LN2 + tl.log(total)
     empty = total == 0.0
     if NAN_ROWS:

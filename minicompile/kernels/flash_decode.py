@@ -60,17 +60,15 @@ def flash_decode_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if FULL_LOOP:
-        full_stop = start + (stop - start) // BLOCK_N * BLOCK_N
-        acc, total, maximum = forward_blocks(
-            acc, total, maximum, q, k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, query, start, full_stop, queries,
-            keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, 0, D, DV, BLOCK_D, BLOCK_N, MASK,
-            HAS_LOWER, HAS_UPPER, False, FUSED_SCALE, False, PRECISION, False)  # fmt: skip
-        start = full_stop
-    acc, total, maximum = forward_blocks(
-        acc, total, maximum, q, k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, query, start, stop, queries, keys,
-        k_strides, v_strides, mask_strides, lower, upper, qk_scale, 0, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER,
-        HAS_UPPER, True, FUSED_SCALE, False, PRECISION, False)  # fmt: skip
+    full_stop = start + (stop - start) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(2):  # first the keys that need no mask
+        if masked or FULL_LOOP:
+            acc, total, maximum = forward_blocks(
+                acc, total, maximum, q, k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, query, start,
+                stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
+                qk_scale, 0, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, FUSED_SCALE, False, PRECISION,
+                False)  # fmt: skip
+            start = full_stop
     empty = total == 0.0
     lse = tl.where(empty, float("-inf"), maximum * LN2 + tl.log(total))
     inverse = tl.where(empty, 0.0, 1.0 / total)

@@ -169,7 +169,7 @@ class GraphLowering:
             try:
                 if target in VIEWS:
                     return self._checked_view(rule(self.builder, *args, **kwargs))
-                self._require_loops(node, args, kwargs)
+                self._require_loops(args, kwargs)
                 args, kwargs = self._on_main_device(args), {k: self._on_main_device(v) for k, v in kwargs.items()}
                 return rule(self.builder, *args, **kwargs)
             except UseExtern as refusal:
@@ -187,7 +187,7 @@ class GraphLowering:
                 raise UseExtern(f"a view that is not strided, of {value.dtype} on {value.device}")
         return result
 
-    def _require_loops(self, node: Node, args: Any, kwargs: dict[str, Any]) -> None:
+    def _require_loops(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse what loops cannot hold: other dtypes, and results on other devices."""
         value = self.builder.val
         for result in value if isinstance(value, (tuple, list)) else (value,):

@@ -94,7 +94,7 @@ class _Inliner:
         for position, operation in enumerate(self.graph.operations):
             if isinstance(operation, Loop):
                 operation = self.with_producers(operation, self.loads[position])
-                if self.may_inline(operation, position) and should_inline(self.facts(operation, position)):
+                if self.may_inline(operation) and should_inline(self.facts(operation, position)):
                     self.recipes[operation.buffer] = operation
                     continue
             kept.append(operation)
@@ -128,7 +128,7 @@ class _Inliner:
             found = self.inlined[load.buffer, load.index, ranges] = cast(found, load.dtype)
         return found
 
-    def may_inline(self, loop: Loop, position: int) -> bool:
+    def may_inline(self, loop: Loop) -> bool:
         """Whether inlining into all consumers is possible and safe."""
         name = loop.buffer
         if loop.fold is not None or loop.overwrites is not None or is_scatter(loop) or name in self.kept_alive:
