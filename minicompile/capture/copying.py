@@ -36,6 +36,9 @@ def rule_copy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return tracer.made(value.copy())
     if type(value) in CONSTANT_TYPES or type(value) is tuple or isinstance(value, ATOMS):
         return value
+    copier = python_method(tracer, type(value), "__copy__")
+    if copier is not None:
+        return tracer.call(copier, (value,))
     result, store = empty_twin(tracer, value, "copy")
     force(tracer, store, False)
     result.__dict__.update(store)

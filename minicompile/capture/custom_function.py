@@ -6,10 +6,11 @@ node is an ordinary differentiable call.
 """
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import FunctionCtx, _SingleLevelFunction
 
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break
@@ -23,34 +24,17 @@ Args = tuple[Any, ...]
 KIND = "custom autograd function"
 
 
-class Context:
-    """The `ctx` of a traced function: the user's attributes, and what the user's calls of its methods left."""
+class Context(FunctionCtx):
+    """The `ctx` of a traced function: the user's attributes, and what the user's calls of PyTorch's methods left."""
+
+    saved_tensors = property(operator.attrgetter("to_save"))
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
-        self.saved_tensors: Args = ()
+        self.to_save: Args = ()
         self.dirty_tensors: Args = ()
         self.non_differentiable: Args = ()
         self.materialize_grads = True
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        """Keep tensors for the backward, which may not be changed until then."""
-        self.saved_tensors = tensors
-
-    def save_for_forward(self, *tensors: Any) -> None:
-        """For forward-mode differentiation only."""
-
-    def mark_dirty(self, *tensors: Any) -> None:
-        """Say which inputs the forward changes."""
-        self.dirty_tensors = tensors
-
-    def mark_non_differentiable(self, *tensors: Any) -> None:
-        """Say which results have no gradient."""
-        self.non_differentiable = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Whether missing gradients come as zeros."""
-        self.materialize_grads = value
 
 
 @dataclasses.dataclass(eq=False)

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import math
 import operator
+import struct
 import types
 from typing import Any
 
@@ -53,7 +54,7 @@ def collect_pure() -> frozenset[int]:
     for module in (math, cmath, operator, itertools, heapq, bisect):
         found.update(id(value) for value in vars(module).values() if callable(value))
     found.update(map(id, (str.maketrans, float.fromhex, int.from_bytes, bytes.fromhex, functools.cmp_to_key,
-                          collections._count_elements)))
+                          collections._count_elements, struct.pack, struct.unpack, struct.unpack_from, struct.calcsize)))
     return frozenset(found - {id(getattr(operator, name, None)) for name in ("setitem", "delitem", "call")})
 
 

@@ -432,9 +432,11 @@ def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
         return write_dict(emitter, shadow, now, name)
     if isinstance(shadow.copy, list):
         return write_list(emitter, shadow, now, name)
-    items = "".join(emitter.value(item) + ", " for item in now)
-    verb = "extend" if isinstance(shadow.copy, collections.deque) else "update"
-    return [f"{name}.clear()", f"{name}.{verb}([{items}])"]
+    if isinstance(shadow.copy, collections.deque):
+        return [f"{name}.clear()", f"{name}.extend([{''.join(emitter.value(item) + ', ' for item in now)}])"]
+    kept = set(map(typed, now)) & set(map(typed, shadow.before))  # to clear it would give it another order
+    return [f"{name}.{verb}([{''.join(emitter.value(item) + ', ' for item in held if typed(item) not in kept)}])"
+            for verb, held in (("difference_update", shadow.before), ("update", now))]
 
 
 def write_list(emitter: Emitter, shadow: Shadow, now: list[Any], name: str) -> list[str]:

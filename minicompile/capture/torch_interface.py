@@ -370,7 +370,7 @@ UNTRACED: dict[str, str] = {
 UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
-          "_wraps_without_dynamo_attrs", "_check_randomness_arg")
+          "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.")
 
 
 def unpatched(function: types.FunctionType) -> types.FunctionType:

@@ -164,8 +164,13 @@ def rule_vjp(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
     if any(part in str(node.target) for node in application.graph.graph.nodes for part in RANDOM):
         raise Break(KIND, "the function inside `vjp` draws random numbers")
     value, *rest = recorded(tracer, application, tensors, read)
-    pull = functools.partial(pulled_back, application, read, bool(rest), *primals)
+    pull = functools.partial(pulled_back, application, read, versions(tensors, read), bool(rest), *primals)
     return value, tracer.made(pull), *rest
+
+
+def versions(*tensors: Args) -> list[int]:
+    """How often tensors have been written."""
+    return [item._version for part in tensors for item in part if isinstance(item, torch.Tensor)]
 
 
 RANDOM = ("rand", "drop", "normal", "bernoulli", "uniform", "multinomial", "poisson", "rrelu", "gumbel", "Application")
@@ -178,13 +183,16 @@ def pulled_back(*args: Any) -> Any:
 @special(pulled_back)
 def rule_pulled_back(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
     """The gradients that the function returned by `vjp` makes of those of the value."""
-    values, read, has_aux, *given = args
+    values, read, before, has_aux, *given = args
 
     def pull(target: Any) -> Any:
         return lambda *given: torch.func.vjp(target, *given[:-1], has_aux=has_aux)[1](given[-1])
 
     force(tracer, given)
     leaves, structure = tree_flatten((tuple(given), {}))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    if before != versions(tuple(tree_leaves(given[:-1])), read):
+        raise Break(KIND, "a tensor was changed since `vjp`")
     application = Application("vjp", pull, structure, leaves)
     application.graph, application.results = values.graph, values.results
-    return recorded(tracer, application, tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), read)
+    return recorded(tracer, application, tensors, read)

@@ -321,3 +321,80 @@ def a_number_closed_over_by_a_transformed_function():
         return grad(lambda v: (factor * v ** settings["power"]).sum())(x)
 
     return f, [call(count(3), 2.0), call(count(3), 3.0), after(lambda: settings.update(power=3), count(3), 3.0)]
+
+
+@program
+def arguments_changed_in_a_batch():
+    def double(row):
+        return row.mul_(2)
+
+    def f(x):
+        y = vmap(double)(x)
+        return y + 1, x[0]
+
+    return f, [call(normal(3, 2)), call(normal(3, 2))]
+
+
+@program
+def views_made_in_a_batch():
+    def f(x):
+        first = vmap(lambda row: row[0])(x)
+        same = vmap(lambda row: row)(x)
+        first.add_(1)
+        return first, same, same is x
+
+    return f, [call(normal(3, 2)), call(normal(3, 2))]
+
+
+@program
+def tensors_kept_from_inside_a_transform():
+    seen = []
+
+    def f(x):
+        def energy(v):
+            y = v.sin()
+            seen.append(tuple(y.shape))
+            return (y * v).sum(), y
+
+        slope, kept = grad(energy, has_aux=True)(x)
+        return slope + kept
+
+    return f, [call(normal(2)), call(normal(2)), call(normal(3))], seen
+
+
+@program
+def primals_changed_before_they_are_pulled_back():
+    def f(x, v, change):
+        y = x * 2
+        value, pull = vjp(lambda t: t.sin(), y)
+        if change:
+            y.add_(1)
+        return value, *pull(v)
+
+    return f, [call(normal(2), normal(2), False), call(normal(2), normal(2), True)]
+
+
+@program
+def gradient_without_gradients_around():
+    def f(x, w):
+        with torch.no_grad():
+            inside = grad(lambda v: (v * w).pow(2).sum())(x)
+
+        def partly(v):
+            with torch.no_grad():
+                c = v**2
+            return (v**3 - c * v).sum()
+
+        return inside, grad(partly)(x), torch.is_grad_enabled()
+
+    return f, [call(normal(2), leaf(2)), call(normal(2), leaf(2))]
+
+
+@program
+def pulled_back_in_a_batch():
+    def f(x):
+        value, pull = vjp(lambda v: torch.stack([v.prod(), v.sum()]), x)
+        (rows,) = vmap(pull)(torch.eye(2))
+        return value, rows
+
+    return f, [call(positive(3)), call(positive(3))]
