@@ -14,7 +14,7 @@ class Box:
         vars(self).update(held)
 
 
-@program
+@program(core=True)
 def truth_put_in_a_set_of_numbers():
     def f(x, members, n, m):
         members ^= {1}
