@@ -6,6 +6,7 @@ and whatever no rule names. `KEPT` are operators that PyTorch's core table would
 This module must not record nodes itself.
 """
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +34,8 @@ KEPT = (
 ).split()
 
 RESIZING = (
-    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d upsample_nearest1d upsample_nearest2d "
-    "upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
+    "upsample_bicubic2d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
 ).split()
 
 
@@ -70,21 +71,11 @@ def more_from_torch() -> dict[Any, Decomposition]:
     wanted = (
         "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
         "_native_batch_norm_legit_functional _batch_norm_with_update_functional batch_norm_backward std_mean "
-        "addmv nll_loss_forward nll_loss2d_forward grid_sampler_2d rrelu_with_noise_functional rrelu_with_noise_backward "
+        "addmv nll_loss_forward nll_loss2d_forward rrelu_with_noise_functional rrelu_with_noise_backward "
         "unfold_backward dist binary_cross_entropy"
     ).split()
     return {found: CHANGED.get(name, lambda function: function)(available[found])
             for name in (*wanted, *RESIZING) for found in overloads(name, "") if found in available}  # fmt: skip
-
-
-def unless_half(function: Decomposition) -> Decomposition:
-    """`function`, but not for half precisions, which it would compute less exactly than eager does."""
-
-    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        half = first.dtype in (torch.float16, torch.bfloat16)
-        return NotImplemented if half else function(first, *args, **kwargs)
-
-    return run
 
 
 def in_double_on_cpu(function: Decomposition) -> Decomposition:
@@ -98,6 +89,31 @@ def in_double_on_cpu(function: Decomposition) -> Decomposition:
         return tuple(value.float() if value.dtype == torch.float64 else value for value in results)
 
     return run
+
+
+def upsample_linear(value: Tensor, size: list[int], align_corners: bool, *scales: float | None) -> Tensor:
+    """`aten.upsample_linear1d` and its kin, weighed as eager does: what is infinite stays so."""
+    if not value.is_floating_point():
+        return NotImplemented  # bytes are weighed by whole numbers
+    places: list[Any] = []
+    weights: list[Tensor] = []
+    dtype = wide(value.dtype)
+    for old, new, scale in zip(value.shape[2:], size, (*scales, None, None, None), strict=False):
+        place = torch.arange(new, device=value.device).to(dtype)
+        if old == new:
+            pass  # eager copies, whatever the scale
+        elif align_corners:
+            place = place * ((old - 1.0) / (new - 1.0) if new > 1 else 0)
+        else:
+            place = ((place + 0.5) * (1.0 / scale if scale is not None and scale > 0 else old / new) - 0.5).clamp(min=0.0)
+        shape = [-1, *[1] * (len(size) - 1 - len(places))]
+        low = place.to(torch.int64)
+        places.append([index.view(shape) for index in (low, low if old == new else (low + 1).clamp(max=old - 1))])
+        weights.append((place - low).clamp(0.0, 1.0).view(shape))
+    corners = [aten._unsafe_index(value, [None, None, *corner]).to(dtype) for corner in itertools.product(*places)]
+    for weight in reversed(weights):
+        corners = [first * (1 - weight) + second * weight for first, second in zip(corners[::2], corners[1::2], strict=True)]
+    return corners[0].to(value.dtype)
 
 
 def unless_a_size_stays(function: Decomposition) -> Decomposition:
@@ -126,7 +142,6 @@ def checked_unit(value: Tensor) -> Tensor:
 
 
 CHANGED: dict[str, Callable[[Decomposition], Decomposition]] = {
-    "grid_sampler_2d": unless_half,
     "binary_cross_entropy": of_probabilities,
     "_native_batch_norm_legit_functional": in_double_on_cpu,
     "_batch_norm_with_update_functional": in_double_on_cpu,
@@ -237,5 +252,6 @@ OWN: dict[str, Decomposition] = {
     "_log_softmax_backward_data": log_softmax_backward,
     "nll_loss_backward nll_loss2d_backward": nll_loss_backward,
     "_fused_rms_norm_backward": rms_norm_backward,
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d": upsample_linear,
     "take": lambda value, index: aten.index.Tensor(value.reshape(-1), [index]),
 }

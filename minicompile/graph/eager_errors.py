@@ -33,12 +33,13 @@ NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
 VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: aten.select.int,
                    aten.diagonal_scatter: aten.diagonal.default}  # fmt: skip
 """What each operator's second argument is written into."""
-NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.multi_margin_loss,
-                aten.multilabel_margin_loss_forward)  # fmt: skip
+NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.huber_loss,
+                aten.multi_margin_loss, aten.multilabel_margin_loss_forward)  # fmt: skip
 ONE_DTYPE = {aten.mv: [1], aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3],
              aten.index_put: [2], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
              aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
 """Which arguments must have the dtype of the first."""
+HALVES = (torch.float16, torch.bfloat16)
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
@@ -101,6 +102,8 @@ def problem_of_part(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torch.Tensor) -> str:
     """The kind of number that an operator has no kernel for."""
     dtype = result.dtype
+    if packet is aten.avg_pool3d and dtype in HALVES and result.device.type == "cpu":
+        return "halves, on a CPU"
     if packet in NO_TRUTHS and dtype == torch.bool or packet in NOT_OF_TRUTHS and is_truth(args[0]) and is_truth(args[-1]):
         return "truth values"
     mixed = any(getattr(args[place], "dtype", args[0].dtype) != args[0].dtype for place in ONE_DTYPE.get(packet, ()))
@@ -108,7 +111,7 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
         return "two dtypes"
     parameters = [value.dtype for value in args[1:] if isinstance(value, torch.Tensor)] if packet in NORMS else []
     if any(kind != args[0].dtype for kind in parameters):
-        narrow = args[0].dtype in (torch.float16, torch.bfloat16) and (args[0].device.type == "cpu" or packet in BATCH_NORMS)
+        narrow = args[0].dtype in HALVES and (args[0].device.type == "cpu" or packet in BATCH_NORMS)
         return "" if narrow and {*parameters} == {torch.float32} else "parameters of another dtype"
     if packet is aten.addcdiv and not any(value.dtype.is_floating_point or value.dtype.is_complex for value in args[1:3]):
         return "whole numbers"

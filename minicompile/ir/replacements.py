@@ -159,11 +159,17 @@ def max_pool1d(
 
 
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
-    """`affine_grid` of which the gradient takes sizes that vary, as that of PyTorch's operator does not."""
+    """`affine_grid` of which the gradient takes sizes that vary, as that of PyTorch's operator does not.
+
+    In eager it multiplies matrices inside, in autocast's dtype.
+    """
     from torch._decomp import decomposition_table  # importing the table takes a while
 
     made = decomposition_table[torch.ops.aten.affine_grid_generator.default]
-    return made(theta, list(size), bool(align_corners))
+    kind, dtype = theta.device.type, theta.dtype
+    if torch.is_autocast_enabled(kind) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+    return made(theta, list(size), bool(align_corners)).to(dtype)
 
 
 def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **named: Any) -> Tensor:

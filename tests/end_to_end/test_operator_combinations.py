@@ -177,6 +177,12 @@ def assign(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return y * x
 
 
+def autocast_grid(theta: Tensor) -> Tensor:
+    """Where a picture is sampled, as mixed precision gives it."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.affine_grid(theta, [2, 3, 4, 5], align_corners=False)
+
+
 EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "max and min at ties": (lambda x: x.amax() + x.amin() * 2 + x.max() * 3 + x.min() * 5, lambda: (values(*TIES),)),
     "max with an index at ties": (lambda x: (x.max(0), x.min(0), x.argmax(), x.argmin(), x.cummax(0), x.cummin(0)), lambda: (values(*TIES),)),
@@ -207,6 +213,13 @@ EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]
     "edges through activations": (lambda x: tuple(f(x) for f in (torch.relu, torch.sigmoid, torch.tanh, F.silu, F.softplus, F.elu, F.selu, F.hardswish, F.mish, torch.sign, torch.floor,
                                                                  torch.exp, torch.log, torch.sqrt, torch.sin, torch.round, torch.frac, torch.trunc)), lambda: (torch.tensor(EDGES),)),
     "edges compared": (lambda x: (x == x, x != x, x < 0, x >= 0, x.isinf(), x.signbit(), x.bool(), torch.isclose(x, x, equal_nan=True), x.copysign(-x), torch.nextafter(x, -x)), lambda: (torch.tensor(EDGES),)),
+    "infinite pixels between others": (
+        lambda x: [F.interpolate(x, size=(7, 7), mode="bilinear", align_corners=corners) for corners in (False, True)]
+        + [F.interpolate(x[0], scale_factor=1.7, mode="linear"), F.interpolate(x[None], size=(2, 5, 7), mode="trilinear")],
+        lambda: (torch.arange(25.0).where(torch.arange(25) != 7, -INF).view(1, 1, 5, 5),)),
+    "places beyond a picture with a NaN in its corner": (
+        lambda x, g: [F.grid_sample(x, g, mode=mode, align_corners=False) for mode in ("bilinear", "nearest", "bicubic")],
+        lambda: (torch.tensor([[NAN, 1.0, 2.0], [3.0, INF, 4.0], [5.0, 6.0, 7.0]])[None, None], torch.tensor([[[[2.0, 2.0], [-1.9, 0.3], [0.9, 0.9], [INF, NAN]]]]))),
     "sums of negative zeros": (lambda x: [f(x).signbit() for f in (torch.sum, lambda x: x.mean(1), lambda x: x.sum(1), lambda x: x.cumsum(0), lambda x: x.nansum(-1))],
                                lambda: (torch.full((3, 1), -0.0),)),
     "shifted exponents": (lambda x, n: (torch.ldexp(x, n), torch.ldexp(n, x[2].detach().half()), torch.ldexp(x, x), torch.ldexp(n, n)),
@@ -255,6 +268,9 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "householder product of nothing": (torch.linalg.householder_product, lambda: (leaf(0, 0), leaf(0))),
     "ranges and grids": (lambda x: (torch.arange(5, device=x.device) * x.sum(), torch.linspace(0, 1, 5) + x[0], torch.meshgrid(x, x, indexing="ij"), torch.tril(x[:, None] * x), torch.eye(4) * x.sum(), torch.logspace(0, 1, 4) * x), lambda: (leaf(4),)),
     "lerp, addcmul, addcdiv, baddbmm": (lambda x, y, z: (torch.lerp(x, y, 0.3), torch.lerp(x, y, z), torch.addcmul(x, y, z, value=0.5), torch.addcdiv(x, y, z.abs() + 1), torch.addmm(x, y, z, beta=0.5, alpha=2)), lambda: (leaf(3, 3), leaf(3, 3), leaf(3, 3))),
+    "grids under autocast": (lambda t: autocast_grid(t), lambda: (leaf(2, 2, 3),)),
+    "bytes of a picture between others": (lambda x: [F.interpolate(x, scale_factor=s, mode="bilinear", recompute_scale_factor=True) for s in (0.6, 1.7)],
+                                          lambda: (integers(2, 3, 4, 4, low=0, high=256, dtype=torch.uint8),)),
     "half products with bias": (lambda x, w, b: F.linear(x, w, b).relu() @ w, lambda: (leaf(4, 8, dtype=torch.bfloat16), leaf(6, 8, dtype=torch.bfloat16), leaf(6, dtype=torch.bfloat16))),
     "convolutions": (lambda x, w, b: (F.conv2d(x, w, b, stride=2, padding=1), F.conv2d(x, w[:, :1], groups=2), F.conv_transpose2d(x, w.transpose(0, 1)), F.conv2d(x, w, padding="same", dilation=2)), lambda: (leaf(2, 2, 6, 6), leaf(4, 2, 3, 3), leaf(4))),
     "channels last": (lambda x, w: F.relu(F.conv2d(x.to(memory_format=torch.channels_last), w)).mean((2, 3)), lambda: (leaf(2, 3, 6, 6), leaf(4, 3, 3, 3))),

@@ -63,6 +63,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "probabilities of whole numbers": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 1).long()),
     "logits weighed by truth": lambda x: F.binary_cross_entropy_with_logits(x, x, pos_weight=x > 1),
     "sampled at places of another dtype": lambda x: F.grid_sample(x.view(1, 1, 2, 2), torch.zeros(1, 1, 1, 2).double(), align_corners=False),
+    "robust loss of whole numbers": lambda x: F.huber_loss(x.long(), x),
+    "halves averaged in three dims": lambda x: F.avg_pool3d(x.bfloat16().view(1, 1, 2, 2), 1),
     "logarithms of odds in place": lambda x: x.long().logit_(),
     "product in place": lambda x: x.long().mul_(1.5),
     "product of masks in place": lambda x: (x > 1).mul_(2),
