@@ -1,8 +1,8 @@
 """A minimum cut of a network whose edges cost whole numbers or cannot be cut, by networkx.
 
-Its implementation of Boykov and Kolmogorov (2004) is the fastest of theirs on the long chains that models are: a quarter of Dinitz' time.
-Of several cuts of one cost the one nearest to the sinks is taken. networkx takes a fifth of a second to import, which only
-those pay who compile gradients. Must not know what the network stands for.
+Its implementation of Boykov and Kolmogorov's algorithm (2004) is the fastest of theirs on the long chains that models are,
+four times as fast as Dinitz'. Of several cuts of one cost the one nearest to the sinks is taken. networkx takes a fifth of a
+second to import, which only those pay who compile gradients. Must not know what the network stands for.
 """
 
 from collections.abc import Iterable, Sequence
