@@ -66,11 +66,8 @@ from minicompile.capture.source import Attribute, Baked, Source, is_trusted_modu
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Generator, Tracer
+from minicompile.capture.tracer import Args, Generator, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, NUMPY_NUMBERS, force, guard_structure, is_outside
-
-Args = tuple[Any, ...]
-Keywords = dict[str, Any]
 
 
 @special(isinstance)

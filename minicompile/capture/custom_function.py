@@ -18,9 +18,8 @@ from minicompile.capture.calls import call, special
 from minicompile.capture.output_graph import InnerGraph
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.torch_rules import same_state, state_of
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Args, Tracer
 
-Args = tuple[Any, ...]
 KIND = "custom autograd function"
 
 

@@ -28,12 +28,9 @@ from minicompile.capture.output_graph import needs_gradient
 from minicompile.capture.shared_memory import is_whole
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES
 from minicompile.ir.fake_mode import storage_key
-
-Args = tuple[Any, ...]
-Keywords = dict[str, Any]
 
 
 class Hole(NamedTuple):

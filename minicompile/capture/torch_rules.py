@@ -23,11 +23,9 @@ from minicompile.capture.operators import note_identity
 from minicompile.capture.side_effects import contents
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
 
-Args = tuple[Any, ...]
-Keywords = dict[str, Any]
 POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
              torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
 CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)

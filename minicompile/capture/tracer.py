@@ -28,6 +28,8 @@ from minicompile.capture.user_line import as_if_raised_at
 from minicompile.config import Config
 from minicompile.errors import Location
 
+Args = tuple[Any, ...]
+Keywords = dict[str, Any]
 MAXIMUM_DEPTH = 150
 GENERATOR_FLAG, COROUTINE_FLAGS = 0x20, 0x80 | 0x200
 

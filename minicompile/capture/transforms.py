@@ -19,10 +19,9 @@ from minicompile.capture.calls import CLOSURE_RULES, call, special
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_rules import same_state, state_of
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Args, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
 
-Args = tuple[Any, ...]
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 KIND = "torch.func transform"
 WRAPPERS = (torch.func.grad, torch.func.grad_and_value, torch.func.vmap, torch.func.jacrev, torch.func.jacfwd)
