@@ -108,3 +108,60 @@ def attention_to_neighbouring_windows():
         return torch.einsum("bnqk,bnkd->bnqd", weights, near_v).reshape(batch, length, width)
 
     return outer, [call(*(normal(2, length, 8) for _ in range(3))) for length in (16, 12, 20)]
+
+
+@program
+def events_handled_in_order_of_time():
+    handlers = {}
+
+    def handles(kind):
+        return lambda function: handlers.setdefault(kind, function)
+
+    @dataclasses.dataclass
+    class Event:
+        time: float
+        kind: str
+        payload: torch.Tensor
+
+        def __lt__(self, other):
+            return self.time < other.time
+
+    class Simulation:
+        def __init__(self):
+            self.log, self.queue, self.totals = [], collections.deque(), collections.defaultdict(lambda: torch.zeros(3))
+
+        def push(self, event):
+            place = 0
+            while place < len(self.queue) and self.queue[place] < event:
+                place += 1
+            self.queue.insert(place, event)
+
+        def run(self, limit):
+            count = 0
+            while self.queue and count < limit:
+                event = self.queue.popleft()
+                count += 1
+                for new in handlers[event.kind](self, event) or ():
+                    self.push(new)
+                self.log.append(f"{event.kind}@{event.time:.2f}:{tuple(event.payload.shape)}")
+            return sum(self.totals.values(), torch.zeros(3)), count
+
+    @handles("grow")
+    def grow(simulation, event):
+        simulation.totals["grow"] += event.payload.sin()
+        if event.time < 3:
+            yield Event(event.time + 1, "decay", event.payload * 2)
+
+    @handles("decay")
+    def decay(simulation, event):
+        simulation.totals["decay"] = simulation.totals["decay"] - event.payload.tanh()
+        return [Event(event.time * 1.5, "grow", event.payload.flip(0))] if len(simulation.log) % 2 else []
+
+    def f(x, count):
+        simulation = Simulation()
+        for number in range(count):
+            simulation.push(Event(number * 0.7, "grow", x + number))
+        total, handled = simulation.run(count + 3)
+        return total, handled, simulation.log, list(simulation.totals), [event.kind for event in simulation.queue]
+
+    return f, [call(normal(3), 2), call(normal(3), 2), call(normal(3), 3), call(normal(3), 1)]
