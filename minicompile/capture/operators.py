@@ -2,12 +2,14 @@
 
 import collections
 import functools
+import itertools
 import math
 import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
 
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
@@ -106,11 +108,21 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if is_symbolic(right) and name in ("truediv", "floordiv", "mod") and right == 0:
         left, right = concrete(left), concrete(right)  # Python raises the error
     left, right = exact_operands(tracer, name, left, right)
-    if name == "pow" and type(right) is torch.SymInt and type(left) in OPERANDS:  # which kernels do not compute for sizes
-        return run_native(tracer, computed, (tracer, operator.pow, (left, right), "({0} ** {1})"), {}, False)
+    by_python = name == "pow" and type(right) is torch.SymInt or is_long(left) or is_long(right)  # kernels have no such power
+    if by_python and type(left) in OPERANDS and type(right) in OPERANDS:
+        return run_native(tracer, computed, (tracer, function, (left, right)), {}, False)
     refuse_objects(tracer, *(list(item) for item in (left, right) if isinstance(item, (set, frozenset, dict, *VIEWS))))
     result = run_native(tracer, function, (left, right), {})
     return result if result is left else tracer.made(result)
+
+
+def is_long(number: Any) -> bool:
+    """Whether an expression over sizes is one that a loop has made, on which algebra would soon take for ever."""
+    parts = sympy.preorder_traversal(number.node.expr) if type(number) is torch.SymInt else ()
+    return sum(1 for _ in itertools.islice(parts, LONGEST)) == LONGEST
+
+
+LONGEST = 40
 
 
 def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[Any, Any]:

@@ -115,3 +115,28 @@ def division_by_a_comparison():
         return x * n, n
 
     return f, [call(count(2), n, 3) for n in (2, 1, 4, 0, 3)]
+
+
+@program
+def roots_of_a_number_that_varies_by_newton():
+    def f(x, n):
+        guess, steps = n, []
+        for _ in range(12):
+            guess = (guess + n // guess) // 2
+            steps.append(guess)
+        return x * guess, steps[-1], guess**2 <= n < (guess + 1) ** 2
+
+    return f, [call(count(2), n) for n in (20, 30, 50, 99, 10000, 2)]
+
+
+@program
+def remainders_until_nothing_is_left():
+    def f(x, a, b):
+        while b:
+            a, b = b, a % b
+        n = a
+        for step in range(3):
+            n //= n + step
+        return x * a + n
+
+    return f, [call(count(2), a, b) for a, b in ((12, 18), (35, 21), (17, 5), (100, 75), (12, 18))]
