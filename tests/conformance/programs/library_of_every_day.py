@@ -648,10 +648,10 @@ def weak_references_in_a_registry():
         def __init__(self, name, parent=None):
             self.name = name
             self.parent = weakref.ref(parent) if parent else None
-            self.children = weakref.WeakSet()  # in no fixed order
+            self.children = weakref.WeakKeyDictionary()
 
     def f(x, root, node):
-        root.children.add(node)
+        root.children[node] = len(root.children)
         owner = node.parent() if node.parent else None
         return x * len(root.children), owner is root, node.name
 
