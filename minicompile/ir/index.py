@@ -342,9 +342,17 @@ def _split_divisible(index: Index, divisor: Index) -> tuple[Index, Index]:
             rest[()] = left
             return quotient + whole, _from_terms(rest)
         return quotient, _from_terms(rest)
-    if len(divisor.terms) != 1:
-        return (ONE, ZERO) if index is divisor else (ZERO, index)
     factors, coefficient = divisor.terms[0]
+    if len(divisor.terms) != 1:
+        quotient, left = ZERO, index
+        for monomial, c in index.terms:
+            remaining = _without(monomial, factors)
+            if remaining is not None and c % coefficient == 0:
+                part = Index(((remaining, c // coefficient),))
+                multiple = part * divisor
+                if set(multiple.terms) <= set(left.terms):
+                    quotient, left = quotient + part, left - multiple
+        return quotient, left
     divided: dict[Monomial, int] = {}
     kept: dict[Monomial, int] = {}
     for monomial, c in index.terms:
@@ -443,6 +451,19 @@ def substitute(index: Index, replacements: Mapping[Atom, Index], in_value: Calla
 
     `in_value` rewrites the scalar expressions inside `Indirect` atoms; without it they must not mention replaced axes.
     """
+    if in_value is None or not any(isinstance(atom, Indirect) for atom in atoms(index)):
+        return substituted(index, tuple(replacements.items()))
+    return _substitute_terms(index, replacements, in_value)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def substituted(index: Index, replacements: tuple[tuple[Atom, Index], ...]) -> Index:
+    """`substitute` remembered, for indices that read no memory: divisions share parts, each of which is rewritten once."""
+    changes = dict(replacements)
+    return index if atoms(index).isdisjoint(changes) else _substitute_terms(index, changes, None)
+
+
+def _substitute_terms(index: Index, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None) -> Index:
     result = ZERO
     for monomial, coefficient in index.terms:
         term = as_index(coefficient)
@@ -450,12 +471,6 @@ def substitute(index: Index, replacements: Mapping[Atom, Index], in_value: Calla
             term = term * _substitute_atom(atom, replacements, in_value)
         result = result + term
     return result
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def substituted(index: Index, replacements: tuple[tuple[Atom, Index], ...]) -> Index:
-    """`substitute` remembered, for indices that read no memory."""
-    return substitute(index, dict(replacements)) if replacements and index.terms else index
 
 
 def _substitute_atom(atom: Atom, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None) -> Index:

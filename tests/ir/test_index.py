@@ -8,6 +8,7 @@ import pickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minicompile.ir import index as index_module
 from minicompile.ir.index import (
     Axis,
     Index,
@@ -27,7 +28,8 @@ POINTS = [dict(zip(AXES, values)) for values in itertools.product(range(3), rang
 
 
 N, M = Symbol("n", 8, 2), Symbol("m", 5, 0)
-SIZES = (as_index(N), as_index(N) * 2, as_index(M) + 1, as_index(N) * as_index(M) + as_index(N))
+SIZES = (as_index(N), as_index(N) * 2, as_index(M) + 1, as_index(N) * as_index(M) + as_index(N),
+         2 * as_index(N) + 3 * as_index(M))
 SIZED = (Axis("i", as_index(N)), Axis("j", as_index(M) + 1), Axis("k", 3))
 PLACES = [{N: n, M: m, SIZED[0]: i, SIZED[1]: j, SIZED[2]: k} for n, m in ((2, 0), (3, 4), (5, 1), (7, 2))
           for i, j, k in itertools.product({0, 1, n - 1}, {0, m}, (0, 2))]  # fmt: skip
@@ -140,6 +142,26 @@ def test_symbols():
     inner = as_index(Axis("j", n))
     assert (n * axis + inner) // n is axis and (n * axis + inner) % n is inner
     assert evaluate(n * 3, {}) == 24
+
+
+def test_rows_as_long_as_a_sum_of_sizes():
+    length = 16 * ((as_index(N) + 1) // 2) + 4 * as_index(M) + 2
+    row, column = as_index(SIZED[0]), as_index(Axis("column", length))
+    assert (length * row + column) // length is row and (length * row + column) % length is column
+    assert (length * row * 3 + column + length) // length is 3 * row + 1
+
+
+def test_parts_that_divisions_share_are_replaced_once(monkeypatch):
+    row, index = as_index(SIZED[0]), as_index(SIZED[1])
+    for divisor in range(3, 15):
+        index = (index + row) // divisor * 2 + (index + row) % divisor
+    replaced: list[Index] = []
+    plain = index_module._substitute_terms
+    monkeypatch.setattr(index_module, "_substitute_terms", lambda part, *rest: replaced.append(part) or plain(part, *rest))
+    place = {SIZED[0]: as_index(Axis("other", 2)), SIZED[1]: as_index(Axis("another", 9))}
+    assert evaluate(substitute(index, place), dict.fromkeys((Axis("other", 2), Axis("another", 9)), 1)) == evaluate(
+        index, {SIZED[0]: 1, SIZED[1]: 1})
+    assert len(replaced) == len(set(replaced)) <= 30
 
 
 def test_pickling_keeps_identity():
