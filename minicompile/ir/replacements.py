@@ -201,6 +201,8 @@ def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -
         if new.shape[rows] != 1:  # each place takes the next of them
             fits = (mask.sum() == new.shape[rows]).expand(mask.numel())
             place = torch.ops.minicompile.checked(mask.flatten().cumsum(0), fits)
+            if new.shape[rows] == 0:  # one that no place takes
+                new = F.pad(new, (0, 0) * (new.dim() - rows - 1) + (0, 1))
             new, spread = new.index_select(rows, (place - 1).clamp(min=0)), list(mask.shape)
         new = new.reshape(*lead, *spread, *new.shape[rows + 1 :])
     return mask.reshape(*mask.shape, *[1] * after), new

@@ -149,6 +149,7 @@ INDEXING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
                                                    lambda: (leaf(4, 3), torch.rand(4, 3) > 0.5, leaf(3))),
     "masked assignment of as many values": (lambda x, m, v: assign(x, m, v * 2) + assign(x, m[:, 1], torch.stack([v, v, v], 1)[:3]),
                                             lambda: (leaf(4, 3), torch.arange(12).view(4, 3) % 4 != 0, leaf(9))),
+    "masked assignment of no values": (lambda x, m, v: assign(x, m, v) * assign(x, m[:, 0], v.view(0, 3)), lambda: (leaf(4, 3), torch.zeros(4, 3) > 0, leaf(0))),
     "masked assignment of another number of values": (lambda x, m, v: assign(x, m, v * 2), lambda: (leaf(4, 3), torch.ones(4, 3) > 0, leaf(9))),
     "index_fill of a 0-d tensor, in place": (lambda x, i, v: (x * 2).index_fill_(0, i, v), lambda: (leaf(), torch.tensor([0]), leaf())),
     "masked_scatter": (lambda x, m, s: x.masked_scatter(m, s), lambda: (leaf(4, 3), torch.rand(4, 3) > 0.5, leaf(12))),

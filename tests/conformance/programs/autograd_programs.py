@@ -514,3 +514,13 @@ def views_of_a_parameter_made_without_gradients():
         return (x * first).sum() + model.weight.sum() * scale, second
 
     return mixed, [call(normal(4), True), call(normal(4), False), call(normal(5, 4), True), call(normal(5, 4), False)], model
+
+
+@program
+def differentiable_values_placed_by_a_mask_that_takes_none():
+    def outer(x, bound):
+        scale = x.max(1, keepdim=True)[0] - x.min(1, keepdim=True)[0]
+        scale[scale < bound] += 1.0
+        return x / scale
+
+    return outer, [call(leaf(3, 4), 1e-5), call(leaf(3, 4), 9.0), call(leaf(4, 4), 1e-5), call(leaf(5, 4), 1e-5)]
