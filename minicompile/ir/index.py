@@ -344,15 +344,15 @@ def _split_divisible(index: Index, divisor: Index) -> tuple[Index, Index]:
         return quotient, _from_terms(rest)
     factors, coefficient = divisor.terms[0]
     if len(divisor.terms) != 1:
-        quotient, left = ZERO, index
+        multiples, others = ZERO, index
         for monomial, c in index.terms:
             remaining = _without(monomial, factors)
             if remaining is not None and c % coefficient == 0:
                 part = Index(((remaining, c // coefficient),))
                 multiple = part * divisor
-                if set(multiple.terms) <= set(left.terms):
-                    quotient, left = quotient + part, left - multiple
-        return quotient, left
+                if set(multiple.terms) <= set(others.terms):
+                    multiples, others = multiples + part, others - multiple
+        return multiples, others
     divided: dict[Monomial, int] = {}
     kept: dict[Monomial, int] = {}
     for monomial, c in index.terms:
