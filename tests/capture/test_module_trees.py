@@ -357,7 +357,8 @@ def test_a_module_that_the_function_changes_is_not_watched() -> None:
 def test_every_change_to_a_watched_dictionary_is_noticed() -> None:
     table: dict[str, Any] = {"a": 1}
     ordered: collections.OrderedDict[str, int] = collections.OrderedDict(a=1, b=2)
-    state = cpython_interface.watch([table, ordered], [nn.Linear(1, 1)])
+    module = nn.Linear(1, 1)  # kept alive, as whoever watches must
+    state = cpython_interface.watch([table, ordered], [module])
     changes: list[Callable[[], Any]] = [
         lambda: table.update(a=2), lambda: table.setdefault("c", 1), lambda: table.pop("c"), table.popitem,
         table.clear, ordered.popitem, lambda: ordered.__setitem__("z", 1), ordered.clear]
