@@ -126,11 +126,16 @@ def shifts_exponents(value: torch.Tensor, power: torch.Tensor) -> bool:
 
 def surely_equal(first: Any, second: Any) -> bool:
     """Whether two sizes are equal in every call of the graph, as far as is known; nothing new is assumed."""
-    if type(first) is int and type(second) is int:
-        return first == second
+    return first == second if type(first) is int and type(second) is int else surely(first == second)
+
+
+def surely(condition: bool | torch.SymBool) -> bool:
+    """Whether something holds in every call of the graph, as far as is known; nothing new is assumed."""
+    if isinstance(condition, bool):
+        return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # loaded already where there are symbols
 
-    return statically_known_true(first == second)
+    return statically_known_true(condition)
 
 
 def storage_key(value: torch.Tensor) -> int:

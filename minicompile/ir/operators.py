@@ -20,12 +20,15 @@ Checks. `checked` gives its first argument; where the second does not hold an as
 Attention. A query that sees no key gets zeros, or NaN (and NaN gradients) with `nan_rows`, as a softmax written out gives.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from minicompile.ir.fake_mode import surely
 
 _LIBRARY = torch.library.Library("minicompile", "DEF")
 _MASK = 0xFFFFFFFF
@@ -189,8 +192,7 @@ def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = Fal
     """An empty dense result whose dims lie in memory in the order of the query's, or with the heads of a token together."""
     size = (*query.shape[:-1], value.shape[-1])
     dims = range(query.dim() - 1)
-    known = _has_an_order(query) and _fused_in_eager(query, value)
-    order: Sequence[int] = sorted(dims, key=query.stride, reverse=True) if known else dims
+    order: Sequence[int] = memory_order(query) if _fused_in_eager(query, value) else dims
     if tokens_first:
         order = [0, 2, 1]
     strides, step = [0] * query.dim(), 1
@@ -198,6 +200,19 @@ def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = Fal
         strides[dim] = step
         step = step * size[dim]
     return query.new_empty_strided(size, strides)
+
+
+def memory_order(tensor: Tensor) -> Sequence[int]:
+    """The dims but the last from the outermost to the innermost in memory; in their own order where that is not known for all
+    values of the sizes that vary."""
+    dims, strides = range(tensor.dim() - 1), tensor.stride()
+    if _has_an_order(tensor):
+        return sorted(dims, key=strides.__getitem__, reverse=True)
+    for order in itertools.permutations(dims):
+        pairs = itertools.pairwise([*(strides[dim] for dim in order), 1])
+        if all(surely(outer >= inner) for outer, inner in pairs):
+            return order
+    return dims
 
 
 def _has_an_order(tensor: Tensor) -> bool:

@@ -609,3 +609,31 @@ def test_numbers_that_vary_are_no_constants(name: str) -> None:
         torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
     assert compiled.stats.graphs <= 2  # with torch 2.11 windows are guarded by what is left over
     assert compiled.stats.graph_breaks == 0
+
+
+class CausalBlock(nn.Module):
+    """Attention as most models write it; the copy back into the order of tokens changes nothing in eager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.inside(x).split(width, 2)
+        query, key, value = (part.view(batch, length, 2, width // 2).transpose(1, 2) for part in parts)
+        found = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.outside(found.transpose(1, 2).contiguous().view(batch, length, width))
+
+
+def test_attention_of_any_length_lies_in_memory_as_in_eager() -> None:
+    block = CausalBlock()
+    compiled = minicompile.compile(block, options={"suppress_errors": False})
+    for batch, length in ((2, 6), (2, 5), (2, 9), (3, 4), (4, 11)):
+        x = torch.randn(batch, length, 8)
+        ours, eager = compiled(x), block(x)
+        assert ours.stride() == eager.stride()
+        torch.testing.assert_close(ours, eager)
+        gradients = [torch.autograd.grad(out.square().sum(), list(block.parameters())) for out in (ours, eager)]
+        torch.testing.assert_close(*gradients)
+    assert compiled.stats.graphs <= 3 and compiled.stats.fallbacks == 0
