@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import minicompile
 from tests.conformance.catalogue import Call, Program, after, call
 from tests.conformance.compilers import captured_only
 from tests.conformance.harness import compare, run
@@ -95,12 +96,11 @@ def scope(log: list[Any], tag: str) -> Iterator[str]:
         log.append("-" + tag)
 
 
+@minicompile.disable
 def opaque(value: Any = 1) -> Any:
     """A function that is not captured."""
     return value
 
-
-opaque.__minicompile_disabled__ = True  # type: ignore[attr-defined]
 
 NUMBERS = """n|m|1|2|len(l)|len(d)|n + 1|m * 2|o.a|n % 3|-n|l.count(1)|(n < m)|int(p.a)|k.get('a', 3)|p.total|len(o)""".split("|")
 KEYS = "'a'|'b'|n|1|True|(n, m)|'z'".split("|")

@@ -79,7 +79,10 @@ def launched(call: Any) -> tuple[Any, list[str]]:
 def test_it_matches_fp64_and_itself(case: Case) -> None:
     only_on_hopper()
     given = operands(case, "cuda")
-    call = lambda: attention_forward(given["q"], given["k"], given["v"], upper=case.upper, scale=case.scale)  # noqa: E731
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        return attention_forward(given["q"], given["k"], given["v"], upper=case.upper, scale=case.scale)
+
     (out, lse), names = launched(call)
     assert (names == ["flash_attention_hopper_kernel"]) == (case.d == 128 or case.upper is None)
     assert not failures(case, errors(case, "cuda"))

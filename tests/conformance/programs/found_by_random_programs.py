@@ -88,7 +88,10 @@ def attribute_deleted_if_it_is_there():
         return x + 1
 
     box = Box()
-    give = lambda: setattr(box, "extra", 1)  # noqa: E731
+
+    def give():
+        box.extra = 1
+
     return f, [call(normal(2), box), after(give, normal(2), box), call(normal(2), box), after(give, normal(2), box)], box
 
 
