@@ -51,6 +51,8 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "<": (operator.lt, "__lt__", "__gt__"), "<=": (operator.le, "__le__", "__ge__"), "==": (operator.eq, "__eq__", "__eq__"),
     "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
 }
+NEVER_NEGATIVE = {operator.lt: False, operator.ge: True}
+"""How a number that is not negative compares with one that is not positive, whichever they are."""
 COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion}
 COMPARED_BY: dict[type, tuple[str, ...]] = {types.MethodType: ("__func__", "__self__"), types.SimpleNamespace: ("__dict__",)}
 NUMBERS = (int, float, *SYMBOLIC)
@@ -221,13 +223,28 @@ def is_same(tracer: Tracer, left: Any, right: Any) -> bool:
     return left is right
 
 
+def truth_of_chance(tracer: Tracer, value: torch.Tensor) -> bool | None:
+    """The truth of `torch.rand([]) < p` where `p` is not positive (layers that are never skipped), which no number decides."""
+    entry = tracer.graph.traced.get(id(value))
+    if entry is None or entry.node is None or entry.node.target not in NEVER_NEGATIVE or value.numel() != 1:
+        return None
+    drawn, limit = entry.node.args
+    if type(limit) not in (int, float) or not limit <= 0 or getattr(drawn, "target", None) is not torch.rand:
+        return None
+    untouched = list(drawn.users) == [entry.node] and "out" not in drawn.kwargs
+    return NEVER_NEGATIVE[entry.node.target] if untouched else None
+
+
 def truth(tracer: Tracer, value: Any) -> bool:
     """The truth of a value."""
     kind = type(value)
     if kind in CONSTANT_TYPES:
         return bool(value)
     if isinstance(value, FakeTensor):
-        raise Break("branch on a tensor", "Python asks whether a tensor is true")
+        known = truth_of_chance(tracer, value)
+        if known is None:
+            raise Break("branch on a tensor", "Python asks whether a tensor is true")
+        return known
     if is_symbolic(value):
         return bool(value)
     if isinstance(value, NATIVE_CONTAINERS) and not isinstance(class_lookup(tracer, kind, "__bool__")[0], types.FunctionType):

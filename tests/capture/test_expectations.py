@@ -9,7 +9,7 @@ import torch
 from torch import distributions, nn
 
 from minicompile.ir.fake_mode import BEFORE_TORCH_2_13
-from tests.capture.support import capture
+from tests.capture.support import capture, same_as_eager
 
 
 def checked(x: torch.Tensor) -> torch.Tensor:
@@ -140,3 +140,26 @@ def test_averages_of_models_and_sizes_of_transposed_convolutions_are_captured() 
     compiled(torch.ones(2, 3), torch.ones(1, 2, 2, 2))
     assert len(compiled.records.graphs) == 1
     assert not compiled.records.graph_breaks
+
+
+def test_layers_skipped_with_a_chance_of_zero_are_one_graph() -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            if torch.rand([]) < 0.0:
+                continue
+            x = layer(x)
+        return x
+
+    assert not same_as_eager(forward, torch.randn(3, 2)).records.graph_breaks
+
+
+def test_a_chance_that_was_changed_decides_at_run_time() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        chance = torch.rand([])
+        chance -= 2
+        return x if chance < 0.0 else -x
+
+    compiled = same_as_eager(forward, torch.randn(3))
+    assert {stop.kind for stop in compiled.records.graph_breaks} == {"branch on a tensor"}

@@ -167,3 +167,30 @@ def stochastic_depth_and_noise_schedule():
         return x
 
     return outer, [call(leaf(3, 2), 3, 0.5), call(normal(3, 2), 2, 0.1)]
+
+
+@program(core=True)
+def layers_that_are_never_skipped():
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+
+    def forward(x, skipped):
+        for layer in layers:
+            chance = torch.rand([])
+            if chance < skipped:
+                continue
+            x = layer(x).tanh()
+        return x, torch.rand(2), torch.rand(()) >= 0
+
+    return forward, [call(normal(3, 2), 0.0), call(normal(3, 2), 0.0)]
+
+
+@program
+def chances_that_decide():
+    def forward(x, limit):
+        chance = torch.rand([])
+        shifted = torch.rand([])
+        shifted -= 2
+        below = "below" if chance < limit else "above"
+        return x + chance, below, shifted < 0 and 1, "odd" if torch.rand(()) >= float("nan") else "even"
+
+    return forward, [call(normal(2), limit) for limit in (1.0, 0.0, -1.0, 0.5, float("nan"))]
