@@ -209,8 +209,9 @@ def easier(config: AttentionConfig) -> AttentionConfig | None:
 
 
 def interpreted_attention_config(queries: int, keys: int) -> AttentionConfig:
-    """Tiles for the interpreter, where a program costs milliseconds and a tile nothing."""
-    return AttentionConfig(max(16, min(queries, 1024)), max(16, min(keys, 1024)), 1, 1)
+    """Tiles for the interpreter, where a program costs milliseconds and a tile nothing; multiples of 16, as elsewhere."""
+    rows, columns = (max(1, -(-min(length, 1024) // 16)) * 16 for length in (queries, keys))
+    return AttentionConfig(rows, columns, 1, 1)
 
 
 @dataclasses.dataclass(frozen=True)

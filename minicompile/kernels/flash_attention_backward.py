@@ -72,13 +72,15 @@ def base_two(lse):
 
 @triton.jit
 def query_gradient_blocks(
-    dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows, start, stop,
+    dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, first, start, stop,
     queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D: tl.constexpr,
     DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
     HAS_UPPER: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr,
     NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dQ (without the scale), and the rows' sums of weights, after the keys from `start` to `stop`."""
+    BLOCK_M: tl.constexpr = dq.shape[0]
+    rows = first + tl.arange(0, BLOCK_M)
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
         k = load_rows(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA)
@@ -95,7 +97,7 @@ def query_gradient_blocks(
             sums += tl.sum(weights, 1)
         dweights = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
-            keeps = dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold)
+            keeps = dropout_keeps(seed_ptr, head, first, n, BLOCK_M, BLOCK_N, False, threshold)
             dweights = tl.where(keeps, dweights * keep_scale, 0.0)
         dscores = weights * (dweights - delta[:, None])
         if NAN_ROWS and MASKED:
@@ -138,7 +140,7 @@ def flash_attention_query_gradient_kernel(
     for masked in tl.static_range(2):  # first the keys that need no mask
         if MASKED_LOOP if masked else FULL_LOOP:
             dq, sums = query_gradient_blocks(
-                dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, rows,
+                dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, first,
                 start, stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
                 qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, DROPOUT,
                 HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
@@ -154,7 +156,7 @@ def flash_attention_query_gradient_kernel(
 
 @triton.jit
 def key_gradient_blocks(
-    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, cols, start,
+    dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, first, start,
     stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASK: tl.constexpr,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
@@ -162,6 +164,8 @@ def key_gradient_blocks(
     TMA: tl.constexpr,
 ):  # fmt: skip
     """dK (without the scale) and dV after the queries from `start` to `stop`; blocks are keys x queries."""
+    BLOCK_N: tl.constexpr = dk.shape[0]
+    cols = first + tl.arange(0, BLOCK_N)
     for m in tl.range(start, stop, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
         q = load_rows(q_ptr, q_strides, b, h, m, queries, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA)
@@ -181,7 +185,7 @@ def key_gradient_blocks(
         if NAN_ROWS:
             dropped = tl.where((lse != lse)[None, :], float("nan"), dropped)
         if DROPOUT:
-            keeps = dropout_keeps(seed_ptr, head, rows[None, :], cols[:, None], threshold)
+            keeps = dropout_keeps(seed_ptr, head, first, m, BLOCK_N, BLOCK_M, True, threshold)
             dropped = tl.where(keeps, dropped * keep_scale, 0.0)
         dv = tl.dot(dropped.to(dout.dtype), dout, dv, input_precision=PRECISION)
         dweights = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
@@ -240,7 +244,7 @@ def flash_attention_key_gradient_kernel(
             if MASKED_LOOP if masked else FULL_LOOP:
                 dk, dv = key_gradient_blocks(
                     dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
-                    cols, masked_start if masked else free_start, masked_stop if masked else free_stop, queries, keys,
+                    first, masked_start if masked else free_start, masked_stop if masked else free_stop, queries, keys,
                     q_strides, dout_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D, DV,
                     BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, masked, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS,
                     PRECISION, TMA)  # fmt: skip

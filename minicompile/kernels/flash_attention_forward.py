@@ -18,7 +18,7 @@ What this kernel adds to the paper:
   keys are hidden so weighs them all alike.
 * A query that sees no key gives zeros, and -inf as its log-sum-exp, as `F.scaled_dot_product_attention` does (its
   "safe softmax"). With NAN_ROWS it gives NaN, as a softmax written out by hand does.
-* Dropout by Philox, whose counter is (key, query, head): the same numbers whatever the tiles, forward and backward.
+* Dropout by Philox, whose counter is made of key, query and head: the same numbers whatever the tiles, forward and backward.
 * The heaviest blocks of a causal head start first.
 
 This module must not choose tiles (`configs.py`) nor know about autograd (`flash_attention.py`).
@@ -124,24 +124,37 @@ def apply_mask(
 
 
 @triton.jit
-def dropout_keeps(seed_ptr, head, rows, cols, threshold):
-    """Which weights survive dropout: Philox of (key, query, head), without its last bit, at least `threshold`."""
-    key = (rows * 0 + cols).to(tl.uint32)
-    query = (rows + cols * 0).to(tl.uint32)
+def dropout_keeps(
+    seed_ptr, head, first_row, first_col, ROWS: tl.constexpr, COLS: tl.constexpr, ROWS_ARE_KEYS: tl.constexpr, threshold
+):  # fmt: skip
+    """Which weights of a block survive dropout: a word of Philox, without its last bit, is at least `threshold`.
+
+    One counter gives the four words of two queries and two keys that lie 8 apart: those a thread holds of a product's
+    result, whichever of the two are its rows, so that nothing moves between threads. Blocks begin at multiples of 16.
+    """
+    halves = tl.arange(0, ROWS // 2)[:, None], tl.arange(0, COLS // 2)[None, :]
+    row = (first_row + halves[0] // 8 * 16 + halves[0] % 8 + halves[1] * 0).to(tl.uint32)
+    col = (first_col + halves[1] // 8 * 16 + halves[1] % 8 + halves[0] * 0).to(tl.uint32)
+    key, query = (row, col) if ROWS_ARE_KEYS else (col, row)
     stream = query * 0 + head.to(tl.uint32)
     offset = query * 0 + tl.load(seed_ptr + 1).to(tl.uint32)
-    random, _, _, _ = tl.philox(tl.load(seed_ptr), key, query, stream, offset)
-    return (random >> 1).to(tl.int32) >= threshold
+    first, next_key, next_query, last = tl.philox(tl.load(seed_ptr), key, query, stream, offset)
+    next_row, next_col = (next_key, next_query) if ROWS_ARE_KEYS else (next_query, next_key)
+    words = tl.join(tl.join(first, next_col), tl.join(next_row, last))
+    words = words.reshape([ROWS // 16, 8, COLS // 16, 8, 2, 2]).permute(0, 5, 1, 2, 4, 3).reshape([ROWS, COLS])
+    return (words >> 1).to(tl.int32) >= threshold
 
 
 @triton.jit
 def forward_blocks(
-    acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start, stop, queries, keys,
+    acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, first, start, stop, queries, keys,
     k_strides, v_strides, mask_strides, lower, upper, qk_scale, threshold, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
     MASKED: tl.constexpr, FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """The running sums after the keys from `start` to `stop`."""
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    rows = first + tl.arange(0, BLOCK_M)
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
         k = load_rows(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA)
@@ -161,7 +174,8 @@ def forward_blocks(
         rescale = tl.exp2(maximum - finite)
         total = total * rescale + tl.sum(weights, 1)
         if DROPOUT:
-            weights = tl.where(dropout_keeps(seed_ptr, head, rows[:, None], cols[None, :], threshold), weights, 0.0)
+            keeps = dropout_keeps(seed_ptr, head, first, n, BLOCK_M, BLOCK_N, False, threshold)
+            weights = tl.where(keeps, weights, 0.0)
         v = load_rows(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
         maximum = new_maximum
@@ -193,7 +207,7 @@ def flash_attention_forward_kernel(
     for masked in tl.static_range(2):  # first the keys that need no mask
         if MASKED_LOOP if masked else FULL_LOOP:
             acc, total, maximum = forward_blocks(
-                acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, rows, start,
+                acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, first, start,
                 stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
                 qk_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, FUSED_SCALE, DROPOUT,
                 PRECISION, TMA)  # fmt: skip

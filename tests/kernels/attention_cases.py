@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from minicompile.kernels.flash_attention import attention_backward, attention_forward
-from minicompile.kernels.flash_attention_forward import dropout_keeps
 from minicompile.kernels.interpret import launch
 
 # Largest error of the output and of a gradient, over the largest value of the reference.
@@ -32,11 +31,17 @@ LAYOUTS = ("BHSD", "BSHD", "sliced", "expanded keys", "transposed columns")
 
 @triton.jit
 def dropout_mask_kernel(seed_ptr, out_ptr, queries, keys, threshold, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The dropout mask that the attention kernels apply, in memory."""
+    """The dropout mask that the attention kernels apply, in memory: each element by itself."""
     head = tl.program_id(0)
     rows = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     cols = (tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    keeps = dropout_keeps(seed_ptr, head, rows, cols, threshold)
+    query = (rows // 16 * 16 + rows % 8 + cols * 0).to(tl.uint32)
+    key = (cols // 16 * 16 + cols % 8 + rows * 0).to(tl.uint32)
+    offset = key * 0 + tl.load(seed_ptr + 1).to(tl.uint32)
+    words = tl.philox(tl.load(seed_ptr), key, query, key * 0 + head.to(tl.uint32), offset)
+    upper = tl.where(cols // 8 % 2 == 1, words[3], words[2])
+    word = tl.where(rows // 8 % 2 == 1, upper, tl.where(cols // 8 % 2 == 1, words[1], words[0]))
+    keeps = (word >> 1).to(tl.int32) >= threshold
     offsets = head.to(tl.int64) * queries * keys + rows.to(tl.int64) * keys + cols
     tl.store(out_ptr + offsets, keeps.to(tl.uint8), mask=(rows < queries) & (cols < keys))
 
