@@ -116,10 +116,14 @@ def ban(view: JointView) -> dict[Node, str]:
     """Nodes that are not to run again, with the reason."""
     banned: dict[Node, str] = {}
     chain: dict[Node, int] = {}
+    reads: dict[Node, int] = {}
     for node in view.order:
         if node.op == "placeholder":
+            reads[node] = num_bytes(node)
             continue
         reason = why_not_again(view, node)
+        if reason is None and node.meta.get("checkpoint") is None and reaches_back(view, node, banned, reads):
+            reason = "recomputing it would go back over earlier products, as along a residual stream"
         length = max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
         counts = not is_view(node) and node.meta.get("checkpoint") is None
         if reason is None and counts and isinstance(node.meta.get("val"), torch.Tensor):
@@ -128,9 +132,26 @@ def ban(view: JointView) -> dict[Node, str]:
                 reason = f"recomputing it would repeat more than {LONGEST_CHAIN} operations in a row"
         if reason is None:
             chain[node] = length
+            reads[node] = max((reads[a] for a in node.all_input_nodes), default=0)
         else:
             banned[node] = reason
+            reads[node] = num_bytes(node)
     return banned
+
+
+def reaches_back(view: JointView, node: Node, banned: dict[Node, str], reads: dict[Node, int]) -> bool:
+    """Whether a recomputation needs a value from before a product that would have to be recomputed too, and from memory.
+
+    The sum after each block of a residual network is such a value: it would be the sum of what all blocks before it gave.
+    `reads`: the bytes of the largest value that recomputing a node reads; a mask of random numbers reads next to none.
+    """
+    for argument in node.all_input_nodes:
+        while is_view(argument) or is_item(argument):
+            argument = argument.all_input_nodes[0]
+        is_there = argument.op == "placeholder" or argument in banned
+        if not is_there and view.level[argument] < view.level[node] and 2 * reads[argument] >= num_bytes(argument):
+            return True
+    return False
 
 
 def why_not_again(view: JointView, node: Node) -> str | None:
