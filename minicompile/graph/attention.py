@@ -23,12 +23,12 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        """(query, key, value, mask, seeds, seed_index, dropout, is_causal, scale, window, nan_rows) to the result."""
+        """(query, key, value, mask, seed, dropout, is_causal, scale, window, nan_rows) to the result."""
         out, logsumexp = ours.attention(*args)
-        query, key, value, mask, seeds = args[:5]
-        ctx.nan_rows = args[10]
-        ctx.save_for_backward(query, key, value, out, logsumexp, mask, seeds)
-        ctx.rest = args[5:10]
+        query, key, value, mask, seed = args[:5]
+        ctx.nan_rows = args[9]
+        ctx.save_for_backward(query, key, value, out, logsumexp, mask, seed)
+        ctx.rest = args[5:9]
         ctx.needs_mask = mask is not None and ctx.needs_input_grad[3]
         return out
 
@@ -36,7 +36,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         """Gradients of query, key, value and mask."""
         found = ours.attention_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_mask, ctx.nan_rows)
-        return (*found[:3], found[3] if ctx.needs_mask else None, *([None] * 7))
+        return (*found[:3], found[3] if ctx.needs_mask else None, *([None] * 6))
 
 
 def attention_or_none(
@@ -54,17 +54,14 @@ def attention_or_none(
         attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    drawn = _drawn(seeds, dropout_p, query.device)
-    out = Attention.apply(query, key, value, attn_mask, *drawn, dropout_p, is_causal, scale, 0, False)
+    seed = _drawn(seeds, dropout_p, query.device)
+    out = Attention.apply(query, key, value, attn_mask, seed, dropout_p, is_causal, scale, 0, False)
     return out.squeeze(1) if added else out
 
 
-def _drawn(seeds: Seeds | None, dropout: float, device: torch.device) -> tuple[Tensor | None, int]:
-    """The seeds of a dropout, and which of them is its own."""
-    if seeds is None or dropout == 0.0:
-        return None, 0
-    plain, index = seeds.draw(device)
-    return torch_interface.to_functional(plain), index
+def _drawn(seeds: Seeds | None, dropout: float, device: torch.device) -> Tensor | None:
+    """The seed of a dropout."""
+    return None if seeds is None or dropout == 0.0 else torch_interface.to_functional(seeds.draw(device))
 
 
 def _covered(
@@ -136,8 +133,8 @@ def written_attention(
     if uniform and mask is not None:
         alive = mask.any(-1, keepdim=True)
         query, mask = torch.where(alive, query, 0.0), mask | ~alive
-    drawn = _drawn(seeds, dropout, query.device)
-    out = Attention.apply(query, key, value, mask, *drawn, dropout, is_causal, scale, 0, True)
+    seed = _drawn(seeds, dropout, query.device)
+    out = Attention.apply(query, key, value, mask, seed, dropout, is_causal, scale, 0, True)
     out = out.clone()  # a product may be written in place; the backward reads what was there before. A pass takes it away
     out = out.squeeze(1) if added < 4 else out
     return out.squeeze(0) if added == 2 else out

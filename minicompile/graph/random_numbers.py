@@ -1,11 +1,12 @@
 """Random operators as pure functions of seeds drawn once per run.
 
-One `minicompile::seeds` node at the head of the graph draws a key per random operator; each operator reads its own. With
+One `minicompile::seeds` node at the head of the graph draws a seed per random operator, a tensor of its own. With
 `Config.fallback_random` eager's operators stay in the graph, and only `in_memory_order` is used. This module must not know
 kernels.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,33 +23,36 @@ SIXTEEN_AND_UP = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Seeds:
-    """Hands out one key per random operator of a graph, per device."""
+    """Hands out one seed per random operator of a graph, per device."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._drawn: dict[torch.device, tuple[Tensor, Node, int]] = {}
+        self._drawn: dict[torch.device, tuple[Node, Node]] = {}  # and the last of its readers
 
-    def draw(self, device: torch.device) -> tuple[Tensor, int]:
-        """The seeds tensor of `device` and the index of a key nobody else has."""
+    def draw(self, device: torch.device) -> Tensor:
+        """A seed that nobody else has."""
         recorder = self._recorder
         recorder.mark_unrepeatable()
         if device not in self._drawn:
             first = next((n for n in recorder.graph.nodes if n.op != "placeholder"), None)
-            value = recorder.fake_empty((1,), torch.int64, device)
             with recorder.graph.inserting_before(first) if first is not None else recorder.graph.inserting_after():
-                node = recorder.graph.call_function(ours.seeds.default, (1,), {"device": device})
-            node.meta.update(val=value, stage="forward")
-            recorder.register(value, node)
-            self._drawn[device] = (value, node, 0)
-        value, node, count = self._drawn[device]  # type: ignore[assignment]
-        self._drawn[device] = (value, node, count + 1)
-        return value, count
+                drawn = recorder.graph.call_function(ours.seeds.default, (1,), {"device": device})
+            drawn.meta.update(val=[], stage="forward")
+            self._drawn[device] = drawn, drawn
+        drawn, last = self._drawn[device]
+        seed = recorder.fake_empty((2,), torch.int64, device)
+        with recorder.graph.inserting_after(last):
+            node = recorder.graph.call_function(operator.getitem, (drawn, len(drawn.meta["val"])))
+        drawn.meta["val"].append(seed)
+        node.meta.update(val=seed, stage="forward")
+        recorder.register(seed, node)
+        self._drawn[device] = drawn, node
+        return seed
 
     def close(self) -> None:
-        """Write the final number of keys into the seed nodes."""
-        for device, (_, node, count) in self._drawn.items():
-            node.args = (count,)
-            node.meta["val"] = self._recorder.fake_empty((count,), torch.int64, device)
+        """Write the final number of seeds into the nodes that draw them."""
+        for drawn, _ in self._drawn.values():
+            drawn.args = (len(drawn.meta["val"]),)
 
 
 def random_decompositions(seeds: Seeds) -> dict[Any, Callable[..., Any]]:
@@ -88,13 +92,11 @@ class Draws:
 
     def uniform_numbers(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uniform on [0, 1)."""
-        value, index = self._seeds.draw(device)
-        return ours.random_uniform(value, index, size, dtype)
+        return ours.random_uniform(self._seeds.draw(device), size, dtype)
 
     def normal_numbers(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Standard normal."""
-        value, index = self._seeds.draw(device)
-        return ours.random_normal(value, index, size, dtype)
+        return ours.random_normal(self._seeds.draw(device), size, dtype)
 
     def new(self, draw: Any, size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
         """`aten.rand` and `aten.randn`."""
@@ -114,8 +116,8 @@ class Draws:
         """`aten.randint`."""
         if not all(type(bound) is int for bound in (low, high)) or not 0 < high - low <= 2**32:
             return NotImplemented
-        value, index = self._seeds.draw(torch.device(device or "cpu"))
-        return ours.random_randint(value, index, low, high, size, dtype or torch.int64)
+        seed = self._seeds.draw(torch.device(device or "cpu"))
+        return ours.random_randint(seed, low, high, size, dtype or torch.int64)
 
     def randint_like(self, like: Tensor, low: int, high: int, *, dtype: Any = None, device: Any = None,
                      memory_format: Any = None, **_: Any) -> Any:

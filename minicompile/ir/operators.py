@@ -3,10 +3,10 @@
 They are the vocabulary in which the graph stage speaks to lowering, so they live with the types. Each has a reference
 implementation in plain torch that any device can run, and a fake one. This module must not choose kernels.
 
-Randomness. `seeds` draws 64-bit keys from the device's generator: the only impure operator here. The others are pure
-functions of a key and of the linear (row-major) index of the element, by Philox-4x32-10 (Salmon et al., 2011) with
-counter `(index mod 2**32, index div 2**32, 0, 0)` and key `(seed mod 2**32, seed div 2**32)`, the seed read as unsigned.
-With `w0..w3` the four 32-bit words of the block:
+Randomness. `seeds` draws pairs of 64 bits from the device's generator: the only impure operator here. The others are pure
+functions of a pair's first number, the key, and of the linear (row-major) index of the element, by Philox-4x32-10 (Salmon
+et al., 2011) with counter `(index mod 2**32, index div 2**32, 0, 0)` and key `(seed mod 2**32, seed div 2**32)`, the seed
+read as unsigned. With `w0..w3` the four 32-bit words of the block:
 
 - uniform, fp32: `(w0 >> 8) * 2**-24`; fp16 `(w0 >> 21) * 2**-11`; bf16 `(w0 >> 24) * 2**-8`;
   fp64 `((w0 >> 5) * 2**26 + (w1 >> 6)) * 2**-53`. Never 1.
@@ -63,18 +63,18 @@ def philox_words(seed: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     return c0, c1, c2, c3
 
 
-def _words(seeds: Tensor, index: int, size: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    elements = torch.arange(math.prod(size), device=seeds.device).reshape(tuple(size))
-    return philox_words(seeds[index], elements)
+def _words(seed: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    elements = torch.arange(math.prod(size), device=seed.device).reshape(tuple(size))
+    return philox_words(seed[0], elements)
 
 
 def _unit_double(high: Tensor, low: Tensor) -> Tensor:
     return (high >> 5) * 2**26 + (low >> 6)
 
 
-def _seeds(count: int, *, device: torch.device) -> Tensor:
+def _seeds(count: int, *, device: torch.device) -> list[Tensor]:
     bounds = torch.iinfo(torch.int64)
-    return torch.randint(bounds.min, bounds.max, (count,), dtype=torch.int64, device=device)
+    return list(torch.randint(bounds.min, bounds.max, (count, 2), dtype=torch.int64, device=device).unbind())
 
 
 def draw(kind: str, seed: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -102,17 +102,17 @@ def _normal_from(words: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return (torch.sqrt(-2.0 * torch.log(u)) * torch.cos(2.0 * math.pi * v)).to(dtype)
 
 
-def _random_fake(seeds: Tensor, *rest: Any) -> Tensor:
-    return seeds.new_empty(rest[-2], dtype=rest[-1])
+def _random_fake(seed: Tensor, *rest: Any) -> Tensor:
+    return seed.new_empty(rest[-2], dtype=rest[-1])
 
 
-_define("seeds(int count, *, Device device) -> Tensor", _seeds, _seeds)
-_define("random_uniform(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
-        lambda seeds, index, size, dtype: _uniform_from(_words(seeds, index, size), dtype), _random_fake)
-_define("random_normal(Tensor seeds, int index, SymInt[] size, ScalarType dtype) -> Tensor",
-        lambda seeds, index, size, dtype: _normal_from(_words(seeds, index, size), dtype), _random_fake)
-_define("random_randint(Tensor seeds, int index, int low, int high, SymInt[] size, ScalarType dtype) -> Tensor",
-        lambda seeds, index, low, high, size, dtype: (_words(seeds, index, size)[0] % (high - low) + low).to(dtype), _random_fake)
+_define("seeds(int count, *, Device device) -> Tensor[]", _seeds, _seeds)
+_define("random_uniform(Tensor seed, SymInt[] size, ScalarType dtype) -> Tensor",
+        lambda seed, size, dtype: _uniform_from(_words(seed, size), dtype), _random_fake)
+_define("random_normal(Tensor seed, SymInt[] size, ScalarType dtype) -> Tensor",
+        lambda seed, size, dtype: _normal_from(_words(seed, size), dtype), _random_fake)
+_define("random_randint(Tensor seed, int low, int high, SymInt[] size, ScalarType dtype) -> Tensor",
+        lambda seed, low, high, size, dtype: (_words(seed, size)[0] % (high - low) + low).to(dtype), _random_fake)
 
 
 def _checked(value: Tensor, valid: Tensor) -> Tensor:
@@ -164,22 +164,22 @@ def _sum_heads(value: Tensor, like: Tensor) -> Tensor:
     return value.unflatten(-3, (like.shape[-3], groups)).sum(-3)
 
 
-def _keep_mask(seeds: Tensor | None, seed_index: int, dropout: float, query: Tensor, key: Tensor) -> Tensor | None:
-    if seeds is None or dropout == 0.0:
+def _keep_mask(seed: Tensor | None, dropout: float, query: Tensor, key: Tensor) -> Tensor | None:
+    if seed is None or dropout == 0.0:
         return None
     size = (*query.shape[:-1], key.shape[-2])
-    return _uniform_from(_words(seeds, seed_index, size), torch.float32) >= dropout
+    return _uniform_from(_words(seed, size), torch.float32) >= dropout
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
-    seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor | None,
+    dropout: float, is_causal: bool, scale: float, window: int,
     nan_rows: bool = False, tokens_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     heads, given = query.shape[-3], value
     key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
     weights, logsumexp = attention_weights(query, key, mask, is_causal, scale, window)
-    keep = _keep_mask(seeds, seed_index, dropout, query, key)
+    keep = _keep_mask(seed, dropout, query, key)
     if keep is not None:
         weights = torch.where(keep, weights / (1.0 - dropout), 0.0)
     out = (weights @ value.to(weights.dtype)).to(query.dtype)
@@ -227,8 +227,8 @@ def _fused_in_eager(query: Tensor, value: Tensor) -> bool:
 
 
 def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seeds: Tensor | None,
-    seed_index: int, dropout: float, is_causal: bool, scale: float, window: int, nan_rows: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor | None,
+    dropout: float, is_causal: bool, scale: float, window: int, nan_rows: bool = False,
     tokens_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -237,7 +237,7 @@ def _attention_fake(
 
 def _attention_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None,
-    seeds: Tensor | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    seed: Tensor | None, dropout: float, is_causal: bool, scale: float, window: int,
     mask_gradient: bool, nan_rows: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads = query.shape[-3]
@@ -249,7 +249,7 @@ def _attention_backward(
     grad = grad.to(wide)
     grad_weights = grad @ wide_value.to(wide).transpose(-1, -2)
     dropped = weights
-    keep = _keep_mask(seeds, seed_index, dropout, query, wide_key)
+    keep = _keep_mask(seed, dropout, query, wide_key)
     if keep is not None:
         dropped = torch.where(keep, weights / (1.0 - dropout), 0.0)
         grad_weights = torch.where(keep, grad_weights / (1.0 - dropout), 0.0)
@@ -278,7 +278,7 @@ def _gradient_like(tensor: Tensor) -> Tensor:
 
 def _attention_backward_fake(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None,
-    seeds: Tensor | None, seed_index: int, dropout: float, is_causal: bool, scale: float, window: int,
+    seed: Tensor | None, dropout: float, is_causal: bool, scale: float, window: int,
     mask_gradient: bool, nan_rows: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_mask = mask.new_empty(mask.shape) if mask_gradient and mask is not None else query.new_empty(0)
@@ -286,14 +286,14 @@ def _attention_backward_fake(
 
 
 _define(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seeds, int seed_index, float dropout, "
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seed, float dropout, "
     "bool is_causal, float scale, int window, bool nan_rows=False, bool tokens_first=False) -> "
     "(Tensor out, Tensor logsumexp)",
     _attention, _attention_fake,
 )
 _define(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-    "Tensor? mask, Tensor? seeds, int seed_index, float dropout, bool is_causal, float scale, int window, "
+    "Tensor? mask, Tensor? seed, float dropout, bool is_causal, float scale, int window, "
     "bool mask_gradient, bool nan_rows=False) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_mask)",
     _attention_backward, _attention_backward_fake,
 )

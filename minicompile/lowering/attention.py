@@ -12,7 +12,6 @@ from minicompile.ir import operators  # noqa: F401  (defines the operators that 
 from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
 from minicompile.lowering.registry import lowers
-from minicompile.lowering.scalar import Scalar, index_value
 from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import TensorValue
 
@@ -41,15 +40,6 @@ def _taken(query: TensorValue, value: TensorValue, setting: str) -> bool:
         and query.device.type == "cuda"
         and all(dim is not None and 1 <= dim <= LARGEST_HEAD_DIM for dim in dims)
     )
-
-
-def _key(builder: GraphBuilder, seeds: TensorValue | None, index: Any) -> TensorValue | None:
-    """The kernels' (seed, offset) pair: the low 31 bits of this operator's key, and 0."""
-    if seeds is None:
-        return None
-    key = Scalar(seeds.load([size_index(index)])).call("bitwise_and", 0x7FFFFFFF)
-    pair = (size_index(2),)
-    return builder.pointwise(pair, torch.int64, lambda i: (key * index_value(1 - i[0])).expr, suffix="seed")
 
 
 def _bounds(
@@ -82,9 +72,8 @@ def lower_attention(builder: GraphBuilder, *args: Any, **named: Any) -> Any:
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "mask"))
     if not _taken(query, value, builder.config.attention):
         return call_operator(builder, target, args, {}, f"attention {_outside(query)}")
-    drawn = _key(builder, given["seeds"], given["seed_index"])
-    options = (*_band(given["is_causal"], given["window"]), given["scale"], given["dropout"], drawn, given["nan_rows"], None,
-               _bounds(builder, mask, query, key))  # fmt: skip
+    options = (*_band(given["is_causal"], given["window"]), *(given[name] for name in ("scale", "dropout", "seed", "nan_rows")),
+               None, _bounds(builder, mask, query, key))  # fmt: skip
     if "grad" not in given:
         arguments = builder.argument((query, key, value, mask, *options, given["tokens_first"]))
         return _call(builder, "kernels.attention_forward", arguments, (), "fused attention", 2)

@@ -292,7 +292,7 @@ def how_found(graph: Any, inputs: list[torch.Tensor]) -> str:
         return "".join(record.reason for record in graph.partitioned.patterns if not record.accepted)
     (node,) = nodes
     assert node.args[1].meta["val"].shape[1] <= inputs[1].shape[1], "heads were repeated in memory"
-    return CAUSAL if node.args[7] else MASK if node.args[3] is not None else PLAIN
+    return CAUSAL if node.args[6] else MASK if node.args[3] is not None else PLAIN
 
 
 @pytest.mark.parametrize("name", FORMS)

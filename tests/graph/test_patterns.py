@@ -65,7 +65,7 @@ def test_the_usual_ways_are_found(function: Callable[..., Any], inputs: list[tor
     compiled = check(function, *inputs, tolerance=tolerance)
     assert "attention" in operators(compiled) and not {"bmm", "exp"} & set(operators(compiled))
     node = next(n for n in compiled.partitioned.forward.graph.nodes if "attention" in str(n.target))
-    assert node.args[7] is causal
+    assert node.args[6] is causal
     assert compiled.partitioned.patterns[0].accepted
 
 

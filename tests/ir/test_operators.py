@@ -11,7 +11,7 @@ def test_attention_on_large_scores_is_as_near_to_fp64_as_eager() -> None:
     """exp(score - log-sum-exp) rounds every weight of a row by the same ulp of 100; a softmax does not."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(2, 2, 64, 32, generator=generator) for _ in range(4))
-    scale, rest = 100.0 / (4.0 * 32**0.5), (None, None, 0, 0.0, False)
+    scale, rest = 100.0 / (4.0 * 32**0.5), (None, None, 0.0, False)
     out, logsumexp = torch.ops.minicompile.attention(q, k, v, *rest, scale, 0)
     gradients = torch.ops.minicompile.attention_backward(
         grad, q, k, v, out, logsumexp, *rest, scale, 0, False
