@@ -20,7 +20,7 @@ from minicompile.capture.collector import collection_postponed
 
 with collection_postponed():  # amid all that is loaded here a collection takes a third of the time
     from minicompile.capture.entry import CompiledCallable
-    from minicompile.capture.frame_cache import guard_test
+    from minicompile.capture.frame_cache import CallCache, guard_test
     from minicompile.compiled_module import CompiledModule, compile_module
     from minicompile.compiler import Compiler
     from minicompile.config import Config
@@ -235,12 +235,10 @@ def report_tools(compile_options: dict[str, Any]) -> explaining.Tools:
         compiled_function(made).compiler.keep_products = True
         return made
 
-    def guard_tests(function: CompiledFunction) -> tuple[list[Any], Any]:
-        entry = function.cache.entries[-1] if function.cache.entries else None
-        if entry is None or not entry.guards or not function.records.graphs:
-            return [], None
-        pairs = zip(function.records.graphs[0].guards, entry.guards)
-        return [(record, guard_test([guard])) for record, guard in pairs], guard_test(entry.guards)
+    def guard_tests(cache: CallCache) -> tuple[list[Any], Any]:
+        guards = cache.entries[-1].guards if cache.entries else []
+        tests = [((guard.words(), guard.text()), guard_test([guard])) for guard in guards]
+        return tests, guard_test(guards) if guards else None
 
     active = configuration.current()
     cache = CodeCache(active.cache_directory, active.cache_megabytes) if active.cache else None

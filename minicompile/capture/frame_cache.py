@@ -70,6 +70,11 @@ class Session:
             self.resume_points[key] = point
         return point
 
+    def inner_caches(self) -> list["CallCache"]:
+        """The caches of resume functions and of cut-out callees."""
+        points = [point.cache for point in self.resume_points.values() if isinstance(point, ResumePoint)]
+        return [*points, *self.callees.values()]
+
     def in_original(self, program: Program, shape: ResumeShape) -> tuple[Program, ResumeShape]:
         """The same place in the user's own code, if the frame that was cut is a resume function itself.
 

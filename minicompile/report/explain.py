@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from minicompile.ir.graph import GuardRecord
 from minicompile.report import collect, rewrites, verdict
 from minicompile.report.accuracy import accuracy, named, node_values, output_accuracies
 from minicompile.report.binary import resources
@@ -24,10 +23,10 @@ from minicompile.report.explanation import Explanation
 from minicompile.report.records import Accuracy, Certificate, ExplainedBreak, GuardCost, SizePoint, Step
 from minicompile.report.roofs import roofs_of
 from minicompile.report.sandbox import Sandbox
-from minicompile.report.watch import Watched, watching, written_tensors
+from minicompile.report.watch import Watched, replaced, watching, written_tensors
 
 SWEEP = (0.25, 0.5, 1.0, 2.0, 4.0)
-GuardTest = tuple[GuardRecord, Callable[[Any, Any, Any], Any]]
+GuardTest = tuple[tuple[str, str], Callable[[Any, Any, Any], Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +35,9 @@ class Tools:
 
     Attributes:
         compile: compiles a function with the settings asked for.
-        internals: the compiled function behind what `compile` returned (its `compiler` and `records`).
-        guard_tests: the guards of its entry, each as a function of (callable, args, kwargs), and one for all together.
+        internals: the compiled function behind what `compile` returned (its `compiler`, `records` and caches of variants).
+        guard_tests: the guards of a cache's last variant, each (in words, as text) with a function of (callable, args, kwargs)
+            that tests it, and one that tests all.
         binary: the machine code of a kernel (its record, its `@triton.jit` function), or `None`.
         directory: where measured roofs are kept.
         clock: makes a clock for a device.
@@ -194,18 +194,29 @@ class Case:
         return tuple(points)
 
     def guards(self) -> tuple[tuple[GuardCost, ...], float | None]:
-        """Every guard, those of the entry with their cost, and the cost of all of those together."""
-        tests, together = self.tools.guard_tests(self.function)
-        called = self.function.function, self.sandbox.args, self.sandbox.kwargs
-        costs = {
-            (record.sentence, record.expression): self.clock.nanoseconds(functools.partial(test, *called))
-            for record, test in tests
-        }
+        """Every guard with its cost, and the cost of all of those of the entry together."""
+        costs: dict[tuple[str, str], float] = {}
+
+        def timed(cache: Any, *called: Any) -> float | None:
+            tests, together = self.tools.guard_tests(cache)
+            for guard, test in tests:
+                costs.setdefault(guard, self.clock.nanoseconds(functools.partial(test, *called)))
+            return self.clock.nanoseconds(functools.partial(together, *called)) if together is not None else None
+
+        def timed_first(cache: Any, call: Callable[..., Any], *called: Any) -> Any:
+            timed(cache, *called)
+            return call(*called)
+
+        total = timed(self.function.cache, self.function.function, self.sandbox.args, self.sandbox.kwargs)
+        with contextlib.ExitStack() as watched:
+            for cache in self.function.session.inner_caches():
+                timing = functools.partial(timed_first, cache, cache.call)
+                watched.enter_context(replaced(cache, "call", timing))
+            self.quietly(functools.partial(self.sandbox.once, self.compiled))
         found: dict[tuple[str, str], GuardCost] = {}
         for guard in (guard for graph in self.graphs for guard in graph.captured.guards):
             key = (guard.sentence, guard.expression)
             found.setdefault(key, GuardCost(**vars(guard), nanoseconds=costs.get(key)))
-        total = self.clock.nanoseconds(functools.partial(together, *called)) if together is not None else None
         return tuple(found.values()), total
 
     def breaks(self) -> tuple[ExplainedBreak, ...]:

@@ -185,3 +185,16 @@ def test_tables_are_sorted_by_numbers_and_show_units() -> None:
 def test_random_numbers_are_not_judged() -> None:
     explained = minicompile.explain(lambda x: torch.dropout(x, 0.5, True))(torch.ones(64))
     assert not explained.accuracy.outputs and "random" in explained.accuracy.note
+
+
+def test_guards_behind_a_graph_break_have_a_cost_too() -> None:
+    scale = [2.0]
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print(end="")
+        return y * scale[0]
+
+    found = minicompile.explain(noisy)(torch.randn(4))
+    behind = [guard for guard in found.guards if guard.location and guard.location.line == noisy.__code__.co_firstlineno + 3]
+    assert behind and all(guard.nanoseconds is not None for guard in found.guards), found.guards
