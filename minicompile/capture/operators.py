@@ -228,7 +228,8 @@ def truth_of_chance(tracer: Tracer, value: torch.Tensor) -> bool | None:
     entry = tracer.graph.traced.get(id(value))
     if entry is None or entry.node is None or entry.node.target not in NEVER_NEGATIVE or value.numel() != 1:
         return None
-    drawn, limit = entry.node.args
+    arguments: Any = entry.node.args
+    drawn, limit = arguments
     if type(limit) not in (int, float) or not limit <= 0 or getattr(drawn, "target", None) is not torch.rand:
         return None
     untouched = list(drawn.users) == [entry.node] and "out" not in drawn.kwargs
