@@ -7,6 +7,9 @@ operators only allocate or make views, a later call allocates, puts in the new a
 copy, a fill) is not recorded: that wrapper is called every time. Memory comes back at the same addresses in most calls
 of a compiled graph, so the arguments of a launch, encoded descriptors included, are kept by the addresses in them.
 
+Tensors that lie in one memory are told apart by where they begin. Two that begin at one address must do so in later calls
+too, and what begins nowhere and may be a part of several is not recorded.
+
 Private interfaces: `CompiledKernel.run` of Triton (3.6 to 3.9: the same arguments), and behind it `CudaLauncher.launch`
 (3.6 to 3.8), whose wrapper encodes tensor descriptors anew in Python at every launch; `_empty_strided_cuda`, which allocates
 on the current device.
@@ -15,9 +18,8 @@ on the current device.
 import copy
 import dataclasses
 import inspect
-import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +35,7 @@ VIEWS = frozenset({
     "detach", "_unsafe_view", "reshape", "unflatten",
 })  # fmt: skip
 ALIGNMENT = 15
+tf32_allowed = torch._C._get_cublas_allow_tf32
 SEVERAL_KERNELS = frozenset({"attention_forward", "attention_backward"})  # which change none of their arguments
 
 
@@ -88,12 +91,16 @@ PreparedLaunch = tuple[Callable[..., None], tuple[int, int, int], tuple[Any, ...
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What one call did, for tensors of the same sizes, strides and alignment."""
+    """What one call did, for tensors of the same sizes, strides and alignment.
+
+    `same` has for each input the first one at its address.
+    """
 
     allocations: tuple[Allocation, ...]
     launches: tuple[Launch, ...]
     outputs: tuple[int | None, ...]
     aligned: tuple[bool, ...]
+    same: tuple[int, ...]
     device: torch.device
     ready: dict[tuple[int, ...], tuple[PreparedLaunch, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
@@ -116,7 +123,7 @@ class RecordedCall:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         tensors: list[torch.Tensor] = []
-        described: list[Any] = [torch._C._get_cublas_allow_tf32(), *options.items()]
+        described: list[Any] = [tf32_allowed(), *options.items()]
         for value in arguments:
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
@@ -148,13 +155,26 @@ class RecordedCall:
             return outputs
 
 
+class FixedCall(RecordedCall):
+    """A wrapper that is always called with the same options and with tensors of the same sizes and strides in the same places."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        key = tf32_allowed()
+        recording = self._recordings.get(key)
+        if recording is None:
+            self._places = [place for place, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
+            return self._record(key, [arguments[place] for place in self._places], arguments, options)
+        results = replay(recording, [arguments[place] for place in self._places])
+        return self._function(*arguments, **options) if results is None else results
+
+
 def replay(recording: Recording, inputs: list[torch.Tensor]) -> tuple[Any, ...] | None:
     """Allocate and launch; `None` if the inputs are not aligned as they were."""
-    made = [empty_strided(*allocation) for allocation in recording.allocations]
-    addresses = tuple([tensor.data_ptr() for tensor in itertools.chain(inputs, made)])
+    made = [empty_strided(sizes, strides, dtype) for sizes, strides, dtype in recording.allocations]
+    addresses = tuple([tensor.data_ptr() for tensor in inputs + made])
     launches = recording.ready.get(addresses)
     if launches is None:
-        if any(((address & ALIGNMENT) == 0) != aligned for address, aligned in zip(addresses, recording.aligned)):
+        if places(addresses[: len(inputs)]) != (recording.aligned, recording.same):
             return None
         if len(recording.ready) >= MOST_READY:
             recording.ready.clear()
@@ -162,7 +182,12 @@ def replay(recording: Recording, inputs: list[torch.Tensor]) -> tuple[Any, ...] 
     stream = torch._C._cuda_getCurrentRawStream(recording.device.index)
     for run, grid, rest in launches:
         run(*grid, stream, *rest)
-    return tuple(None if index is None else made[index] for index in recording.outputs)
+    return tuple([None if index is None else made[index] for index in recording.outputs])
+
+
+def places(addresses: Sequence[int]) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    """Which addresses are aligned, and for each the first one equal to it."""
+    return tuple((address & ALIGNMENT) == 0 for address in addresses), tuple(map(addresses.index, addresses))
 
 
 def prepared(launch: Launch, addresses: tuple[int, ...]) -> PreparedLaunch:
@@ -246,11 +271,12 @@ class Watch(DispatchMode):
         starts = [tensor.data_ptr() for tensor in (*inputs, *self.made)]
 
         def address(tensor: torch.Tensor) -> Address:
-            storage = tensor.untyped_storage().data_ptr()
-            for index, (found, start) in enumerate(zip(storages, starts)):
-                if found == storage:
-                    return Address(index, tensor.data_ptr() - start)
-            raise NotRecordable("a tensor from elsewhere")
+            start, storage = tensor.data_ptr(), tensor.untyped_storage().data_ptr()
+            around = [index for index, found in enumerate(storages) if found == storage]
+            index = next((index for index in around if starts[index] == start), around[0] if len(around) == 1 else None)
+            if index is None:
+                raise NotRecordable("a tensor from elsewhere, or a part of several")
+            return Address(index, start - starts[index])
 
         def fixed(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -280,6 +306,6 @@ class Watch(DispatchMode):
             tuple(allocations),
             launches,
             tuple(results),
-            tuple((start & ALIGNMENT) == 0 for start in starts[: len(inputs)]),
+            *places(starts[: len(inputs)]),
             torch.device("cuda", (*inputs, *self.made)[0].device.index),
         )

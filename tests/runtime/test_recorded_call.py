@@ -7,9 +7,39 @@ import torch
 
 from minicompile.kernels.flash_attention import attention_backward, attention_forward
 from minicompile.kernels.mask_bounds import mask_bounds
-from minicompile.runtime.recorded_call import RecordedCall
+from minicompile.runtime.recorded_call import Address, FixedCall, NotRecordable, RecordedCall, Recording, Watch, places
 
-pytestmark = pytest.mark.gpu
+
+class Compiled:
+    """What Triton gives for a launch, as far as a recording looks at it."""
+
+
+def recorded(inputs: list[torch.Tensor], *launched: torch.Tensor) -> Recording:
+    """The recording of a call with these inputs that launched a kernel with those tensors."""
+    watch = Watch()
+    watch.launches.append((Compiled(), (1,), launched))
+    return watch.recording(inputs, [])
+
+
+def test_parts_of_one_memory_are_told_apart() -> None:
+    q, k, v = torch.randn(3, 2, 4, 8).unbind(0)
+    (launch,) = recorded([q, v, k], q, k, v.view(4, 16)).launches
+    assert launch.arguments == (Address(0, 0), Address(2, 0), Address(1, 0))
+    (launch,) = recorded([q], q[1:]).launches
+    assert launch.arguments == (Address(0, q[1:].data_ptr() - q.data_ptr()),)
+
+
+def test_a_part_of_what_may_be_either_of_two_is_not_recorded() -> None:
+    q, k = torch.randn(2, 4, 8).unbind(0)
+    with pytest.raises(NotRecordable, match="part of several"):
+        recorded([q, k], q[1:])
+
+
+def test_tensors_at_one_address_are_not_taken_for_tensors_at_two() -> None:
+    x, y = torch.randn(8), torch.randn(8)
+    one = recorded([x, x, y], x, x, y)
+    assert places([t.data_ptr() for t in (y, y, x)]) == (one.aligned, one.same)
+    assert places([t.data_ptr() for t in (y, x, x)]) != (one.aligned, one.same)
 
 
 def tensors(length: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
@@ -17,6 +47,7 @@ def tensors(length: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tens
     return list(packed.permute(2, 0, 3, 1, 4).unbind(0))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_attention_forward_and_backward(dtype: torch.dtype) -> None:
     forward, backward = RecordedCall(attention_forward), RecordedCall(attention_backward)
@@ -38,6 +69,7 @@ def test_attention_forward_and_backward(dtype: torch.dtype) -> None:
     assert all(recording is not None for recording in backward._recordings.values())
 
 
+@pytest.mark.gpu
 def test_memory_at_an_odd_address_is_not_replayed() -> None:
     forward = RecordedCall(attention_forward)
     storage = torch.randn(3 * 2 * 4 * 128 * 64 + 8, device="cuda", dtype=torch.bfloat16)
@@ -47,6 +79,7 @@ def test_memory_at_an_odd_address_is_not_replayed() -> None:
         torch.testing.assert_close(forward(q, k, v, None, None, 0, 0.125, 0.0, None, False)[0], expected)
 
 
+@pytest.mark.gpu
 def test_bounds_of_a_mask_serve_every_layer() -> None:
     bounds, forward = RecordedCall(mask_bounds), RecordedCall(attention_forward)
     mask = torch.ones(1024, 1024, device="cuda", dtype=torch.bool).tril()
@@ -58,3 +91,14 @@ def test_bounds_of_a_mask_serve_every_layer() -> None:
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
         assert out.transpose(1, 2).is_contiguous()
     assert all(recording is not None for recording in (*bounds._recordings.values(), *forward._recordings.values()))
+
+
+@pytest.mark.gpu
+def test_other_parts_of_other_memory_are_read_where_they_are() -> None:
+    forward, fixed = RecordedCall(attention_forward), FixedCall(attention_forward)
+    (q, k, v), (q2, k2, v2) = tensors(256), tensors(256)
+    for given in ((q, k, v), (q, v, k), (q2, k, v2), (q, q, q), (k2, q, v), (k, k, k), (q, k2, v2)):
+        expected, _ = attention_forward(*given, None, None, 0, 0.125, 0.0, None, False)
+        for call in (forward, fixed):
+            found, _ = call(*given, None, None, 0, 0.125, 0.0, None, False)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
