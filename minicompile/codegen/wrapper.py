@@ -15,13 +15,17 @@ from minicompile.codegen.index_text import host, symbols_of
 from minicompile.codegen.naming import Namer, identifier
 from minicompile.errors import Unsupported
 from minicompile.ir.index import ZERO, Index, Symbol, as_index, coefficient_of, hint, is_nonnegative
-from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph
+from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph, extent, views_in
 from minicompile.ir.schedule import KernelGroup, Schedule
 
 # The same operators through torch's own argument parser, which takes half the host time of an overload object.
 BOUND_FUNCTIONS = {f"torch.ops.aten.{name}.out": f"torch.{name}" for name in ("mm", "bmm", "addmm", "baddbmm")}
 
+LINEAR = "torch.nn.functional.linear"
+LINEAR_PRODUCTS = ("torch.ops.aten.mm.out", "torch.ops.aten.addmm.out")
 FUSED_MATMUL = "kernels.fused_matmul"
+Layout = tuple[tuple[Index, ...], tuple[Index, ...]]
+"""Sizes and strides."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,10 @@ class HostWriter:
         self._schedule, self._graph, self._device = schedule, schedule.graph, device
         self._limits = limits
         self._variables = dict(names)
+        self._layouts: dict[str, Layout] = {names[n]: (b.sizes, b.strides) for n, b in self._graph.buffers.items()}
+        self._asked = asked_layouts(schedule)
+        self._static = not _all_symbols(self._graph)
+        self._fixed: dict[object, str] = {}
         self.lines: list[str] = []
         self.operators: dict[str, str] = {}
         self.imports: set[str] = set()
@@ -83,8 +91,7 @@ class HostWriter:
                 self._kernel(step, launch)
                 self.steps.append(("", ()) if launch is None else (f"run_{launch.kernel}", launch.pointers))
             else:
-                self._extern(step, launches.get(number))
-                self.steps.append((self._function(step), ()))
+                self.steps.append((self._extern(step, launches.get(number)), ()))
             if number + 1 < len(steps):
                 self._free(number)
         texts = [self._argument(output) for output in self._graph.outputs]
@@ -149,12 +156,12 @@ class HostWriter:
         if allocation is None or allocation.reuses is None:
             self._allocate(buffer)
             return
-        older = self._graph.buffers[allocation.reuses]
-        source, target = self._variables[older.name], self._variables[name]
-        if (older.dtype, older.sizes, older.strides) != (buffer.dtype, buffer.sizes, buffer.strides):
+        source, target = self._variables[allocation.reuses], self._variables[name]
+        own = self._layouts[source] if self._static else (buffer.sizes, buffer.strides)
+        layout = self._layouts[target] = self._asked.get(name, own)
+        if layout != self._layouts[source]:
             self.helpers.add("reinterpret")
-            typed = source if older.dtype == buffer.dtype else f"{source}.view({buffer.dtype})"
-            source = f"reinterpret({typed}, {sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)})"
+            source = f"reinterpret({source}, {sizes_text(layout[0])}, {sizes_text(layout[1])})"
         self.lines.append(f"{target} = {source}  # the memory is free again")
         self._sharers[target].add(name)
 
@@ -164,7 +171,8 @@ class HostWriter:
 
     def _allocate(self, buffer: Buffer) -> None:
         target = self._variables[buffer.name]
-        layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
+        sizes, strides = self._layouts[target] = self._asked.get(buffer.name, (buffer.sizes, buffer.strides))
+        layout = f"{sizes_text(sizes)}, {sizes_text(strides)}"
         if buffer.device.type == self._device.type:
             self.helpers.add("empty_strided")
             made = f"empty_strided({layout}, {buffer.dtype})"
@@ -205,46 +213,60 @@ class HostWriter:
             return
         self.lines.append(line)
 
-    def _extern(self, step: ExternKernel, epilogue: Launch | None) -> None:
-        function = self._function(step)
+    def _extern(self, step: ExternKernel, epilogue: Launch | None) -> str:
+        """Print one call; gives the module-level name of what is called."""
         if step.target == FUSED_MATMUL:
-            self._fused_matmul(step, epilogue)
-            return
-        arguments = [self._argument(a) for a in step.args]
+            return self._fused_matmul(step, epilogue)
+        linear = self._linear_arguments(step)
+        function = self._operator(LINEAR) if linear else self._function(step)
+        arguments = linear or [self._argument(a) for a in step.args]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         if step.overwrites:
             self._in_place(step, f"{function}({', '.join(arguments)})")
-            return
+            return function
         if step.out_argument:
             buffer = step.outputs[0]
             assert buffer is not None
             self._obtain(buffer.name, None)
-            self.lines.append(f"{function}({', '.join([*arguments, f'out={self._variables[buffer.name]}'])})")
-            return
+            self.lines.append(f"{function}({', '.join([*arguments, f'out={self.view(whole(buffer))}'])})")
+            return function
         targets = ["_" if b is None else self._variables[b.name] for b in step.outputs]
         taken = f"{_targets(targets) if step.unpack else targets[0]} = " if any(step.outputs) else ""
         self.lines.append(f"{taken}{function}({', '.join(arguments)})")
         for buffer in step.outputs:
             if buffer is not None:
                 self._check_layout(buffer)
+        return function
 
-    def _fused_matmul(self, step: ExternKernel, epilogue: Launch | None) -> None:
+    def _linear_arguments(self, step: ExternKernel) -> list[str]:
+        """Input, weight and bias of a product by a transposed matrix, which one function takes as it lies; else nothing."""
+        if step.target not in LINEAR_PRODUCTS or not step.out_argument or step.kwargs:
+            return []
+        *bias, rows, weight = step.args
+        variable = self._variables[weight.buffer]
+        if self.view(weight) != f"{variable}.t()" or any(len(view.sizes) != 1 for view in bias):
+            return []
+        return [self.view(rows), variable, *map(self.view, bias)]
+
+    def _fused_matmul(self, step: ExternKernel, epilogue: Launch | None) -> str:
         """Our product writes into memory of the program's; what its epilogue reads follows the operands."""
         made = [buffer for buffer in step.outputs if buffer is not None]
         for buffer in made:
             self._obtain(buffer.name, None)
-        out = self._variables[made[0].name]
+        out = whole(made[0])
         pointers: tuple[str, ...] = ()
         if step.epilogue is not None and epilogue is not None:
             axes = step.epilogue.axes[-len(step.args[1].sizes) :]
             strides = tuple(coefficient_of(step.epilogue.store, axis) or ZERO for axis in axes)
             sizes = tuple(axis.size for axis in axes)
-            out = self.view(BufferView(made[0].name, sizes, strides, ZERO, made[0].dtype))
+            out = BufferView(made[0].name, sizes, strides, ZERO, made[0].dtype)
             pointers = epilogue.pointers
-        arguments = [out, *map(self._argument, step.args), *(self._variables[name] for name in pointers)]
+        arguments = [*map(self._argument, (out, *step.args)), *(self._variables[name] for name in pointers)]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         arguments += [f"epilogue={epilogue.kernel}"] if epilogue is not None else []
-        self.lines.append(f"{self._function(step)}({', '.join(arguments)})")
+        function = self._function(step, out, epilogue and epilogue.kernel)
+        self.lines.append(f"{function}({', '.join(arguments)})")
+        return function
 
     def _check_layout(self, buffer: Buffer) -> None:
         """An operator may lay its result out otherwise than its fake result promised."""
@@ -262,22 +284,41 @@ class HostWriter:
         for buffer, older in zip(new, step.overwrites, strict=True):
             self._share(buffer.name, older)
 
-    def _function(self, step: ExternKernel) -> str:
-        """The module-level name of an extern operator."""
+    def _function(self, step: ExternKernel, *more: Any) -> str:
+        """The module-level name of what an extern kernel calls; `more` are arguments that are not the step's own."""
         if step.target.startswith("kernels."):
-            name = step.target.removeprefix("kernels.")
-            self.imports.add(name)
+            return self._wrapper(step.target.removeprefix("kernels."), (step.args, step.kwargs, more))
+        return self._operator(BOUND_FUNCTIONS.get(step.target, step.target))
+
+    def _wrapper(self, name: str, arguments: Any) -> str:
+        """The wrapper of a hand-written kernel; where sizes are fixed, a name for each choice of layouts and options.
+
+        What is called by such a name looks at nothing but addresses from the second call on.
+        """
+        self.imports.add(name)
+        if not self._static:
             return name
-        target = step.target
-        if step.out_argument and target.endswith(".default"):
-            target = target.removesuffix("default") + "out"
+        site = name, fixed_form(arguments)
+        if site not in self._fixed:
+            own = self._fixed[site] = self._namer.fresh(name)
+            if own != name:
+                self.operators[own] = f"{name}  # for other sizes or options"
+        return self._fixed[site]
+
+    @property
+    def fixed_calls(self) -> tuple[str, ...]:
+        """As in `Program`."""
+        return tuple(self._fixed.values())
+
+    def _operator(self, target: str) -> str:
+        """The module-level name of a function of PyTorch."""
         for name, known in self.operators.items():
-            if known == BOUND_FUNCTIONS.get(target, target):
+            if known == target:
                 return name
-        parts = target.removeprefix("torch.ops.").split(".")
+        parts = target.removeprefix("torch.").removeprefix("nn.").removeprefix("ops.").split(".")
         wish = "_".join(parts[:-1] if parts[-1] == "default" else parts)
         name = self._namer.fresh(identifier(wish))
-        self.operators[name] = BOUND_FUNCTIONS.get(target, target)
+        self.operators[name] = target
         return name
 
     def _argument(self, value: Any) -> str:
@@ -303,18 +344,50 @@ class HostWriter:
 
     def view(self, view: BufferView) -> str:
         """The tensor expression of a strided view."""
-        buffer, source = self._graph.buffers[view.buffer], self._variables[view.buffer]
-        if view.dtype != buffer.dtype:
-            source = f"{source}.view({view.dtype})"
-        if (view.sizes, view.strides, view.offset) == (buffer.sizes, buffer.strides, ZERO):
+        source = variable = self._variables[view.buffer]
+        if view.dtype != self._graph.buffers[view.buffer].dtype:
+            source = f"{variable}.view({view.dtype})"
+        sizes, strides = self._layouts[variable]
+        if (view.sizes, view.strides, view.offset) == (sizes, strides, ZERO):
             return source
-        if (view.sizes, view.strides, view.offset) == (buffer.sizes[::-1], buffer.strides[::-1], ZERO):
-            if len(view.sizes) == 2:
-                return f"{source}.t()"
+        if (view.sizes, view.strides, view.offset) == (sizes[::-1], strides[::-1], ZERO) and len(sizes) == 2:
+            return f"{source}.t()"
         self.helpers.add("reinterpret")
         arguments = [source, sizes_text(view.sizes), sizes_text(view.strides)]
         arguments += [host(view.offset).text] if view.offset.constant != 0 else []
         return f"reinterpret({', '.join(arguments)})"
+
+
+def whole(buffer: Buffer) -> BufferView:
+    """A buffer as a view of itself."""
+    return BufferView(buffer.name, buffer.sizes, buffer.strides, ZERO, buffer.dtype)
+
+
+def asked_layouts(schedule: Schedule) -> dict[str, Layout]:
+    """In which layout to hold each buffer that calls or the caller see: the one most asked for that fills the same memory.
+
+    Kernels take addresses: what only they read may be held in any layout.
+    """
+    asked: dict[str, collections.Counter[Layout]] = collections.defaultdict(collections.Counter)
+    externs = [step for step in schedule.steps if isinstance(step, ExternKernel)]
+    written = [whole(buffer) for step in externs for buffer in step.outputs if buffer is not None]
+    read = [(step.args, step.kwargs) for step in externs]
+    for view in (*written, *views_in((read, schedule.graph.outputs))):
+        own, asking = schedule.graph.buffers[view.buffer], (view.sizes, view.strides)
+        memory = extent(*asking)
+        if view.offset == ZERO and (asking == (own.sizes, own.strides) or memory and memory == extent(own.sizes, own.strides)):
+            asked[view.buffer][asking] += 1
+    return {name: layouts.most_common(1)[0][0] for name, layouts in asked.items()}
+
+
+def fixed_form(value: Any) -> object:
+    """Arguments without what may change between calls of a program of fixed sizes: which memory a tensor lies in."""
+    match value:
+        case BufferView():
+            return value.sizes, value.strides, value.dtype
+        case list() | tuple():
+            return tuple(map(fixed_form, value))
+    return repr(value)
 
 
 def _undominated(bounds: set[Index]) -> list[Index]:

@@ -197,6 +197,15 @@ def element_count(sizes: tuple[Index, ...]) -> int:
     return math.prod(hint(size) for size in sizes)
 
 
+@functools.lru_cache(maxsize=1 << 12)
+def extent(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> int | None:
+    """Elements from the first to the last of a strided tensor, if that is known."""
+    if any(number.constant is None for number in (*sizes, *strides)):
+        return None
+    steps = zip(map(int, sizes), map(int, strides), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps) if all(map(int, sizes)) else 0
+
+
 def num_bytes(buffer: Buffer | BufferView) -> int:
     """The bytes of all elements at the hinted sizes."""
     return element_count(buffer.sizes) * buffer.dtype.itemsize

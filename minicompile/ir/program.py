@@ -78,6 +78,8 @@ class Program:
         limited: `call` raises `OverflowError`, its list of inputs untouched, for sizes too far from the hints.
         steps: for every step of the schedule the module-level function of the file that runs it (empty: nothing to do),
             and, for a kernel, the buffers behind its tensor arguments.
+        fixed_calls: module-level names of hand-written kernels' wrappers, if no size varies: each is always called with
+            the same options and tensors of the same sizes and strides.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Program:
     key: str = ""
     steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
     limited: bool = False
+    fixed_calls: tuple[str, ...] = ()
 
     @property
     def bytes_moved(self) -> int:

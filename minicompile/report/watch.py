@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from minicompile.ir.loops import Buffer, extent
 from minicompile.ir.schedule import KernelGroup
 from minicompile.report.collect import globals_of
 
@@ -87,9 +88,17 @@ def written_tensors(part: Any, which: Watched, result: Any) -> dict[str, torch.T
     step = part.schedule.steps[which.number]
     if isinstance(step, KernelGroup):
         given = dict(zip(part.program.steps[which.number][1], which.arguments[1:]))
-        return {name: given[name] for name in step.writes if name in given}
+        buffers = part.schedule.graph.buffers
+        return {name: in_layout(given[name], buffers[name]) for name in step.writes if name in given}
     if "out" in which.keywords:
         result = which.keywords["out"]
     results = result if isinstance(result, (tuple, list)) else (result,)
     pairs = zip((b.name if b is not None else "" for b in step.outputs), results)
     return {name: value for name, value in pairs if name and isinstance(value, torch.Tensor) and not step.overwrites}
+
+
+def in_layout(tensor: torch.Tensor, buffer: Buffer) -> torch.Tensor:
+    """What a kernel was given as a buffer, which a program of fixed sizes may hold in another layout."""
+    if extent(buffer.sizes, buffer.strides) is None:
+        return tensor
+    return tensor.as_strided(list(map(int, buffer.sizes)), list(map(int, buffer.strides)))

@@ -28,7 +28,7 @@ from minicompile.kernels import interpret
 from minicompile.runtime.code_cache import CodeCache, write_atomically
 from minicompile.runtime.kernel_binary import binary_key, compile_kernel, for_sizes, is_kept, row_length
 from minicompile.runtime.launcher import SizedLaunch, load_launch
-from minicompile.runtime.recorded_call import RecordedCall
+from minicompile.runtime.recorded_call import FixedCall, RecordedCall
 from minicompile.runtime.worker_pool import MOST_HERE, POOL, most_workers
 
 RECORDED = ("attention_forward", "attention_backward", "mask_bounds", "fused_matmul")
@@ -59,7 +59,7 @@ def bound_module(program: Program, cache: CodeCache | None) -> types.ModuleType:
         module.CONSTANTS[name] = constant.to(program.device)
     if program.device.type == "cuda":
         _bind_kernels(program, module, cache)
-        _bind_handwritten(module)
+        _bind_handwritten(program, module)
     elif program.device.type == "cpu":
         _bind_interpreter(program, module)
     return module
@@ -128,11 +128,13 @@ def _bind_kernels(program: Program, module: types.ModuleType, cache: CodeCache |
         list(pool.map(bind, program.kernels))
 
 
-def _bind_handwritten(module: types.ModuleType) -> None:
+def _bind_handwritten(program: Program, module: types.ModuleType) -> None:
     """Remember what the wrappers of hand-written kernels launch, so that later calls only launch."""
-    for name in RECORDED:
-        if hasattr(module, name):
-            setattr(module, name, RecordedCall(getattr(module, name)))
+    recorded = FixedCall if program.fixed_calls else RecordedCall
+    for name in program.fixed_calls or RECORDED:
+        function: Any = getattr(module, name, None)
+        if getattr(function, "__name__", "") in RECORDED:
+            setattr(module, name, recorded(function))
 
 
 def _bind_interpreter(program: Program, module: types.ModuleType) -> None:

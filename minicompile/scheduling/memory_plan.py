@@ -4,11 +4,9 @@ Only storage that the generated code allocates itself is ever reused: what an ex
 something else, and inputs belong to the caller. This module must not change the order of steps.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 
-from minicompile.ir.index import Index
-from minicompile.ir.loops import Buffer, ExternKernel, num_bytes
+from minicompile.ir.loops import Buffer, ExternKernel, extent, num_bytes
 from minicompile.ir.schedule import Allocation, KernelGroup, MemoryPlan
 
 WASTE = 1.25
@@ -79,18 +77,10 @@ def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
         return False
     if new.sizes == old.sizes and new.strides == old.strides:
         return True
-    needed, there = _extent(new.sizes, new.strides), _extent(old.sizes, old.strides)
+    needed, there = extent(new.sizes, new.strides), extent(old.sizes, old.strides)
     if needed is None or there is None:
         return False
     return needed == there or (not exact and needed <= there <= WASTE * needed)
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _extent(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> int | None:
-    """Elements from the first to the last of a buffer, if that is known."""
-    if any(number.constant is None for number in (*sizes, *strides)):
-        return None
-    return 1 + sum((int(size) - 1) * int(stride) for size, stride in zip(sizes, strides, strict=True))
 
 
 def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -> list[str]:

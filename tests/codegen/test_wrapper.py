@@ -102,25 +102,65 @@ def test_an_overwritten_input_is_the_same_memory() -> None:
     assert found.data_ptr() == a.data_ptr() and (a == 2).all()
 
 
-def matmul_schedule(target: str, out_argument: bool) -> Schedule:
+def matmul_schedule(target: str, out_argument: bool, *added: Buffer) -> Schedule:
     out = buffer("product", (8, 6))
     weight = buffer("weight", (6, 5), role="input")
     transposed = BufferView("weight", weight.sizes[::-1], weight.strides[::-1], ZERO, F32)
     a = buffer("a", (9, 5), role="input")
     rows = BufferView("a", (as_index(8), as_index(5)), a.strides, as_index(5), F32)
-    step = ExternKernel(target, (rows, transposed), (), (out,), out_argument=out_argument)
+    step = ExternKernel(target, (*map(whole, added), rows, transposed), (), (out,), out_argument=out_argument)
     steps = [step, scaled("product", "b", 48, 2.0)]
-    return schedule(steps, [a, weight, out, buffer("b", (8, 6))], ["b"])
+    return schedule(steps, [*added, a, weight, out, buffer("b", (8, 6))], ["b"])
 
 
-@pytest.mark.parametrize(("target", "out"), [("torch.ops.aten.mm.out", True), ("torch.ops.aten.mm.default", True),
-                                             ("torch.ops.aten.mm.default", False)])  # fmt: skip
-def test_extern_calls_on_views(target: str, out: bool) -> None:
+@pytest.mark.parametrize(("target", "out", "text"), [("torch.ops.aten.mm.out", True, "weight, out=product)"),
+                                                     ("torch.ops.aten.mm.default", False, "weight.t())")])  # fmt: skip
+def test_extern_calls_on_views(target: str, out: bool, text: str) -> None:
     built = matmul_schedule(target, out)
     a, weight = torch.randn(9, 5), torch.randn(6, 5)
     (found,) = load(programs(built)[0]).call([a, weight])
     torch.testing.assert_close(found, a[1:] @ weight.t() * 2)
-    assert "weight.t()" in text_of(built)
+    assert text in text_of(built)
+
+
+def test_a_product_with_an_added_vector_takes_the_matrix_as_it_lies() -> None:
+    built = matmul_schedule("torch.ops.aten.addmm.out", True, buffer("bias", (6,), role="input"))
+    bias, a, weight = torch.randn(6), torch.randn(9, 5), torch.randn(6, 5)
+    (found,) = load(programs(built)[0]).call([bias, a, weight])
+    assert torch.equal(found, torch.addmm(bias, a[1:], weight.t()) * 2)
+    assert "weight, bias, out=product)" in text_of(built)
+
+
+def test_what_a_call_reads_in_another_shape_is_held_in_that_shape() -> None:
+    held = buffer("held", (2, 3, 4))
+    rows = BufferView("held", (as_index(6), as_index(4)), (as_index(4), as_index(1)), ZERO, F32)
+    middle, out = buffer("middle", (6, 6)), buffer("out", (2, 12))
+    right = whole(buffer("right", (4, 6), role="input"))
+    steps = [
+        scaled("a", "held", 24, 2.0),
+        ExternKernel("torch.ops.aten.mm.out", (rows, right), (), (middle,), out_argument=True),
+        scaled("held", "out", 24, 3.0),
+    ]
+    buffers = [buffer("a", (2, 3, 4), role="input"), buffer("right", (4, 6), role="input"), held, middle, out]
+    built = schedule(steps, buffers, ["middle", "out"], MemoryPlan({"out": Allocation("out", "held", 2, 3)}, {}))
+    a, right_value = torch.randn(2, 3, 4), torch.randn(4, 6)
+    found, tripled = load(programs(built)[0]).call([a, right_value])
+    assert torch.equal(found, (a * 2).view(6, 4) @ right_value) and torch.equal(tripled, (a * 6).view(2, 12))
+    assert "held = empty_strided((6, 4), (4, 1)" in text_of(built)
+
+
+def test_calls_of_hand_written_kernels_have_a_name_for_each_layout_and_option() -> None:
+    def bounds(mask: str, by_keys: bool) -> ExternKernel:
+        made = Buffer(f"{mask}_{by_keys}_bounds", torch.int32, torch.device("cpu"), (as_index(1),), (as_index(1),))
+        return ExternKernel("kernels.mask_bounds", (whole(masks[mask]), 8, 8, by_keys), (), (made,), unpack=True)
+
+    masks = {name: buffer(name, sizes, torch.bool, role="input") for name, sizes in (("m", (8, 8)), ("n", (8, 8)), ("o", (1, 8, 8)))}
+    calls = [bounds("m", True), bounds("n", True), bounds("m", False), bounds("o", True)]
+    made = [output for call in calls for output in call.outputs if output is not None]
+    program = generate_program(schedule(calls, [*masks.values(), *made], [b.name for b in made]), Config(), INTERPRETER)
+    assert [name for name, _ in program.steps] == ["mask_bounds", "mask_bounds", "mask_bounds_1", "mask_bounds_2"]
+    assert program.fixed_calls == ("mask_bounds", "mask_bounds_1", "mask_bounds_2")
+    assert "mask_bounds_1 = mask_bounds  # for other sizes or options\n" in program.text
 
 
 def test_views_are_relative_to_an_inputs_own_offset() -> None:
