@@ -271,10 +271,12 @@ class HostWriter:
     def _check_layout(self, buffer: Buffer) -> None:
         """An operator may lay its result out otherwise than its fake result promised."""
         variable = self._variables[buffer.name]
-        self.helpers.add("with_layout")
-        layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
-        self.lines.append(f"{variable} = with_layout({variable}, {layout})")
         self._sharers[variable].add(buffer.name)
+        allocation = self._schedule.memory.allocations.get(buffer.name)
+        if allocation is None or allocation.last_step > allocation.first_step:  # else nobody reads it
+            self.helpers.add("with_layout")
+            layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
+            self.lines.append(f"{variable} = with_layout({variable}, {layout})")
 
     def _in_place(self, step: ExternKernel, called: str) -> None:
         new = [b for b in step.outputs if b is not None]
@@ -377,7 +379,13 @@ def asked_layouts(schedule: Schedule) -> dict[str, Layout]:
         memory = extent(*asking)
         if view.offset == ZERO and (asking == (own.sizes, own.strides) or memory and memory == extent(own.sizes, own.strides)):
             asked[view.buffer][asking] += 1
-    return {name: layouts.most_common(1)[0][0] for name, layouts in asked.items()}
+    return {name: max(layouts, key=lambda layout: (layouts[layout], rows_first(layout))) for name, layouts in asked.items()}
+
+
+def rows_first(layout: Layout) -> bool:
+    """Whether no dimension has larger steps than one before it, at the hinted sizes."""
+    steps = [hint(stride) for stride in layout[1]]
+    return steps == sorted(steps, reverse=True)
 
 
 def fixed_form(value: Any) -> object:

@@ -52,18 +52,16 @@ def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib
     index = device.index if device.index is not None else torch.cuda.current_device()
     function = _load(implementation, binary, index, binary_path)
     types = "".join("O" if t.startswith("*") else _ARGUMENT_CODES[t] for t in binary.argument_types)
-    types += "O" * _SCRATCH_POINTERS
-    scratch = (None,) * _SCRATCH_POINTERS
-    num_warps, shared = binary.num_warps, binary.shared_bytes
-    launch_kernel, current_stream = implementation._launch_kernel, torch._C._cuda_getCurrentRawStream
-    address, tensors = torch.Tensor.data_ptr, sum(t.startswith("*") for t in binary.argument_types)  # which come first
-
-    def launch(grid: tuple[int, int, int], *arguments: Any) -> None:
-        # Of a tensor, rather than its address, the launcher would ask the driver on which device it lies.
-        values = (*map(address, arguments[:tensors]), *arguments[tensors:], *scratch)
-        launch_kernel(function, grid[0], grid[1], grid[2], num_warps, shared, types, values, current_stream(index))
-
-    return launch
+    # Written out for this number of arguments, which is a fifth faster than unpacking them. Of a tensor, rather than its
+    # address, the launcher would ask the driver on which device it lies.
+    names = [f"argument_{place}" for place in range(len(types))]
+    values = [f"address({name})" if code == "O" else name for name, code in zip(names, types, strict=True)]
+    given = f"({', '.join([*values, *['None'] * _SCRATCH_POINTERS])})"
+    settings = f"{binary.num_warps}, {binary.shared_bytes}, {types + 'O' * _SCRATCH_POINTERS!r}"
+    known = {
+        "launch": implementation._launch_kernel, "stream": torch._C._cuda_getCurrentRawStream, "address": torch.Tensor.data_ptr,
+    }  # fmt: skip
+    return eval(f"lambda grid, {', '.join(names)}: launch({function}, *grid, {settings}, {given}, stream({index}))", known)
 
 
 def _load(implementation: Any, binary: KernelBinary, index: int, binary_path: pathlib.Path | None) -> int:

@@ -47,7 +47,7 @@ def plan_memory(
     for number, step in enumerate(steps):
         for name in step.writes:
             donor = _overwritten_by(step, name)
-            if donor is None and isinstance(step, KernelGroup):
+            if donor is None and (isinstance(step, KernelGroup) or step.out_argument):
                 exact = lives.last[name] == lives.end
                 in_place = [other for other in _dying_in_place(step, number, name, lives) if other in storage]
                 donor = next((c for c in in_place if _fits(buffers[name], storage[c], exact)), None)
@@ -83,9 +83,9 @@ def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
     return needed == there or (not exact and needed <= there <= WASTE * needed)
 
 
-def _dying_in_place(group: KernelGroup, number: int, name: str, lives: _Lives) -> list[str]:
+def _dying_in_place(group: KernelGroup | ExternKernel, number: int, name: str, lives: _Lives) -> list[str]:
     """Buffers last read here, by a pointwise kernel over one axis, only where `name` is stored and not after that."""
-    if group.tile.strategy != "pointwise" or len(group.tile.axes) != 1 or group.batch:
+    if isinstance(group, ExternKernel) or group.tile.strategy != "pointwise" or len(group.tile.axes) != 1 or group.batch:
         return []
     writer = next(number for number, loop in enumerate(group.loops) if loop.buffer == name)
     place = group.loops[writer].store

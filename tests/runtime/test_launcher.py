@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from minicompile.ir.program import KernelArgument, KernelSource
+from minicompile.runtime import launcher
 from minicompile.runtime.kernel_binary import for_sizes, triton_type
 from minicompile.runtime.launcher import SizedLaunch
 
@@ -42,3 +45,17 @@ def test_machine_code_is_special_in_divisibility_and_in_the_length_of_a_row() ->
 def test_sizes_are_32_bits_wide_unless_they_need_more() -> None:
     assert triton_type(KERNEL.arguments[1]) == "i32"
     assert triton_type(KernelArgument("s0", None, wide=True)) == "i64"
+
+
+def test_a_launch_passes_addresses_numbers_and_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[Any, ...]] = []
+    driver = SimpleNamespace(_launch_kernel=lambda *arguments: launched.append(arguments))
+    monkeypatch.setattr(torch._C, "_StaticCudaLauncher", driver, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 70 + index, raising=False)
+    monkeypatch.setattr(launcher, "_load", lambda *arguments: 5)
+    binary = SimpleNamespace(scratch_bytes=0, argument_types=("*fp32", "*i64", "i32", "fp64"), num_warps=4, shared_bytes=16, name="k")
+    x, y = torch.ones(4), torch.ones(4, dtype=torch.int64)
+    launch: Any = launcher.load_launch(binary, torch.device("cuda", 1), None)  # type: ignore[arg-type]
+    launch((2, 3, 1), x, y, 9, 0.5)
+    values = (x.data_ptr(), y.data_ptr(), 9, 0.5, None, None)
+    assert launched == [(5, 2, 3, 1, 4, 16, "OOidOO", values, 71)]
