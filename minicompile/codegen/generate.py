@@ -84,7 +84,7 @@ def generate_program(
         key=_content_key(text, constants),
         steps=tuple(host.steps),
         limited=bool(limits),
-        fixed_calls=host.fixed_calls,
+        fixed_calls=tuple(host.fixed.values()),
     )
 
 

@@ -21,7 +21,6 @@ from minicompile.ir.schedule import KernelGroup, Schedule
 # The same operators through torch's own argument parser, which takes half the host time of an overload object.
 BOUND_FUNCTIONS = {f"torch.ops.aten.{name}.out": f"torch.{name}" for name in ("mm", "bmm", "addmm", "baddbmm")}
 
-LINEAR = "torch.nn.functional.linear"
 LINEAR_PRODUCTS = ("torch.ops.aten.mm.out", "torch.ops.aten.addmm.out")
 FUSED_MATMUL = "kernels.fused_matmul"
 Layout = tuple[tuple[Index, ...], tuple[Index, ...]]
@@ -52,6 +51,7 @@ class HostWriter:
         lines: statements of `call`.
         operators: module-level name of each extern operator to the text that finds it.
         imports: hand-written kernels to import from `minicompile.kernels`.
+        fixed: the names that `Program` has as `fixed_calls`, by what is called with which layouts and options.
         helpers: names of the file's own helper functions that are called.
         steps: as in `Program`.
     """
@@ -66,7 +66,7 @@ class HostWriter:
         self._layouts: dict[str, Layout] = {names[n]: (b.sizes, b.strides) for n, b in self._graph.buffers.items()}
         self._asked = asked_layouts(schedule)
         self._static = not _all_symbols(self._graph)
-        self._fixed: dict[object, str] = {}
+        self.fixed: dict[object, str] = {}
         self.lines: list[str] = []
         self.operators: dict[str, str] = {}
         self.imports: set[str] = set()
@@ -218,7 +218,7 @@ class HostWriter:
         if step.target == FUSED_MATMUL:
             return self._fused_matmul(step, epilogue)
         linear = self._linear_arguments(step)
-        function = self._operator(LINEAR) if linear else self._function(step)
+        function = self._operator("torch.nn.functional.linear") if linear else self._function(step)
         arguments = linear or [self._argument(a) for a in step.args]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         if step.overwrites:
@@ -301,16 +301,11 @@ class HostWriter:
         if not self._static:
             return name
         site = name, fixed_form(arguments)
-        if site not in self._fixed:
-            own = self._fixed[site] = self._namer.fresh(name)
+        if site not in self.fixed:
+            own = self.fixed[site] = self._namer.fresh(name)
             if own != name:
                 self.operators[own] = f"{name}  # for other sizes or options"
-        return self._fixed[site]
-
-    @property
-    def fixed_calls(self) -> tuple[str, ...]:
-        """As in `Program`."""
-        return tuple(self._fixed.values())
+        return self.fixed[site]
 
     def _operator(self, target: str) -> str:
         """The module-level name of a function of PyTorch."""
@@ -390,12 +385,9 @@ def rows_first(layout: Layout) -> bool:
 
 def fixed_form(value: Any) -> object:
     """Arguments without what may change between calls of a program of fixed sizes: which memory a tensor lies in."""
-    match value:
-        case BufferView():
-            return value.sizes, value.strides, value.dtype
-        case list() | tuple():
-            return tuple(map(fixed_form, value))
-    return repr(value)
+    if isinstance(value, BufferView):
+        return value.sizes, value.strides, value.dtype
+    return tuple(map(fixed_form, value)) if isinstance(value, (tuple, list)) else repr(value)
 
 
 def _undominated(bounds: set[Index]) -> list[Index]:

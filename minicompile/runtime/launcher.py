@@ -20,7 +20,6 @@ _ARGUMENT_CODES = {
     "i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l",
     "u8": "B", "fp16": "f", "bf16": "f", "fp32": "f", "fp64": "d",
 }  # fmt: skip
-_SCRATCH_POINTERS = 2
 _REMEMBERED_SIZES = 4096
 
 
@@ -56,12 +55,10 @@ def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib
     # address, the launcher would ask the driver on which device it lies.
     names = [f"argument_{place}" for place in range(len(types))]
     values = [f"address({name})" if code == "O" else name for name, code in zip(names, types, strict=True)]
-    given = f"({', '.join([*values, *['None'] * _SCRATCH_POINTERS])})"
-    settings = f"{binary.num_warps}, {binary.shared_bytes}, {types + 'O' * _SCRATCH_POINTERS!r}"
-    known = {
-        "launch": implementation._launch_kernel, "stream": torch._C._cuda_getCurrentRawStream, "address": torch.Tensor.data_ptr,
-    }  # fmt: skip
-    return eval(f"lambda grid, {', '.join(names)}: launch({function}, *grid, {settings}, {given}, stream({index}))", known)
+    given = f"({', '.join([*values, 'None', 'None'])})"  # no scratch memory
+    settings = f"{binary.num_warps}, {binary.shared_bytes}, {types + 'OO'!r}"
+    used = {"run": implementation._launch_kernel, "address": torch.Tensor.data_ptr, "stream": torch._C._cuda_getCurrentRawStream}
+    return eval(f"lambda grid, {', '.join(names)}: run({function}, *grid, {settings}, {given}, stream({index}))", used)
 
 
 def _load(implementation: Any, binary: KernelBinary, index: int, binary_path: pathlib.Path | None) -> int:

@@ -19,6 +19,7 @@ import copy
 import dataclasses
 import inspect
 import threading
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -53,19 +54,6 @@ class Description:
 
     address: Address
     template: Any
-
-
-class Memory:
-    """What a tensor descriptor needs of its tensor."""
-
-    __slots__ = ("pointer",)
-
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-
-    def data_ptr(self) -> int:
-        """The address."""
-        return self.pointer
 
 
 class Allocation(NamedTuple):
@@ -159,8 +147,7 @@ class FixedCall(RecordedCall):
     """A wrapper that is always called with the same options and with tensors of the same sizes and strides in the same places."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        key = tf32_allowed()
-        recording = self._recordings.get(key)
+        recording = self._recordings.get(key := tf32_allowed())
         if recording is None:
             self._places = [place for place, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
             return self._record(key, [arguments[place] for place in self._places], arguments, options)
@@ -232,7 +219,8 @@ def placed(value: Any, pointers: tuple[int, ...]) -> Any:
         return pointers[value.index] + value.offset
     if type(value) is Description:
         descriptor = copy.copy(value.template)
-        descriptor.base = Memory(pointers[value.address.index] + value.address.offset)
+        pointer = pointers[value.address.index] + value.address.offset
+        descriptor.base = types.SimpleNamespace(data_ptr=lambda: pointer)  # all that is asked of its tensor
         return descriptor
     return value
 

@@ -68,12 +68,12 @@ class GraphMaker:
         self.operations.append(Loop(name, _real(outer), value, store, fold, origins=(Origin(name, operator),)))
         return name
 
-    def extern(self, name: str, source: str) -> str:
-        """An extern kernel that negates."""
+    def extern(self, name: str, source: str, out_argument: bool = False) -> str:
+        """An extern kernel that negates, into memory of the program's if asked."""
         buffer = self.buffers[source]
         result = self.new(name, buffer.sizes, buffer.dtype)
         view = BufferView(source, buffer.sizes, buffer.strides, ZERO, buffer.dtype)
-        self.operations.append(ExternKernel("neg", (view,), (), (result,), origins=(Origin(name, "aten.neg"),)))
+        self.operations.append(ExternKernel("neg", (view,), (), (result,), out_argument, origins=(Origin(name, "aten.neg"),)))
         return name
 
     def graph(self, *outputs: str) -> LoweredGraph:

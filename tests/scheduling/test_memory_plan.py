@@ -9,7 +9,8 @@ import pytest
 from minicompile.config import Config
 from minicompile.errors import VerificationFailed
 from minicompile.ir.expr import Load
-from minicompile.ir.index import as_index
+from minicompile.ir.index import Symbol, as_index
+from minicompile.ir.loops import extent
 from minicompile.ir.schedule import Allocation, DeviceProperties, KernelGroup, OnlineSoftmax, Schedule
 from minicompile.scheduling.schedule import schedule_graph
 from minicompile.scheduling.verify import verify_schedule
@@ -45,6 +46,24 @@ def test_a_dead_buffer_is_used_again() -> None:
 def test_what_an_extern_kernel_returned_is_never_used_again() -> None:
     plan = schedule(chain(4), "c3").memory
     assert not any((allocation.reuses or "").startswith("c") for allocation in plan.allocations.values())
+
+
+def test_an_extern_kernel_writes_into_dead_memory_but_never_over_what_it_reads() -> None:
+    maker = GraphMaker()
+    maker.input("a", 64, 64)
+    for name, source in (("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
+        maker.extern(name, source, out_argument=True)
+    maker.pointwise("x", (64, 64), lambda i, j: op("exp", maker.load("e", i, j)))
+    plan = schedule(maker, "x").memory
+    assert {name: allocation.reuses for name, allocation in plan.allocations.items()} == {
+        "b": None, "c": None, "d": "b", "e": "c", "x": "e",
+    }  # fmt: skip
+
+
+def test_memory_of_nothing_is_not_taken_for_memory_of_something() -> None:
+    sizes, strides = tuple(map(as_index, (0, 10))), tuple(map(as_index, (1, 5)))
+    assert extent(sizes, strides) == 0 and extent(sizes[1:], strides[1:]) == 46
+    assert extent((*sizes, as_index(Symbol("s0", 8, 2))), (*strides, as_index(1))) is None
 
 
 def test_buffers_are_freed_after_their_last_reader_and_outputs_never() -> None:
