@@ -68,6 +68,7 @@ NATIVE_TYPES = frozenset({
     types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType, property,
     types.GeneratorType, types.GenericAlias,
 })
+ITEM_METHODS = (dict.__getitem__, dict.get, dict.__setitem__, dict.__delitem__)  # which make attributes of a dictionary's keys
 GENERATOR_METHODS = ("send", "throw", "close", "__iter__", "__next__")
 ANY_TENSOR = torch.empty(0)
 
@@ -284,7 +285,8 @@ def is_data_descriptor(raw: Any) -> bool:
 
 def guard_hidden(tracer: Tracer, base: type | None, name: str, raw: Any) -> None:
     """Guard that a class attribute which an instance's own hides is none that would win over it."""
-    if base is not None and id(base) not in tracer.fresh and not is_trusted_module(base.__module__):
+    if base is not None and id(base) not in tracer.fresh and not is_trusted_module(base.__module__) and (
+            (id(base), name) not in tracer.effects.attributes):
         tracer.guards.type(Item(Attribute(Baked(base, base.__name__), "__dict__"), name), raw)
 
 
@@ -344,6 +346,8 @@ def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error:
     if isinstance(getter, types.FunctionType):
         function = class_value(tracer, base or kind, "__getattr__", getter)
         return tracer.call(function, (owner, name))
+    if isinstance(owner, dict) and getter in ITEM_METHODS:
+        return tracer.call(getter, (owner, name))
     raise Break("unsupported value", f"`__getattr__` of {kind.__name__}")
 
 
@@ -467,6 +471,9 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         if not (isinstance(owner, Module) and setter is Module.__setattr__ and set_on_module(tracer, owner, name, value)):
             args = (owner, name) if value is MISSING else (owner, name, value)
             tracer.call(class_value(tracer, base or kind, special, setter), args)
+        return
+    if isinstance(owner, dict) and setter in ITEM_METHODS:
+        tracer.call(setter, (owner, name) if value is MISSING else (owner, name, value))
         return
     if base not in (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType):
         raise Break("unsupported value", f"the attribute `{name}` of an object of type {kind.__name__} is set")

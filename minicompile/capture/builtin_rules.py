@@ -28,18 +28,18 @@ from minicompile.capture.attributes import (
 )
 from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import (
-    METHOD_RULES,
     SPECIAL,
     Callback,
     call,
     call_pure,
-    check_printable,
+    method,
     native_argument,
     ruled,
     run_native,
     special,
 )
-from minicompile.capture.comparing import refuse_objects, settled, settled_all, standing, standing_inside
+from minicompile.capture.comparing import refuse_objects, settled, settled_all
+from minicompile.capture.comparing_rules import ordering_key
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import (
     BINARY,
@@ -65,9 +65,18 @@ from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
+from minicompile.capture.texts import SAYS_ITS_ARGUMENTS, as_shown, check_printable, text_of_exception
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Generator, Keywords, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, NUMPY_NUMBERS, force, guard_structure, is_outside
+from minicompile.capture.values import (
+    CONSTANT_TYPES,
+    DATES_AND_FRACTIONS,
+    NUMPY_NUMBERS,
+    VALUES,
+    force,
+    guard_structure,
+    is_outside,
+)
 
 
 @special(isinstance)
@@ -199,7 +208,7 @@ def rule_hasattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return True
 
 
-@special(object.__new__, tuple.__new__, dict.__new__, list.__new__, set.__new__)
+@special(object.__new__, tuple.__new__, dict.__new__, list.__new__, set.__new__, *(kind.__new__ for kind in VALUES))
 def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """Allocate an instance."""
     kind = args[0]
@@ -207,7 +216,7 @@ def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         if "__new__" in base.__dict__ and not isinstance(base.__dict__["__new__"], staticmethod | types.FunctionType):
             maker = base.__new__
             break
-    rest = tuple(native_iterable(tracer, item) for item in args[1:]) if issubclass(kind, tuple) else ()
+    rest = tuple(native_iterable(tracer, item) for item in args[1:]) if issubclass(kind, (tuple, *VALUES)) else ()
     return tracer.made(run_native(tracer, maker, (kind, *rest), {}))
 
 
@@ -279,10 +288,12 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
         if function in (sorted, min, max):
             keywords["key"] = ordering_key(tracer, kwargs.get("key"))
         if function in (set, frozenset) and values:
-            values = (settled_all(tracer, run_native(tracer, list, values[:1], {})), *values[1:])
+            values = (distinct(tracer, values[0]), *values[1:])
         if function is sum and values:
             values = (run_native(tracer, list, values[:1], {}), *values[1:])
             numbers = tuple(in_python(tracer, item) for item in (*(args[1:] or kwargs.values() or (0,)), *values[0]))
+            for item in numbers:
+                force(tracer, item, False)
             if any(type(item) is SymbolicFloat for item in numbers) and all(type(item) in OPERANDS for item in numbers):
                 return call_pure(tracer, summed, numbers, {})
             if not all(is_native(item) or isinstance(item, FakeTensor) for item in numbers):
@@ -291,11 +302,6 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
         return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
 
     return rule
-
-
-def ordering_key(tracer: Tracer, key: Any) -> Any:
-    """What native code sorts by: the user's key, of which objects are asked for their order."""
-    return lambda item: standing(tracer, tracer.resolve(item) if key is None else Callback(tracer, key)(item))
 
 
 COMPARING = (sum, sorted, min, max, set, frozenset)
@@ -314,6 +320,11 @@ def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
         return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
     return over_iterables(reversed)(tracer, args, kwargs)
+
+
+def distinct(tracer: Tracer, items: Any) -> list[Any]:
+    """The elements of a set, or the keys of a dictionary, made of an iterable."""
+    return settled_all(tracer, run_native(tracer, list, (native_iterable(tracer, items),), {}))
 
 
 def truth_over(tracer: Tracer, iterable: Any, stop_at: bool) -> bool:
@@ -396,10 +407,18 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
             method, base = class_lookup(tracer, type(value), name)
             if isinstance(method, types.FunctionType) and not isinstance(value, type):
                 return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+            if method is None:
+                return run_native(tracer, function, args, kwargs)  # raises
+            if method in SAYS_ITS_ARGUMENTS and function in (str, repr):
+                return text_of_exception(tracer, function, value)
+            if base in VALUES and len(args) == 1:
+                return run_native(tracer, function, args, {})
             if method is not MISSING and base is not object:
                 break
         if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
-            check_printable(tracer, value)
+            if isinstance(value, (list, tuple, dict)) and function is not hash:
+                args = (as_shown(tracer, value), *args[1:])
+            check_printable(tracer, args[0])
         return call_pure(tracer, function, spelled_out(args), kwargs)
 
     return rule
@@ -550,50 +569,10 @@ def rule_nullcontext(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return tracer.made(manager)
 
 
-def method(kinds: Any, *names: str) -> Any:
-    """Register the rule of a container's method; it takes (tracer, owner, args, kwargs)."""
-
-    def register(rule: Any) -> Any:
-        for name in names:
-            METHOD_RULES[name] = (kinds, rule)
-        return rule
-
-    return register
-
-
-@method(list, "sort")
-def rule_sort(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-    """`l.sort(...)`."""
-    force(tracer, owner)
-    keywords = {**kwargs, "key": ordering_key(tracer, kwargs.get("key"))}
-    return run_native(tracer, functools.partial(list.sort, owner), args, keywords)
-
-
-def searching(name: str) -> Any:
-    """The rule of a method of sequences that looks for an equal element."""
-
-    def rule(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-        force(tracer, (owner, args))
-        seen = standing_inside(tracer, owner)
-        before = list(seen)
-        result = run_native(tracer, getattr(seen, name), tuple(standing(tracer, item) for item in args), kwargs)
-        if name == "remove" and seen is not owner:
-            del owner[next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])]
-        return result
-
-    return rule
-
-
-for _name, _kinds in (("index", (list, tuple, collections.deque)), ("count", (list, tuple, collections.deque)),
-                      ("remove", (list, collections.deque))):
-    method(_kinds, _name)(searching(_name))
-
-
 @special(dict.fromkeys)
 def rule_fromkeys(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`dict.fromkeys(iterable[, value])`."""
-    keys = settled_all(tracer, run_native(tracer, list, (native_iterable(tracer, args[0]),), {}))
-    return tracer.made(run_native(tracer, dict.fromkeys, (keys, *args[1:]), kwargs))
+    return tracer.made(run_native(tracer, dict.fromkeys, (distinct(tracer, args[0]), *args[1:]), kwargs))
 
 
 method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")(
@@ -627,8 +606,6 @@ def context_value(tracer: Tracer, variable: contextvars.ContextVar[Any], *defaul
 @method(dict, "update")
 def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.update(...)`."""
-    if isinstance(owner, collections.Counter):
-        raise Break("unknown call", "`Counter.update` called as a dictionary's")
     force(tracer, owner, False)
     update_dict(tracer, owner, args, kwargs)
 
@@ -649,6 +626,7 @@ def rule_extendleft(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) ->
 @method(str, "format", "format_map")
 def rule_str_format(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`text.format(...)`."""
+    args, kwargs = as_shown(tracer, args), as_shown(tracer, kwargs)
     check_printable(tracer, [*args, *kwargs.values()])
     return call_pure(tracer, owner.format, spelled_out(args), {key: spelled_out(item) for key, item in kwargs.items()})
 
@@ -678,7 +656,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
     if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES or (
             kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
-        return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), kwargs)
+        return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), spelled_out(kwargs))
     if kind.__module__ == "itertools":
         return call_itertools(tracer, kind, args, kwargs)
     if isinstance(meta_call, type):  # of a `TypedDict` it is `dict`
@@ -708,14 +686,15 @@ def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any
                 args = args[1:]
             update_dict(tracer, instance, args, kwargs)
         elif args:
-            run_native(tracer, initialise, (instance, native_iterable(tracer, args[0]), *args[1:]), kwargs)
+            items = (distinct if issubclass(kind, set) else native_iterable)(tracer, args[0])
+            run_native(tracer, initialise, (instance, items, *args[1:]), kwargs)
     elif initialise is not object.__init__ and issubclass(kind, BaseException):
         run_native(tracer, initialise, (instance, *args), kwargs)
     return instance
 
 
 special(type.__call__)(lambda tracer, args, kwargs: instance_of(tracer, args[0], args[1:], kwargs))
-NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo})
+NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo, *DATES_AND_FRACTIONS})
 
 
 def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
@@ -741,7 +720,7 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if issubclass(kind, (dict, list, set, collections.deque)):
         return tracer.made(run_native(tracer, kind.__new__, (kind,), {}))
     if issubclass(kind, (tuple, str, int, float, frozenset)):
-        values = tuple(native_iterable(tracer, item) for item in args)
+        values = tuple((distinct if issubclass(kind, frozenset) else native_iterable)(tracer, item) for item in args)
         return tracer.made(run_native(tracer, kind.__new__, (kind, *values), kwargs))
     if kind is weakref.ref and len(args) == 1 and is_outside(tracer, args[0]):  # so the user keeps it alive
         return tracer.made(weakref.ref(args[0]))

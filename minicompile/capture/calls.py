@@ -15,7 +15,7 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall, Item, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
+from minicompile.capture.texts import as_shown, check_printable, leaves
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -66,6 +67,20 @@ def special(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
             SPECIAL[function] = rule
+        return rule
+
+    return register
+
+
+METHOD_RULES: dict[str, list[tuple[Any, Callable[..., Any]]]] = {}
+
+
+def method(kinds: Any, *names: str) -> Any:
+    """Register the rule of a container's method; it takes (tracer, owner, args, kwargs)."""
+
+    def register(rule: Any) -> Any:
+        for name in names:
+            METHOD_RULES.setdefault(name, []).append((kinds, rule))
         return rule
 
     return register
@@ -178,7 +193,19 @@ def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ..
     return fetched_again(tracer, function, args, kwargs, function(*args, **kwargs))
 
 
-CLOSURE_RULES: dict[tuple[str, str], Callable[..., Any]] = {("functools", "singledispatch.<locals>.dispatch"): dispatched}
+def shown_once(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a `__repr__` gives that shows an object inside of itself as three dots."""
+    text = function.__wrapped__  # type: ignore[attr-defined]
+    if any(frame.function is text and frame.variables.get(text.__code__.co_varnames[0]) is args[0] for frame in tracer.frames):
+        return "..."
+    return call(tracer, text, args, kwargs)
+
+
+CLOSURE_RULES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("functools", "singledispatch.<locals>.dispatch"): dispatched,
+    ("dataclasses", "_recursive_repr.<locals>.wrapper"): shown_once,
+    ("reprlib", "recursive_repr.<locals>.decorating_function.<locals>.wrapper"): shown_once,
+}
 """Rules for the functions that a library's function defines, by module and name; they take (tracer, function, args, kwargs)."""
 
 
@@ -342,8 +369,9 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         of, rest = (owner, args) if bound else (args[0], args[1:])
         if isinstance(of, FakeTensor) and name in torch_interface.TENSOR_METHODS:
             return call_tensor_method(tracer, of, name, rest, kwargs)
-        if name in METHOD_RULES and isinstance(of, METHOD_RULES[name][0]):
-            return METHOD_RULES[name][1](tracer, of, rest, kwargs)
+        rule = next((rule for kinds, rule in METHOD_RULES.get(name, ()) if isinstance(of, kinds)), None)
+        if rule is not None:
+            return rule(tracer, of, rest, kwargs)
         if bound or isinstance(of, NATIVE_OWNERS):
             return call_native_method(tracer, of, function, args, kwargs)
     if isinstance(owner, type) and issubclass(owner, Module | torch.autograd.Function):
@@ -367,7 +395,6 @@ def unknown_call(function: Any) -> Break:
     return Break(kind, f"`{label}` is called")
 
 
-METHOD_RULES: dict[str, tuple[Any, Callable[..., Any]]] = {}
 NATIVE_OWNERS = (*CONTAINERS, str, bytes, int, float, complex, types.GeneratorType, slice, range, type(None), BaseException,
                  collections.deque)
 NATIVE_PACKAGES = frozenset({"builtins", "itertools", "re", "datetime", "decimal", "fractions", "collections", "operator",
@@ -393,6 +420,7 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
         force(tracer, owner, not shallow)
     if function.__name__ in ("__repr__", "__str__", "__format__", "__mod__"):
+        args = as_shown(tracer, args)
         check_printable(tracer, [owner, *args], symbols=False)
     elif function.__name__ in COMPARING_METHODS:
         refuse_objects(tracer, owner, *args)
@@ -400,7 +428,6 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
         if function.__name__ in OF_ONE_KEY:
             args = (settled(tracer, owner, args[0]), *args[1:])
         elif not isinstance(owner, dict):
-            args = tuple(tracer.call(list, (item,)) for item in args)
             refuse_objects(tracer, owner, *args)
     if isinstance(owner, set) and function.__name__ == "pop":
         guard_order(tracer, owner)
@@ -451,39 +478,15 @@ def call_numpy(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
     raise unknown_call(function)
 
 
-def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """What is in a container, and in those inside of it; a value that is none, itself."""
-    base: Any = next((base for base in (*CONTAINERS, collections.deque) if isinstance(value, base)), None)
-    if base is None or type(value) in CONSTANT_TYPES:
-        yield value
-        return
-    seen = set() if seen is None else seen
-    if id(value) not in seen:
-        seen.add(id(value))
-        for part in (*base.__iter__(value), *(dict.values(value) if base is dict else ())):
-            yield from leaves(part, seen)
-
-
 def check_safe(value: Any) -> None:
     """Refuse values on which a native function would run unguarded user code."""
     for leaf in leaves(value):
         kind = type(leaf)
-        if isinstance(leaf, (type, FakeTensor, Callback)) or is_symbolic(leaf) or not has_python_methods(kind):
+        known = kind in CONSTANT_TYPES or isinstance(leaf, (type, FakeTensor, Callback)) or is_symbolic(leaf)
+        if known or not has_python_methods(kind):
             continue
         if kind.__module__ not in ("inspect", "typing"):
             raise Break("user object", f"an object of type {kind.__name__} is passed to a function written in C")
-
-
-def check_printable(tracer: Tracer, value: Any, symbols: bool = True) -> None:
-    """Refuse to print what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out)."""
-    force(tracer, value)
-    for leaf in leaves(value):
-        if isinstance(leaf, FakeTensor):
-            raise Break("input or output", "a tensor is turned into text")
-        if is_symbolic(leaf) and not symbols or type(leaf).__repr__ is object.__repr__ or (
-                isinstance(leaf, (types.FunctionType, torch.nn.Module))
-                or is_outside(tracer, leaf) and not isinstance(leaf, (*IDENTITY_TYPES, enum.Enum))):
-            raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")
 
 
 def contains_tensor(value: Any) -> bool:
@@ -545,7 +548,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise RaisedInUserCode(error) from None
 
 
-OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "BooleanAtom", "Expr")  # the last two are words of sympy's
+OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "Shown", "BooleanAtom", "Expr")  # the last two are words of sympy's
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.side_effects import entries
+from minicompile.capture.side_effects import elements, entries, native_base
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
 
 PLAIN = (FakeTensor, enum.Enum, *IDENTITY_TYPES)
 SEQUENCES = (tuple, list, set, frozenset, collections.deque)
@@ -83,13 +83,13 @@ def standing_inside(tracer: Tracer, value: Any) -> Any:
     """A container as native code may compare it with another one; anything else as it is."""
     if not isinstance(value, (dict, *SEQUENCES)) or is_compared_in_python(value):
         return value
+    force(tracer, value, False)
     if isinstance(value, dict):
         pairs = [(standing(tracer, key), standing(tracer, item)) for key, item in entries(value)]
         same = all(new is old for pair, before in zip(pairs, entries(value), strict=True) for new, old in zip(pair, before))
-        return value if same else (collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict)(pairs)
-    base: Any = next(base for base in SEQUENCES if isinstance(value, base))
-    items = [standing(tracer, item) for item in base.__iter__(value)]
-    return value if all(map(operator.is_, items, base.__iter__(value))) else base(items)
+        return value if same else native_base(value)(pairs)
+    items = [standing(tracer, item) for item in elements(value)]
+    return value if all(map(operator.is_, items, elements(value))) else native_base(value)(items)
 
 
 def hash_of(asked: Any) -> int:
@@ -106,7 +106,7 @@ def settled(tracer: Tracer, table: Any, key: Any) -> Any:
     asked = standing(tracer, key)
     if asked is key and not isinstance(key, FakeTensor):
         return key
-    keys = list((dict if isinstance(table, dict) else type(table)).__iter__(table))
+    keys = elements(table)
     if len(keys) > MOST_KEYS:
         if isinstance(key, (FakeTensor, torch.nn.Module)) and type(key).__hash__ in IDENTITY_HASHES:
             return key  # as in walks over large models, whose parts are taken to stay different

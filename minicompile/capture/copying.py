@@ -133,7 +133,7 @@ def empty_twin(tracer: Tracer, value: Any, name: str) -> tuple[Any, dict[str, An
     # With a dictionary and weak references at most, but no slots and no C layout.
     size = PlainInstance.__basicsize__ if kind.__weakrefoffset__ else object.__basicsize__
     plain = kind.__flags__ & (1 << 9) and kind.__base__ is not None and kind.__basicsize__ == size
-    for method in COPY_METHODS:
+    for method in COPY_METHODS if name == "copy" else COPY_METHODS[1:]:
         found, base = class_lookup(tracer, kind, method)
         plain = plain and (found is MISSING or base is object)
     store = instance_dict(tracer, value) if plain else None

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from minicompile.capture.frame_cache import Backend, CallCache, Session
 from minicompile.capture.records import Records
+from minicompile.capture.user_line import name_of
 from minicompile.capture.variant import MISS
 from minicompile.config import Config, current
 
@@ -26,8 +27,7 @@ class CompiledCallable:
     def __init__(self, function: Any, backend: Backend, config: Config | None = None) -> None:
         self.function = function
         self.session = Session(backend, config or current())
-        name = getattr(function, "__name__", None) or type(function).__name__
-        self.cache = CallCache(self.session, name)
+        self.cache = CallCache(self.session, name_of(function))
 
     @property
     def records(self) -> Records:

@@ -20,6 +20,7 @@ from minicompile.capture.guards import GUARD_SCOPE, TensorGuard, TensorKind, Wri
 from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
 from minicompile.capture.records import Fallback, Recompile, Records
 from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape, build_resume_code
+from minicompile.capture.user_line import NAMED, name_of
 from minicompile.capture.variant import MISS, Context, Variant, capture_call, compile_source
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported, warn_user
@@ -27,7 +28,6 @@ from minicompile.ir.float_input import is_float_input
 from minicompile.ir.graph import CapturedGraph
 
 CAPTURE_LOCK = threading.RLock()
-NAMED = type, types.FunctionType, types.BuiltinFunctionType, types.MethodType  # what else has a name says it by user code
 Backend = Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
 
 
@@ -96,7 +96,7 @@ class Session:
             return function(*args, **kwargs)
         cache = self.callees.get(key)
         if cache is None:
-            cache = self.callees[key] = CallCache(self, getattr(function, "__name__", type(function).__name__))
+            cache = self.callees[key] = CallCache(self, name_of(function))
         return cache.call(function, args, kwargs)
 
     def compile_graph(self, captured: CapturedGraph) -> Callable[..., Sequence[Any]]:

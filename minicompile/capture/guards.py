@@ -14,7 +14,6 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from minicompile.capture import torch_interface
@@ -129,7 +128,7 @@ class GuardSet:
             condition, constants = "same_float({0}, {1})", (value,)
         elif isinstance(value, (torch.dtype, torch.layout, torch.memory_format, type)):
             condition, constants = "{0} is {1}", (value,)
-        elif isinstance(value, (range, slice, complex, np.generic)):  # these are equal with other parts
+        elif type(value) not in (torch.Size, torch.device):  # others are equal with other parts
             condition, constants = "type({0}) is {2} and repr({0}) == {1}", (repr(value), type(value))
         else:
             condition, constants = "type({0}) is {2} and {0} == {1}", (value, type(value))

@@ -14,7 +14,7 @@ import torch
 
 from minicompile.capture.attributes import class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import call, check_printable, run_native
+from minicompile.capture.calls import call, run_native
 from minicompile.capture.comparing import (
     is_compared_in_python,
     refuse_objects,
@@ -22,10 +22,12 @@ from minicompile.capture.comparing import (
     standing,
     standing_inside,
 )
+from minicompile.capture.comparing_rules import SETS, combined
 from minicompile.capture.iteration import drain
-from minicompile.capture.side_effects import MISSING, put
+from minicompile.capture.side_effects import MISSING, elements, native_base, put
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python
 from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
+from minicompile.capture.texts import as_shown, check_printable
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -96,6 +98,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         return run_native(tracer, function, (left, right), {})
     if isinstance(left, (str, bytes)):
         if name == "mod":
+            right = as_shown(tracer, right)
             check_printable(tracer, right)
         right = spelled_out(right)
     result = user_binary(tracer, name, left, right, in_place)
@@ -113,6 +116,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     by_python = name == "pow" and type(right) is torch.SymInt or is_long(left) or is_long(right)  # kernels have no such power
     if by_python and type(left) in OPERANDS and type(right) in OPERANDS:
         return run_native(tracer, computed, (tracer, function, (left, right)), {}, False)
+    if isinstance(left, SETS) and isinstance(right, SETS):
+        return combined(tracer, function, left, (right,))
     refuse_objects(tracer, *(list(item) for item in (left, right) if isinstance(item, (set, frozenset, dict, *VIEWS))))
     result = run_native(tracer, function, (left, right), {})
     return result if result is left else tracer.made(result)
@@ -304,7 +309,7 @@ def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
         return found
     if isinstance(container, (list, tuple, collections.deque)):
         force(tracer, container)
-        for element in container:
+        for element in elements(container):
             if element is item:
                 return True
             if isinstance(element, FakeTensor) or isinstance(item, FakeTensor):
@@ -384,7 +389,7 @@ def look_up(tracer: Tracer, table: dict[Any, Any], key: Any) -> Any:
 def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     """`owner[key]` for a builtin container."""
     key = concrete(key)
-    if isinstance(key, FakeTensor):
+    if isinstance(key, FakeTensor) and not isinstance(owner, dict):
         raise Break("tensor value", "a tensor is used as an index of a Python container")
     if isinstance(owner, dict):
         value = look_up(tracer, owner, key)
@@ -399,13 +404,14 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
             return value
         raise RaisedInUserCode(KeyError(key))
     if isinstance(owner, list) and type(key) is int:
-        if not 0 <= key < len(owner):
+        count = list.__len__(owner)
+        if not 0 <= key < count:
             guard_structure(tracer, owner)
-            return tracer.resolve(run_native(tracer, list.__getitem__, (owner, key), {})) if key >= 0 or -key > len(owner) \
+            return tracer.resolve(run_native(tracer, list.__getitem__, (owner, key), {})) if key >= 0 or -key > count \
                 else slot(tracer, owner, key)
         return slot(tracer, owner, key)
     force(tracer, owner, False)
-    result = run_native(tracer, operator.getitem, (owner, key), {})
+    result = run_native(tracer, functools.partial(native_base(owner).__getitem__, owner, key), (), {})
     if type(key) is slice and not isinstance(owner, (str, bytes, range)):
         return tracer.made(result)
     return tracer.resolve(result)

@@ -6,7 +6,6 @@ Must not know about bytecode or guards; what cannot be a node raises `Break`.
 from __future__ import annotations
 
 import contextlib
-import enum
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from minicompile.capture.break_kinds import CONTROL, Break, RunEager
 from minicompile.capture.shared_memory import refuse_shared_writes
-from minicompile.capture.source import Source, identifier
+from minicompile.capture.source import PLAIN_VALUE, Source, identifier, plain_value
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode, python_dispatcher
 from minicompile.errors import Location
@@ -182,8 +181,8 @@ class OutputGraph:
             return kind(*(self.argument(item) for item in value))
         if isinstance(value, range):
             return list(value)
-        if isinstance(value, (enum.IntEnum, enum.StrEnum)):
-            return value.value
+        if isinstance(value, tuple(PLAIN_VALUE)):
+            return plain_value(value)
         if isinstance(value, (np.integer, np.floating)):  # to PyTorch they are Python's numbers, unlike the other ones
             return value.item()
         if isinstance(value, type) and value in DTYPES_OF_NUMBERS:

@@ -9,6 +9,7 @@ import contextlib
 import enum
 import functools
 import gc
+import itertools
 import types
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import HEAP_TYPE, TensorMethod
+from minicompile.capture.attributes import HEAP_TYPE, TensorMethod, instance_dict
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
@@ -24,14 +25,14 @@ from minicompile.capture.guards import Writer
 from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import RAISED, ResumeShape
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, same, typed
-from minicompile.capture.source import literal
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, same, typed
+from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
-from minicompile.capture.upcoming import skip
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES
+from minicompile.capture.upcoming import numbers_of_count, skip
+from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES
 
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
              type(iter("")), type(iter("é")), type(reversed(range(0))), type(iter({})), type(iter({}.values())),
@@ -74,7 +75,7 @@ class Emitter:
             return self.value(value.resolved)
         if kind is torch.Size and any(map(is_symbolic, value)):
             return f"{self.constant(torch.Size, 'Size')}({self.value(tuple(value))})"
-        if kind in CONSTANT_TYPES and kind is not slice:
+        if kind in CONSTANT_TYPES and kind not in (slice, *DATES_AND_FRACTIONS):
             text = literal(value)
             return text if text is not None else self.constant(value, kind.__name__)
         if kind is SymbolicFloat:
@@ -121,13 +122,13 @@ class Emitter:
         if kind in VIEWS:
             raise RunEager("a view of a dictionary crosses the end of the captured code")
         if isinstance(value, tuple):
-            items = ", ".join(self.value(item) for item in value)
+            items = "".join(f"{self.value(item)}, " for item in elements(value))
             if hasattr(kind, "n_sequence_fields"):
-                return self.assign(f"{self.constant(kind, kind.__name__)}(({items},))", "made")
-            return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}{',' if value else ''}))", "made")
+                return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
+            return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
         if kind.__module__ in ("types", "typing") or isinstance(value, (types.CodeType, property)):
             return self.constant(value, "made")
-        if isinstance(value, (list, dict, set, collections.deque, BaseException)) or has_plain_layout(value):
+        if isinstance(value, (list, dict, set, collections.deque, BaseException, *PLAIN_VALUE)) or has_plain_layout(value):
             if id(value) in self.tracer.fresh:
                 return build_instance(self, value)
         raise RunEager(f"an object of type {kind.__name__} crosses the end of the captured code")
@@ -173,9 +174,15 @@ def has_plain_layout(value: Any) -> bool:
 NEVER_INSTANTIATED = 1 << 7  # CPython's flag of classes of which only C makes instances
 
 
+def build_by_reduction(emitter: Emitter, value: Any) -> str:
+    """A date, a duration or a fraction, made anew as Python would."""
+    maker, args = value.__reduce__()[:2]
+    return emitter.assign(f"{emitter.constant(maker, maker.__name__)}({', '.join(map(emitter.value, args))})", "made")
+
+
 def build_list(emitter: Emitter, value: list[Any]) -> str:
     """A list: made empty, then filled, so that it may contain itself."""
-    if not any(isinstance(item, (list, dict, set)) or hasattr(item, "__dict__") for item in value):
+    if not any(isinstance(item, (list, dict, set)) or type(item).__flags__ & HEAP_TYPE for item in value):
         return emitter.assign(f"[{', '.join(emitter.value(item) for item in value)}]", "items")
     name = emitter.assign("[]", "items")
     emitter.memo[id(value)] = name
@@ -332,6 +339,9 @@ def build_instance(emitter: Emitter, value: Any) -> str:
     if isinstance(value, BaseException):
         args = ", ".join(emitter.value(item) for item in value.args)
         name = emitter.assign(f"{cls}.__new__({cls}{', ' + args if args else ''})", kind.__name__)
+    elif isinstance(value, tuple(PLAIN_VALUE)):
+        plain = plain_value(value)
+        name = emitter.assign(f"{type(plain).__name__}.__new__({cls}, {emitter.value(plain)})", kind.__name__)
     elif isinstance(value, collections.deque):
         name = emitter.assign(f"{cls}(maxlen={value.maxlen})", kind.__name__)
     else:
@@ -349,7 +359,7 @@ def build_instance(emitter: Emitter, value: Any) -> str:
         for key, item in entries(value):
             emitter.body.append(f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})")
     elif base is not None:
-        items = "".join(emitter.value(item) + ", " for item in value)
+        items = "".join(emitter.value(item) + ", " for item in elements(value))
         verb = "update" if base is set else "extend"
         emitter.body.append(f"{emitter.constant(base, base.__name__)}.{verb}({name}, ({items}))")
     fill_attributes(emitter, value, name)
@@ -376,7 +386,7 @@ def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
 
 def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
     """The instance dictionary and the slots of an object."""
-    for key, item in getattr(value, "__dict__", {}).items():
+    for key, item in (instance_dict(emitter.tracer, value) or {}).items():
         emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
     for base in type(value).__mro__:
         for attribute, raw in base.__dict__.items():
@@ -399,6 +409,8 @@ BUILDERS: dict[type, Builder] = {
     super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
+    **dict.fromkeys(DATES_AND_FRACTIONS, build_by_reduction), itertools.count: lambda emitter, value: emitter.assign(
+        f"{emitter.constant(itertools.count, 'count')}({', '.join(map(repr, numbers_of_count(value)))})", "iterator"),
     **dict.fromkeys((Callback, Predicate), lambda emitter, value: emitter.value(value.function)),
 }
 

@@ -92,16 +92,27 @@ def differs_from_the_original(shadow: Shadow) -> bool:
                for key, value in now.items())
 
 
+def native_base(value: Any) -> Any:
+    """The builtin container whose methods read what a container holds, whatever methods its class overrides."""
+    return next((base for base in NATIVE_BASES if isinstance(value, base)), None)
+
+
+NATIVE_BASES = (list, tuple, set, frozenset, collections.deque, collections.OrderedDict, dict, str, bytes, range)
+
+
+def elements(container: Any) -> list[Any]:
+    """The elements of a sequence or set, or the keys of a dictionary, in its own order."""
+    return list(native_base(container).__iter__(container))
+
+
 def entries(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """The items of a dictionary in its own order, whatever methods its class overrides."""
-    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
-    return list(base.items(table))
+    return list(native_base(table).items(table))
 
 
 def put(table: dict[Any, Any], key: Any, value: Any) -> None:
     """Set an item of a dictionary, whatever methods its class overrides."""
-    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
-    base.__setitem__(table, key, value)
+    native_base(table).__setitem__(table, key, value)
 
 
 def contents(container: Any) -> Any:

@@ -178,6 +178,15 @@ def is_trusted(source: Source) -> bool:
 LITERALS = (str, bytes, int, bool, type(None))
 
 
+PLAIN_VALUE: dict[type, Any] = {str: str.__str__, int: int.__int__, float: float.__float__, bytes: bytes.__bytes__}
+"""How to read the value of an instance of a subclass, whatever methods that overrides."""
+
+
+def plain_value(value: Any) -> Any:
+    """The number or text that an object is; any other value as it is."""
+    return next((read(value) for kind, read in PLAIN_VALUE.items() if isinstance(value, kind)), value)
+
+
 def literal(value: Any) -> str | None:
     """Python text of a value that can be written down exactly, or `None`."""
     kind = type(value)

@@ -346,12 +346,15 @@ def classify(function: Any) -> str | None:
     """`operation`, `query`, `state`, `never`, or `None` for a callable that is not a torch function."""
     if id(function) in OPERATIONS:
         return "operation"
+    operator_kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.library.CustomOpDef)
+    of_torch = isinstance(function, operator_kinds)
+    if not of_torch and isinstance(type(function).__hash__, types.FunctionType):  # the user's
+        return None
     try:
         role = ROLES.get(function)
     except TypeError:
         return None
-    operator_kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.library.CustomOpDef)
-    return "operation" if role is None and isinstance(function, operator_kinds) else role
+    return "operation" if role is None and of_torch else role
 
 
 # Python code of torch that is not interpreted, by the start of its module's name: the kind of graph break.

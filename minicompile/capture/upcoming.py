@@ -4,7 +4,9 @@ A variant depends on how many elements are left only as far as it took them, so 
 Must not run any of the user's code: iterators that would (`map`, generators, subclasses) are not looked into.
 """
 
+import ast
 import collections
+import contextlib
 import gc
 import itertools
 from collections.abc import Iterator
@@ -24,7 +26,15 @@ CONTAINERS = (*IMMUTABLE, list, dict)
 
 def is_plain(iterator: Any) -> bool:
     """Whether an iterator of Python's own gives what a container holds."""
-    return type(iterator) in PLAIN or type(iterator) in (enumerate, zip)
+    return type(iterator) in PLAIN or type(iterator) in (enumerate, zip, itertools.count)
+
+
+def numbers_of_count(iterator: Any) -> tuple[Any, ...]:
+    """The next number of an `itertools.count`, and its step unless that is 1, as its text says; nothing where it does not."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        numbers = ast.literal_eval(repr(iterator)[len("count"):])
+        return numbers if isinstance(numbers, tuple) else (numbers,)
+    return ()
 
 
 def copied(iterator: Any, parts: dict[int, Any]) -> Any:
@@ -44,6 +54,9 @@ def copied(iterator: Any, parts: dict[int, Any]) -> Any:
             copy = maker(held)
             if state and state[0] is not None:
                 copy.__setstate__(state[0])
+    elif kind is itertools.count:
+        numbers = numbers_of_count(iterator)
+        copy = itertools.count(*numbers) if numbers else MISSING
     elif kind in (enumerate, zip):
         maker, args, *state = iterator.__reduce__()
         args = [copied(item, parts) if hasattr(item, "__next__") else item for item in args]

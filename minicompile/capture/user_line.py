@@ -73,3 +73,11 @@ def stand_in() -> Iterator[None]:
 def call_here(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Calls a function."""
     return function(*args, **kwargs)
+
+
+NAMED = type, types.FunctionType, types.BuiltinFunctionType, types.MethodType  # what else has a name says it by user code
+
+
+def name_of(function: Any) -> str:
+    """The name of a callable; of an object, that of its class."""
+    return str(function.__name__ if isinstance(function, NAMED) else type(function).__name__)

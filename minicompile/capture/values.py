@@ -5,7 +5,9 @@ elements stay lazy. Must not run any of the user's code.
 """
 
 import collections
+import datetime
 import enum
+import fractions
 import functools
 import re
 import types
@@ -17,7 +19,7 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, entries, put, typed
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, put, typed
 from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, Source, is_trusted, item_of, literal
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import is_traceable
@@ -25,7 +27,9 @@ from minicompile.capture.tracer import Tracer
 
 NUMPY_NUMBERS = frozenset({np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16,
                            np.float32, np.float64, np.bool_})
+DATES_AND_FRACTIONS = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, fractions.Fraction)
 CONSTANT_TYPES = NUMPY_NUMBERS | {
+    *DATES_AND_FRACTIONS,
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
     torch.device, torch.layout, torch.memory_format, torch.Size,
 }
@@ -41,7 +45,7 @@ TYPING_MODULES = frozenset({"typing", "types"})
 def wrap(tracer: Tracer, real: Any, source: Source) -> Any:
     """The stand-in for `real`, found at `source`."""
     kind = type(real)
-    if kind in CONSTANT_TYPES:
+    if kind in CONSTANT_TYPES and kind not in DATES_AND_FRACTIONS:
         return wrap_constant(tracer, real, source)
     known = tracer.known.get(id(real))
     if known is not None:
@@ -67,6 +71,13 @@ def wrap_constant(tracer: Tracer, real: Any, source: Source) -> Any:
     if type(real) in NUMPY_NUMBERS and tracer.dynamic.varies((source.words(), "NumPy"), repr(real)):
         raise Break("NumPy", f"`{source.words()}` is a NumPy number that varies")
     tracer.guards.constant(source, real)
+    return real
+
+
+def wrap_value(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A date or a fraction: guarded to say the same."""
+    tracer.guards.constant(source, real)
+    tracer.register(real, real, source)
     return real
 
 
@@ -372,7 +383,7 @@ def force(tracer: Tracer, value: Any, deep: bool = True, seen: set[int] | None =
         items = [slot(tracer, value, key) for key in list(dict.keys(value))]
         items.extend(dict.keys(value))
     else:
-        items = list(value)
+        items = elements(value)
     if deep:
         for item in items:
             force(tracer, item, True, seen)
@@ -389,6 +400,7 @@ RULES: dict[type, Rule] = {
     types.MethodType: wrap_method, types.BuiltinFunctionType: wrap_builtin, tuple: wrap_tuple, list: wrap_list,
     dict: wrap_dict, set: wrap_set, frozenset: wrap_set, collections.deque: wrap_deque, types.CellType: wrap_cell,
     functools.partial: wrap_partial, super: wrap_super, type(MISSING): wrap_object,
+    **dict.fromkeys(DATES_AND_FRACTIONS, wrap_value),
 }
 BASE_RULES: tuple[tuple[Any, Rule], ...] = (
     (torch.Tensor, wrap_tensor), (IDENTITY_TYPES, wrap_identity), (enum.Enum, wrap_identity), (tuple, wrap_tuple),

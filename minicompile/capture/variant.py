@@ -32,6 +32,7 @@ from minicompile.capture.side_effects import Lazy
 from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted, is_trusted_module
 from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, Tracer
 from minicompile.capture.upcoming import guard_independence
+from minicompile.capture.user_line import name_of
 from minicompile.capture.values import IDENTITY_TYPES, is_structural, wrap
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported, warn_user
@@ -154,7 +155,7 @@ class Attempt:
         caller = type(target).__call__ if not isinstance(target, type) else None
         if isinstance(caller, types.FunctionType):
             return get_attribute(tracer, target, "__call__"), args, kwargs
-        raise RunEager(f"`{getattr(target, '__name__', type(target).__name__)}` is not written in Python")
+        raise RunEager(f"`{name_of(target)}` is not written in Python")
 
 
 def guard_aliases(tracer: Tracer) -> None:
@@ -185,7 +186,7 @@ def parameter_names(function: Any) -> list[str]:
         target, skip = type(target).forward, 1
     elif isinstance(target, types.MethodType):
         target, skip = target.__func__, 1
-    code = getattr(target, "__code__", None)
+    code = target.__code__ if isinstance(target, types.FunctionType) else None
     return list(code.co_varnames[skip : code.co_argcount]) if code is not None else []
 
 
@@ -268,8 +269,7 @@ class Assembly:
         function = self.attempt.function
         if isinstance(function, types.MethodType) and isinstance(function.__self__, torch.nn.Module):
             return identifier(type(function.__self__).__name__)
-        name = getattr(function, "__name__", None) or type(function).__name__
-        return identifier(name, "function")
+        return identifier(name_of(function), "function")
 
     def returning(self, value: Any) -> Variant:
         """The function for a frame that was captured whole."""
