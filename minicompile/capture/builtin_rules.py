@@ -169,6 +169,9 @@ def rule_super(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         code = frame.code
         first = code.co_varnames[0] if code.co_argcount else None
         instance = frame.cells[first].cell_contents if first in frame.cells else frame.variables.get(first)
+        if first is None or cell is None:
+            missing = "no arguments" if first is None else "__class__ cell not found"
+            raise RaisedInUserCode(RuntimeError(f"super(): {missing}"))
         args = (tracer.resolve(cell_value(tracer, cell)), tracer.resolve(instance))
     return run_native(tracer, super, args, {})
 
@@ -436,10 +439,10 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     value = args[0]
     if is_symbolic(value):
         return run_native(tracer, format, args, {})
-    method, base = class_lookup(tracer, type(value), "__format__")
-    if isinstance(method, types.FunctionType) and not isinstance(value, enum.Enum):
+    method, _ = class_lookup(tracer, type(value), "__format__")
+    if isinstance(method, types.FunctionType) and method is not enum.Enum.__format__:
         return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
-    if type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum):
+    if type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum) and method is not enum.Enum.__format__:
         return run_native(tracer, format, args, {})
     return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
 

@@ -20,7 +20,7 @@ from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
 
-PLAIN = (FakeTensor, enum.Enum, *IDENTITY_TYPES)
+PLAIN = (FakeTensor, *IDENTITY_TYPES)
 SEQUENCES = (tuple, list, set, frozenset, collections.deque)
 MOST_KEYS = 64
 """With more keys than this, each of which is asked at each look-up, tracing would take too long."""
@@ -66,13 +66,16 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 def is_compared_in_python(value: Any) -> bool:
-    """Whether comparing or hashing a value runs Python code of its class."""
-    return any(isinstance(getattr(type(value), name, None), types.FunctionType) for name in ("__eq__", "__hash__", "__lt__"))
+    """Whether comparing or hashing a value runs Python code of its class; what all enums have is known."""
+    methods = (getattr(type(value), name, None) for name in ("__eq__", "__hash__", "__lt__"))
+    return any(isinstance(method, types.FunctionType) and method is not enum.Enum.__hash__ for method in methods)
 
 
 def standing(tracer: Tracer, value: Any) -> Any:
     """A value as native code may compare and hash it: stand-ins for objects; the value itself if there are none in it."""
     if type(value) in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, PLAIN):
+        return value
+    if isinstance(value, enum.Enum) and not is_compared_in_python(value):
         return value
     if is_compared_in_python(value) or not isinstance(value, (dict, *SEQUENCES)):
         return tracer.global_values.setdefault((id(value), "as native code sees it"), Asked(tracer, value))

@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.capture.attributes import class_lookup, class_value, get_attribute
+from minicompile.capture.attributes import HEAP_TYPE, class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, run_native
 from minicompile.capture.comparing import (
@@ -119,8 +119,18 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if isinstance(left, SETS) and isinstance(right, SETS):
         return combined(tracer, function, left, (right,))
     refuse_objects(tracer, *(list(item) for item in (left, right) if isinstance(item, (set, frozenset, dict, *VIEWS))))
-    result = run_native(tracer, function, (left, right), {})
+    result = run_native(tracer, function, (unhelpful(left), unhelpful(right)), {})
     return result if result is left else tracer.made(result)
+
+
+def unhelpful(value: Any) -> Any:
+    """What native code may have as an operand: instead of an object whose class has been asked, one that refuses everything."""
+    kind = type(value)
+    if is_native(value) or isinstance(value, (FakeTensor, type)) or kind.__module__.startswith("minicompile.capture"):
+        return value
+    makers = [base.__new__ for base in kind.__mro__]  # of which none is written in C for a class of Python's own
+    asked = kind.__flags__ & HEAP_TYPE and all(maker is object.__new__ or isinstance(maker, types.FunctionType) for maker in makers)
+    return type(kind.__name__, (), {})() if asked else value
 
 
 def is_long(number: Any) -> bool:
@@ -169,9 +179,9 @@ def unary(tracer: Tracer, name: str, value: Any) -> Any:
     result = invoke_special(tracer, value, f"__{name}__")
     if result is not MISSING:
         return result
-    if not is_native(value):
-        raise Break("unsupported value", f"an operator on an object of type {type(value).__name__}")
-    return run_native(tracer, getattr(operator, name), (value,), {})
+    if not is_native(value) and type(value).__module__.partition(".")[0] == "numpy":
+        raise Break("NumPy", f"an operator on an object of type {type(value).__name__}")
+    return run_native(tracer, getattr(operator, name), (unhelpful(value),), {})
 
 
 def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
@@ -206,7 +216,9 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
             raise Break("NumPy", "a comparison with a NumPy value")
     if symbol in ("==", "!=") and not (is_native(left) and is_native(right)):
         note_identity(tracer, left, right)
-    return run_native(tracer, function, (standing_inside(tracer, left), standing_inside(tracer, right)), {})
+    if symbol in ("==", "!=") and left is right and unhelpful(left) is not left:
+        return symbol == "=="
+    return run_native(tracer, function, (unhelpful(standing_inside(tracer, left)), unhelpful(standing_inside(tracer, right))), {})
 
 
 def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
@@ -411,7 +423,9 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
                 else slot(tracer, owner, key)
         return slot(tracer, owner, key)
     force(tracer, owner, False)
-    result = run_native(tracer, functools.partial(native_base(owner).__getitem__, owner, key), (), {})
+    overridden = isinstance(class_lookup(tracer, type(owner), "__getitem__")[0], types.FunctionType)
+    reader: Any = native_base(owner) if overridden else type(owner)
+    result = run_native(tracer, functools.partial(reader.__getitem__, owner, key), (), {})
     if type(key) is slice and not isinstance(owner, (str, bytes, range)):
         return tracer.made(result)
     return tracer.resolve(result)

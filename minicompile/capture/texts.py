@@ -24,7 +24,7 @@ from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, VALUES, f
 
 CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 TEXT_METHODS = ("__str__", "__repr__", "__format__")
-SAID_BY_C = (*CONTAINERS, *IDENTITY_TYPES, FakeTensor, enum.Enum, torch.nn.Module)
+SAID_BY_C = (*CONTAINERS, *IDENTITY_TYPES, FakeTensor, torch.nn.Module)
 
 
 class Shown:
