@@ -406,7 +406,7 @@ def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> 
     if id(owner) in tracer.fresh:
         return native_attribute(owner, name)
     if name in ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__closure__",
-                "__annotations__"):
+                "__annotations__") or name == "__type_params__" and hasattr(owner, name):
         return own_attribute(tracer, owner, name)
     if name in ("__call__", "__get__", "__class__", "__code__"):
         return getattr(owner, name)

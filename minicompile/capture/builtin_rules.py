@@ -82,34 +82,41 @@ from minicompile.capture.values import (
 @special(isinstance)
 def rule_isinstance(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`isinstance(value, classes)`."""
-    value, classes = args
-    if is_symbolic(value):
-        return isinstance(EXAMPLES[type(value)], classes)
-    tracer.class_orders.add(type(value))
-    if hasattr(type(value), "resume"):
-        return isinstance((_ for _ in ()), classes)
-    if isinstance(value, TensorMethod):
-        return isinstance([].append, classes)
+    if not is_symbolic(args[0]):
+        tracer.class_orders.add(type(args[0]))
+    return belongs(tracer, isinstance, "__instancecheck__", *args)
+
+
+def is_stand_in(value: Any) -> bool:
+    """Whether a value is of another class than the one that the user sees."""
+    return isinstance(value, (FakeTensor, TensorMethod)) or is_symbolic(value) or isinstance(value, Generator)
+
+
+def stands_for(tracer: Tracer, value: Any, one: Any) -> bool:
+    """`isinstance(value, one)` for what a stand-in stands for."""
     if isinstance(value, FakeTensor):
-        found = tensor_class(tracer, value)
-        return run_native(tracer, any, ([issubclass(found, one) if isinstance(one, type) and not hasattr(one, "_is_protocol")
-                                         else isinstance(value, one) for one in flatten(classes)],), {}) or (
-            isinstance(value, classes) and torch.Tensor not in flatten(classes) and FakeTensor not in flatten(classes))
-    return belongs(tracer, isinstance, "__instancecheck__", value, classes)
+        if isinstance(one, type) and "_is_protocol" not in vars(one) and issubclass(tensor_class(tracer, value), one):
+            return True
+        return isinstance(value, one) and one is not torch.Tensor and one is not FakeTensor
+    generator: Any = (_ for _ in ())
+    return isinstance(generator if isinstance(value, Generator) else EXAMPLES.get(type(value), [].append), one)
 
 
 def belongs(tracer: Tracer, function: Any, hook: str, value: Any, classes: Any) -> bool:
     """`isinstance` or `issubclass`, by the hooks of the classes; what those of the standard library look at is asked again."""
-    kind = value if function is issubclass else type(value)
+    kind, stand_in = value if function is issubclass else type(value), function is isinstance and is_stand_in(value)
     for one in flatten(classes):
-        raw, base = class_lookup(tracer, type(one), hook) if isinstance(one, type) else (MISSING, None)
-        if not isinstance(raw, types.FunctionType) or kind is one:
-            found = run_native(tracer, function, (value, one), {})
-        elif not is_trusted_module((base or type(one)).__module__):
+        known = not isinstance(one, type) or stand_in and is_trusted_module(one.__module__)
+        raw, base = (MISSING, None) if known else class_lookup(tracer, type(one), hook)
+        asked = isinstance(raw, types.FunctionType) and kind is not one
+        if asked and not is_trusted_module((base or type(one)).__module__):
             found = truth(tracer, call(tracer, class_value(tracer, base or type(one), hook, raw), (one, value), {}))
+        elif stand_in:
+            found = stands_for(tracer, value, one)
         else:
             found = run_native(tracer, function, (value, one), {})
-            guard_belonging(tracer, function, value, one, found)
+            if asked:
+                guard_belonging(tracer, function, value, one, found)
         if found:
             return True
     return False
@@ -155,7 +162,7 @@ def rule_type(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return tensor_class(tracer, value)
     if is_symbolic(value):
         return type(EXAMPLES[type(value)])
-    if hasattr(type(value), "resume"):
+    if isinstance(value, Generator):
         return types.GeneratorType
     return type(value)
 
@@ -373,7 +380,7 @@ def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> No
             force(tracer, item, False)
             for key, value in entries(item):
                 put(target, settled(tracer, target, key), value)
-        elif hasattr(type(item), "keys") and not hasattr(type(item), "resume"):
+        elif hasattr(type(item), "keys") and not isinstance(item, Generator):
             for key in list(native_iterable(tracer, call(tracer, get_attribute(tracer, item, "keys"), (), {}))):
                 insert(tracer, target, key, get_item(tracer, item, key))
         else:
@@ -665,7 +672,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if isinstance(meta_call, type):  # of a `TypedDict` it is `dict`
         return call(tracer, meta_call, args, kwargs)
     if isinstance(meta_call, types.FunctionType):
-        if kind in (torch.nn.Parameter, torch.nn.Buffer) or issubclass(kind, torch.Tensor):
+        if kind is torch.nn.Parameter or kind is torch.nn.Buffer or issubclass(kind, torch.Tensor):
             raise Break("unknown call", f"`{kind.__name__}` makes a tensor with state")
         function = class_value(tracer, meta_base or type(kind), "__call__", meta_call)
         return call(tracer, function, (kind, *args), kwargs)
@@ -677,7 +684,7 @@ def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any
     if issubclass(kind, (torch.Tensor, torch.autograd.Function, torch.Generator, type)):
         raise Break("unknown call", f"`{kind.__name__}` is made")
     instance = allocate(tracer, kind, args, kwargs)
-    if not isinstance(instance, kind):
+    if not any(base is kind for base in type(instance).__mro__):  # without asking metaclasses
         return instance
     initialise, base = class_lookup(tracer, kind, "__init__")
     if isinstance(initialise, types.FunctionType):

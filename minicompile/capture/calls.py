@@ -195,7 +195,7 @@ def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ..
 
 def shown_once(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a `__repr__` gives that shows an object inside of itself as three dots."""
-    text = function.__wrapped__  # type: ignore[attr-defined]
+    text = (function.__closure__ or ())[function.__code__.co_freevars.index("user_function")].cell_contents
     if any(frame.function is text and frame.variables.get(text.__code__.co_varnames[0]) is args[0] for frame in tracer.frames):
         return "..."
     return call(tracer, text, args, kwargs)
@@ -247,7 +247,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     module = function.__globals__.get("__name__") or ""
     if module.partition(".")[0] in BREAKING_MODULES and not f"{module}.{function.__qualname__}".startswith(INLINED):
         kind = BREAKING_MODULES[module.partition(".")[0]]
-        if kind == "pure":
+        if kind == "pure" and "cls" not in kwargs:  # a class of the user's, as `json` takes them
             args, kwargs = resolved(tracer, args, kwargs)
             if module == "inspect" and args and isinstance(args[0], (types.FunctionType, types.MethodType)):
                 guard_signature(tracer, args[0])

@@ -29,10 +29,10 @@ from minicompile.capture.operators import (
     truth,
     unary,
 )
-from minicompile.capture.side_effects import MISSING, Lazy
+from minicompile.capture.side_effects import MISSING, Lazy, put
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import NULL, Frame, Handler, Outcome, Tracer, stop_as_error
+from minicompile.capture.tracer import NULL, Frame, Generator, Handler, Outcome, Tracer, stop_as_error
 from minicompile.capture.values import force
 
 HANDLERS: dict[str, Handler] = {}
@@ -273,7 +273,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "UNARY_NOT": (1, lambda tracer, at, value: not truth(tracer, value)),
     "TO_BOOL": (1, truth_for_jump),
     "GET_ITER": (1, lambda tracer, at, value: get_iterator(tracer, value)),
-    "GET_YIELD_FROM_ITER": (1, lambda tracer, at, it: it if hasattr(type(it), "resume") else get_iterator(tracer, it)),
+    "GET_YIELD_FROM_ITER": (1, lambda tracer, at, it: it if isinstance(it, Generator) else get_iterator(tracer, it)),
     "CALL_INTRINSIC_1": (1, lambda tracer, at, value: call_intrinsic(tracer, at, value)),
     "STOPITERATION_ERROR": (1, lambda tracer, at, value: stop_as_error(value)),
     "LIST_TO_TUPLE": (1, lambda tracer, at, value: call(tracer, tuple, (value,), {})),
@@ -337,10 +337,12 @@ def merge(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:
     place = next(place for place, item in enumerate(frame.stack) if item is target)
     called = function_text(tracer.resolve(frame.stack[place - (3 if VERSION >= (3, 13) else 2)]))
     refuse_unless(value, "keys", f"{called} argument after ** must be a mapping, not {{}}")
-    for key in list(native_iterable(tracer, call(tracer, get_attribute(tracer, value, "keys"), (), {}))):
+    given: dict[Any, Any] = {}
+    update_dict(tracer, given, (value,), {})
+    for key, item in given.items():
         if key in target:
             raise RaisedInUserCode(TypeError(f"{called} got multiple values for keyword argument '{key}'"))
-    update_dict(tracer, target, (value,), {})
+        put(target, key, item)
 
 
 def update(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:

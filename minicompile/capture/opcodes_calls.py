@@ -15,7 +15,7 @@ from minicompile.capture.iteration import advance, native_iterable
 from minicompile.capture.opcodes import function_text, opcode, refuse_unless, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked, Item, is_trusted_module
-from minicompile.capture.tracer import NULL, Frame, Handling, Tracer
+from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 
 
 @opcode("KW_NAMES")
@@ -244,7 +244,7 @@ def send(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     value = tracer.resolve(frame.stack.pop())
     iterator = top(tracer, frame)
     try:
-        if hasattr(type(iterator), "resume"):
+        if isinstance(iterator, Generator):
             frame.stack.append(iterator.resume(value))
         elif value is None:
             frame.stack.append(advance(tracer, iterator))

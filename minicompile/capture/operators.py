@@ -128,8 +128,8 @@ def unhelpful(value: Any) -> Any:
     kind = type(value)
     if is_native(value) or isinstance(value, (FakeTensor, type)) or kind.__module__.startswith("minicompile.capture"):
         return value
-    makers = [base.__new__ for base in kind.__mro__]  # of which none is written in C for a class of Python's own
-    asked = kind.__flags__ & HEAP_TYPE and all(maker is object.__new__ or isinstance(maker, types.FunctionType) for maker in makers)
+    makers = {base.__new__ for base in kind.__mro__} - {object.__new__}
+    asked = kind.__flags__ & HEAP_TYPE and all(isinstance(maker, types.FunctionType) for maker in makers)
     return type(kind.__name__, (), {})() if asked else value
 
 

@@ -147,6 +147,8 @@ class Generator:
             return False
         program = self.frame.program
         entry = program.handler_of(self.frame.index - 1)
+        while entry is not None and program.instructions[entry.target].name == "CLEANUP_THROW":  # of a `yield from`
+            entry = program.handler_of(entry.target)
         return entry is not None and program.instructions[entry.target].name != "CALL_INTRINSIC_1"
 
     def __iter__(self) -> Generator:
