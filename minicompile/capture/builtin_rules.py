@@ -10,6 +10,7 @@ import logging
 import operator
 import sys
 import types
+import typing
 import weakref
 from typing import Any
 
@@ -664,6 +665,8 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if rule is not None:
         return ruled(tracer, rule, kind, args, kwargs)
     meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
+    if issubclass(kind, enum.Enum) and len(args) == 1 and not kwargs:
+        return enum_member(tracer, kind, args[0])
     if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES or (
             kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), spelled_out(kwargs))
@@ -677,6 +680,27 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
         function = class_value(tracer, meta_base or type(kind), "__call__", meta_call)
         return call(tracer, function, (kind, *args), kwargs)
     return instance_of(tracer, kind, args, kwargs)
+
+
+def enum_member(tracer: Tracer, kind: Any, value: Any) -> Any:
+    """The member of an enum for a value, or what its class makes of other values."""
+    value = native_argument(tracer, value)
+    missing = class_lookup(tracer, kind, "_missing_")[1]
+    if not is_trusted_module((missing or kind).__module__) and not run_native(tracer, kind._value2member_map_.get, (value,), {}):
+        found = call(tracer, get_attribute(tracer, kind, "_missing_"), (value,), {})
+        if found is None:
+            raise RaisedInUserCode(ValueError(f"{concrete(value)!r} is not a valid {kind.__qualname__}"))
+        return found
+    return run_native(tracer, kind, (value,), {})
+
+
+@special(typing._BaseGenericAlias.__call__)  # type: ignore[attr-defined]
+def rule_generic(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`Box[int](...)`: an instance of the class, which knows the alias if it can."""
+    made = call(tracer, get_attribute(tracer, args[0], "__origin__"), args[1:], kwargs)
+    with contextlib.suppress(RaisedInUserCode):
+        set_attribute(tracer, made, "__orig_class__", args[0])
+    return made
 
 
 def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:

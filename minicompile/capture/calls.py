@@ -39,7 +39,7 @@ from minicompile.capture.side_effects import MISSING, Lazy
 from minicompile.capture.source import Baked, CachedCall, Item, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
-from minicompile.capture.texts import as_shown, check_printable, leaves
+from minicompile.capture.texts import as_shown, check_printable, is_of_users_class, leaves
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -247,8 +247,10 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     module = function.__globals__.get("__name__") or ""
     if module.partition(".")[0] in BREAKING_MODULES and not f"{module}.{function.__qualname__}".startswith(INLINED):
         kind = BREAKING_MODULES[module.partition(".")[0]]
+        args, kwargs = resolved(tracer, args, kwargs)
+        if kind == "pure" and (id(function) in tracer.fresh or any(map(is_of_users_class, leaves((*args, *kwargs.values()))))):
+            return tracer.inline(function, args, kwargs)
         if kind == "pure" and "cls" not in kwargs:  # a class of the user's, as `json` takes them
-            args, kwargs = resolved(tracer, args, kwargs)
             if module == "inspect" and args and isinstance(args[0], (types.FunctionType, types.MethodType)):
                 guard_signature(tracer, args[0])
                 return tracer.made(run_native(tracer, function, args, kwargs))

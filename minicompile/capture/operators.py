@@ -205,7 +205,7 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         attempts.reverse()
     for owner, name, other in attempts:
         result = invoke_special(tracer, owner, name, other)
-        if result is MISSING and name == "__ne__":
+        if result is MISSING and name == "__ne__" and type(owner).__ne__ is object.__ne__:
             equal = invoke_special(tracer, owner, "__eq__", other)
             result = equal if equal is MISSING or equal is NotImplemented else not truth(tracer, equal)
         if result is not MISSING and result is not NotImplemented:

@@ -17,6 +17,7 @@ import torch
 from minicompile.capture.attributes import HEAP_TYPE, get_attribute
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.side_effects import elements, entries
+from minicompile.capture.source import is_trusted_module
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
@@ -25,6 +26,13 @@ from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, VALUES, f
 CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 TEXT_METHODS = ("__str__", "__repr__", "__format__")
 SAID_BY_C = (*CONTAINERS, *IDENTITY_TYPES, FakeTensor, torch.nn.Module)
+
+
+def is_of_users_class(value: Any) -> bool:
+    """Whether methods of the user's may run where the standard library is given a value."""
+    kind = type(value)
+    ours = isinstance(value, (FakeTensor, enum.Enum)) or kind.__module__.startswith("minicompile.")
+    return bool(kind.__flags__ & HEAP_TYPE) and not ours and not is_trusted_module(kind.__module__)
 
 
 class Shown:

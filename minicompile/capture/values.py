@@ -20,7 +20,17 @@ import torch
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, put, typed
-from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, Source, is_trusted, item_of, literal
+from minicompile.capture.source import (
+    MODULE_TABLES,
+    Attribute,
+    Baked,
+    Item,
+    Source,
+    is_trusted,
+    item_of,
+    literal,
+    plain_value,
+)
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import is_traceable
 from minicompile.capture.tracer import Tracer
@@ -275,7 +285,7 @@ def wrap_object(tracer: Tracer, real: Any, source: Source) -> Any:
         return wrap_identity(tracer, real, source)
     base = next((base for base in VALUES if isinstance(real, base)), None)
     if base is not None:
-        tracer.guards.test(source, "type({0}) is {1} and {2}({0}, {3})", (type(real), base.__eq__, base(real)),
+        tracer.guards.test(source, "type({0}) is {1} and {2}({0}, {3})", (type(real), base.__eq__, plain_value(real)),
                            f"`{{0}}` is the same {type(real).__name__}", "constant")
     elif not (is_trusted(source) and not hasattr(real, "__dict__")):
         tracer.guards.type(source, real)
