@@ -73,6 +73,7 @@ from minicompile.capture.values import (
     CONSTANT_TYPES,
     DATES_AND_FRACTIONS,
     NUMPY_NUMBERS,
+    PLAIN_ITERATION,
     VALUES,
     force,
     guard_structure,
@@ -377,7 +378,7 @@ def rule_dict(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> None:
     """`target.update(*args, **kwargs)` with traced arguments."""
     for item in args:
-        if isinstance(item, dict):
+        if isinstance(item, dict) and class_lookup(tracer, type(item), "__iter__")[0] in PLAIN_ITERATION:
             force(tracer, item, False)
             for key, value in entries(item):
                 put(target, settled(tracer, target, key), value)
@@ -427,7 +428,7 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
             if method is not MISSING and base is not object:
                 break
         if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
-            if isinstance(value, (list, tuple, dict)) and function is not hash:
+            if type(value) in (list, tuple, dict) and function is not hash:
                 args = (as_shown(tracer, value), *args[1:])
             check_printable(tracer, args[0])
         return call_pure(tracer, function, spelled_out(args), kwargs)

@@ -39,7 +39,7 @@ def searching(name: str) -> Any:
     def rule(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
         force(tracer, (owner, args))
         seen = standing_inside(tracer, owner)
-        before = list(seen)
+        before = elements(seen)
         result = run_native(tracer, getattr(seen, name), tuple(standing(tracer, item) for item in args), kwargs)
         if name == "remove" and seen is not owner:
             del owner[next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])]

@@ -445,9 +445,10 @@ def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
     if isinstance(shadow.copy, list):
         return write_list(emitter, shadow, now, name)
     if isinstance(shadow.copy, collections.deque):
-        return [f"{name}.clear()", f"{name}.extend([{''.join(emitter.value(item) + ', ' for item in now)}])"]
+        owner = emitter.constant(collections.deque, "deque")
+        return [f"{owner}.clear({name})", f"{owner}.extend({name}, [{''.join(emitter.value(item) + ', ' for item in now)}])"]
     kept = set(map(typed, now)) & set(map(typed, shadow.before))  # to clear it would give it another order
-    return [f"{name}.{verb}([{''.join(emitter.value(item) + ', ' for item in held if typed(item) not in kept)}])"
+    return [f"set.{verb}({name}, [{''.join(emitter.value(item) + ', ' for item in held if typed(item) not in kept)}])"
             for verb, held in (("difference_update", shadow.before), ("update", now))]
 
 

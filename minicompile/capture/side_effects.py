@@ -122,7 +122,7 @@ def contents(container: Any) -> Any:
     if isinstance(container, list):
         return list.copy(container)
     if isinstance(container, collections.deque):
-        return list(container)
+        return elements(container)
     if isinstance(container, types.CellType):
         try:
             return [container.cell_contents]

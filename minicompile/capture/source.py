@@ -6,6 +6,7 @@ the user knows the value (for guards and graph inputs). It must not hold the val
 
 from __future__ import annotations
 
+import collections
 import keyword
 import re
 import sys
@@ -109,7 +110,7 @@ class PlainItem(Item):
         self.kind = kind
 
     def expression(self, base: str, constant: Any) -> str:
-        fetch = constant(plain_entry, "plain_entry") if self.kind is dict else f"{self.kind.__name__}.__getitem__"
+        fetch = constant(plain_entry if self.kind is dict else self.kind.__getitem__, "plain_item")
         return f"{fetch}({base}, {literal(self.key) or constant(self.key, 'key')})"
 
 
@@ -122,7 +123,7 @@ def plain_entry(table: dict[Any, Any], key: Any) -> Any:
 
 def item_of(parent: Source, container: Any, key: Any) -> Item:
     """The source of an item of a list, tuple or dictionary."""
-    for kind in (list, tuple, dict):
+    for kind in (list, tuple, dict, collections.deque):
         if isinstance(container, kind) and type(container).__getitem__ is not kind.__getitem__:
             return PlainItem(parent, key, kind)
     return PlainItem(parent, key, dict) if hasattr(type(container), "__missing__") else Item(parent, key)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import HEAP_TYPE, get_attribute
+from minicompile.capture.attributes import HEAP_TYPE, read_slot
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.side_effects import elements, entries
 from minicompile.capture.source import is_trusted_module
@@ -24,8 +24,8 @@ from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, VALUES, force, is_outside
 
 CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
-TEXT_METHODS = ("__str__", "__repr__", "__format__")
-SAID_BY_C = (*CONTAINERS, *IDENTITY_TYPES, FakeTensor, torch.nn.Module)
+TEXT_METHODS = ("__str__", "__repr__", "__format__", "__getitem__", "__missing__")
+SAID_BY_C = (*IDENTITY_TYPES, FakeTensor, torch.nn.Module)
 
 
 def is_of_users_class(value: Any) -> bool:
@@ -76,13 +76,13 @@ def as_shown(tracer: Tracer, value: Any, seen: tuple[int, ...] = ()) -> Any:
         return kind([as_shown(tracer, item, inside) for item in value])
     if not kind.__flags__ & HEAP_TYPE or isinstance(value, SAID_BY_C) or kind.__module__.startswith("minicompile.capture"):
         return value
-    in_python = any(isinstance(getattr(kind, name), types.FunctionType) for name in TEXT_METHODS)
-    return Shown(tracer, value) if in_python or not isinstance(value, VALUES) else value
+    in_python = any(isinstance(getattr(kind, name, None), types.FunctionType) for name in TEXT_METHODS)
+    return Shown(tracer, value) if in_python or not isinstance(value, (*VALUES, *CONTAINERS)) else value
 
 
 def text_of_exception(tracer: Tracer, function: Any, error: BaseException) -> str:
     """`str` or `repr` of an exception that says no more than its arguments."""
-    args = get_attribute(tracer, error, "args")
+    args = read_slot(tracer, vars(BaseException)["args"], error)
     alone = len(args) == 1
     if function is repr:
         inside = tracer.call(repr, args if alone else (args,))

@@ -19,7 +19,7 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, put, typed
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, native_base, put, typed
 from minicompile.capture.source import (
     MODULE_TABLES,
     Attribute,
@@ -185,10 +185,13 @@ def wrap_list(tracer: Tracer, real: list[Any], source: Source) -> Any:
 
 def wrap_deque(tracer: Tracer, real: collections.deque[Any], source: Source) -> Any:
     """A deque: guarded whole, since every use reads its ends."""
-    tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2} and {0}.maxlen == {3}", (type(real), len(real), real.maxlen),
-                       f"`{{0}}` is a deque of {len(real)}", "structure", len(real))
-    copy = collections.deque([wrap(tracer, item, Item(source, position)) for position, item in enumerate(real)],
-                             real.maxlen)
+    held, measure = elements(real), len if type(real) is collections.deque else collections.deque.__len__
+    tracer.guards.test(source, "type({0}) is {1} and {4}({0}) == {2} and {0}.maxlen == {3}",
+                       (type(real), len(held), real.maxlen, measure),
+                       f"`{{0}}` is a deque of {len(held)}", "structure", len(held))
+    items = [wrap(tracer, item, item_of(source, real, position)) for position, item in enumerate(held)]
+    copy = collections.deque.__new__(type(real))
+    collections.deque.__init__(copy, items, real.maxlen)
     return shadowed(tracer, real, source, copy, True)
 
 
@@ -240,24 +243,34 @@ def new_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
 
 def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
     """A set: of constants, or of objects in the order in which it gives them."""
-    if not all(is_plain_key(item) for item in real):
-        tracer.guards.test(source, "type({0}) is {1} and len({0}) == {2}", (type(real), len(real)),
-                           f"`{{0}}` is a {type(real).__name__} of {len(real)}", "structure", len(real))
-        items = type(real)([concrete(wrap(tracer, item, Source(source, f"list({{0}})[{place}]")))
-                            for place, item in enumerate(real)])
-        if not isinstance(real, frozenset):
-            return shadowed(tracer, real, source, items, True)
-        tracer.register(items, real, source)
-        return items
-    tracer.guards.test(source, "type({0}) is {1} and {0} == {2}", (type(real), type(real)(real)),
-                       "`{0}` has the same elements", "structure", set(real))
-    if not all(isinstance(item, str) for item in real):
-        tracer.guards.test(source, "set(map({1}, {0})) == {2}", (typed, set(map(typed, real))),
-                           "`{0}` has elements of the same types", "structure", set(real))
-    if isinstance(real, frozenset):
-        tracer.register(real, real, source)
-        return real
-    return shadowed(tracer, real, source, type(real)(real), True)
+    kind, held, text = type(real), elements(real), text_of_elements(real)
+    if not all(map(is_plain_key, held)):
+        tracer.guards.test(source, f"type({{0}}) is {{1}} and len({text}) == {{2}}", (kind, len(held)),
+                           f"`{{0}}` is a {kind.__name__} of {len(held)}", "structure", len(held))
+        items: Any = [concrete(wrap(tracer, item, Source(source, f"list({text})[{place}]"))) for place, item in enumerate(held)]
+        if isinstance(real, frozenset):
+            stand_in = frozenset.__new__(kind, items)
+            tracer.register(stand_in, real, source)
+            return stand_in
+    else:
+        same = "{0}" if kind in (set, frozenset) else f"set({text})"
+        tracer.guards.test(source, f"type({{0}}) is {{1}} and {same} == {{2}}", (kind, set(held)),
+                           "`{0}` has the same elements", "structure", set(held))
+        if not all(isinstance(item, str) for item in held):
+            tracer.guards.test(source, f"set(map({{1}}, {text})) == {{2}}", (typed, set(map(typed, held))),
+                               "`{0}` has elements of the same types", "structure", set(held))
+        if isinstance(real, frozenset):
+            tracer.register(real, real, source)
+            return real
+        items = real
+    copy = set.__new__(kind)
+    set.update(copy, items)
+    return shadowed(tracer, real, source, copy, True)
+
+
+def text_of_elements(real: Any) -> str:
+    """The text of a guard that reads the elements of a set, whatever methods its class overrides."""
+    return "{0}" if type(real) in (set, frozenset) else f"list({native_base(real).__name__}.__iter__({{0}}))"
 
 
 def wrap_cell(tracer: Tracer, real: types.CellType, source: Source) -> Any:
@@ -334,12 +347,12 @@ def guard_order(tracer: Tracer, value: Any) -> None:
     """Guard in which order a set from outside gives its elements; a copy of it need not have the same order."""
     real = tracer.reals.get(id(value))
     if real is not None:
-        if list(map(id, real)) != [id(tracer.reals.get(id(item), item)) for item in value]:
+        order = elements(real)
+        if list(map(id, order)) != [id(tracer.reals.get(id(item), item)) for item in elements(value)]:
             raise Break("unsupported value", "the order of a set that was changed")
-        if not all(map(is_plain_key, real)):
-            return  # its elements are told by their places
-        source, order = tracer.sources[id(value)], list(real)
-        tracer.guards.test(source, "list({0}) == {1}", (order,), "`{0}` has the same order", "structure", order)
+        if all(map(is_plain_key, order)):  # others are told by their places
+            tracer.guards.test(tracer.sources[id(value)], f"list({text_of_elements(real)}) == {{1}}", (order,),
+                               "`{0}` has the same order", "structure", order)
 
 
 PLAIN_ITERATION = (dict.__iter__, collections.OrderedDict.__iter__)
@@ -414,5 +427,5 @@ RULES: dict[type, Rule] = {
 }
 BASE_RULES: tuple[tuple[Any, Rule], ...] = (
     (torch.Tensor, wrap_tensor), (IDENTITY_TYPES, wrap_identity), (enum.Enum, wrap_identity), (tuple, wrap_tuple),
-    (list, wrap_list), (dict, wrap_dict),
+    (list, wrap_list), (dict, wrap_dict), ((set, frozenset), wrap_set), (collections.deque, wrap_deque),
 )
