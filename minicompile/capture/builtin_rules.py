@@ -33,6 +33,7 @@ from minicompile.capture.calls import (
     Callback,
     call,
     call_pure,
+    direct,
     method,
     native_argument,
     ruled,
@@ -42,26 +43,7 @@ from minicompile.capture.calls import (
 from minicompile.capture.comparing import refuse_objects, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
-from minicompile.capture.operators import (
-    BINARY,
-    COMPARISONS,
-    as_index,
-    binary,
-    compare,
-    contains,
-    delete_item,
-    get_item,
-    insert,
-    is_native,
-    is_same,
-    judged,
-    look_up,
-    native_contains,
-    native_item,
-    set_item,
-    truth,
-    unary,
-)
+from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
@@ -339,11 +321,6 @@ def distinct(tracer: Tracer, items: Any) -> list[Any]:
     return settled_all(tracer, run_native(tracer, list, (native_iterable(tracer, items),), {}))
 
 
-def truth_over(tracer: Tracer, iterable: Any, stop_at: bool) -> bool:
-    """`any` (stops at a true element) or `all` (stops at a false one)."""
-    return any(truth(tracer, item) is stop_at for item in drain(tracer, iterable)) is stop_at
-
-
 def lazily(function: Any) -> Any:
     """The rule of `map` or `filter`: the callable is called back through the tracer."""
 
@@ -549,25 +526,12 @@ def refused(reason: str) -> Any:
     return rule
 
 
-# Builtins that are a name for one of the tracer's own functions, as functions of the tracer and the arguments.
-DIRECT_RULES: dict[Any, Any] = {
-    bool: lambda tracer, value=False: truth(tracer, value),
+direct({
     callable: lambda tracer, value: isinstance(value, TensorMethod) or callable(value),
-    any: lambda tracer, items: truth_over(tracer, items, True), all: lambda tracer, items: truth_over(tracer, items, False),
     setattr: set_attribute, delattr: lambda tracer, owner, name: set_attribute(tracer, owner, name, MISSING),
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
-    operator.getitem: get_item, operator.setitem: set_item, operator.delitem: delete_item,
-    operator.contains: lambda tracer, container, item: contains(tracer, item, container),
-    operator.truth: truth, operator.not_: lambda tracer, value: not truth(tracer, value),
-    operator.is_: is_same, operator.is_not: lambda tracer, left, right: not is_same(tracer, left, right),
-    **{getattr(operator, name): lambda tracer, value, name=name: unary(tracer, name, value) for name in ("neg", "pos", "invert")},
-    **{function: lambda tracer, left, right, symbol=symbol: compare(tracer, symbol, left, right)
-       for symbol, (function, _, _) in COMPARISONS.items()},
-    **{function: lambda tracer, left, right, symbol=symbol + ending: binary(tracer, symbol, left, right)
-       for symbol, (plain, in_place, _) in BINARY.items() for function, ending in ((plain, ""), (in_place, "="))},
-}
-SPECIAL.update({function: lambda tracer, args, kwargs, rule=rule: rule(tracer, *args) for function, rule in DIRECT_RULES.items()})
+})
 special(object.__init__)(lambda tracer, args, kwargs: None)
 special(object.__init_subclass__)(refused("a class is made"))
 special(globals, locals, dir)(refused("a whole namespace is read"))
@@ -585,12 +549,6 @@ def rule_nullcontext(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 def rule_fromkeys(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`dict.fromkeys(iterable[, value])`."""
     return tracer.made(run_native(tracer, dict.fromkeys, (distinct(tracer, args[0]), *args[1:]), kwargs))
-
-
-method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")(
-    lambda tracer, owner, args, kwargs: native_item(tracer, owner, args[0]))
-method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque), "__contains__")(
-    lambda tracer, owner, args, kwargs: native_contains(tracer, args[0], owner))
 
 
 @method((dict, contextvars.ContextVar), "get")
@@ -695,7 +653,7 @@ def enum_member(tracer: Tracer, kind: Any, value: Any) -> Any:
     return run_native(tracer, kind, (value,), {})
 
 
-@special(typing._BaseGenericAlias.__call__)  # type: ignore[attr-defined]
+@special(typing._BaseGenericAlias.__call__)
 def rule_generic(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`Box[int](...)`: an instance of the class, which knows the alias if it can."""
     made = call(tracer, get_attribute(tracer, args[0], "__origin__"), args[1:], kwargs)

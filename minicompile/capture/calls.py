@@ -86,6 +86,11 @@ def method(kinds: Any, *names: str) -> Any:
     return register
 
 
+def direct(rules: dict[Any, Any]) -> None:
+    """Register builtins that are a name for one of the tracer's own functions, of the tracer and the arguments."""
+    SPECIAL.update({function: lambda tracer, args, kwargs, rule=rule: rule(tracer, *args) for function, rule in rules.items()})
+
+
 class RecordTorch(TorchFunctionMode):
     """Records the torch operations that native code performs on fake tensors."""
 

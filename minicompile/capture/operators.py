@@ -14,14 +14,8 @@ import torch
 
 from minicompile.capture.attributes import HEAP_TYPE, class_lookup, class_value, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import call, run_native
-from minicompile.capture.comparing import (
-    is_compared_in_python,
-    refuse_objects,
-    settled,
-    standing,
-    standing_inside,
-)
+from minicompile.capture.calls import call, direct, method, run_native
+from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
 from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, elements, native_base, put
@@ -163,10 +157,10 @@ def user_binary(tracer: Tracer, name: str, left: Any, right: Any, in_place: bool
         attempts.reverse()
     if in_place:
         attempts.insert(0, (left, f"__i{name}__", right))
-    for owner, method, other in attempts:
-        if method.startswith("__r") and type(left) is type(right):
+    for owner, special, other in attempts:
+        if special.startswith("__r") and type(left) is type(right):
             continue
-        result = invoke_special(tracer, owner, method, other)
+        result = invoke_special(tracer, owner, special, other)
         if result is not MISSING and result is not NotImplemented:
             return result
     return NotImplemented
@@ -485,3 +479,27 @@ def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
     else:
         guard_structure(tracer, owner)
     run_native(tracer, operator.delitem, (owner, key), {})
+
+
+def truth_over(tracer: Tracer, iterable: Any, stop_at: bool) -> bool:
+    """`any` (stops at a true element) or `all` (stops at a false one)."""
+    return any(truth(tracer, item) is stop_at for item in drain(tracer, iterable)) is stop_at
+
+
+method((dict, list, tuple, str, bytes, range, collections.deque), "__getitem__")(
+    lambda tracer, owner, args, kwargs: native_item(tracer, owner, args[0]))
+method((dict, list, tuple, str, bytes, range, set, frozenset, collections.deque), "__contains__")(
+    lambda tracer, owner, args, kwargs: native_contains(tracer, args[0], owner))
+direct({
+    bool: lambda tracer, value=False: truth(tracer, value),
+    any: lambda tracer, items: truth_over(tracer, items, True), all: lambda tracer, items: truth_over(tracer, items, False),
+    operator.getitem: get_item, operator.setitem: set_item, operator.delitem: delete_item,
+    operator.contains: lambda tracer, container, item: contains(tracer, item, container),
+    operator.truth: truth, operator.not_: lambda tracer, value: not truth(tracer, value),
+    operator.is_: is_same, operator.is_not: lambda tracer, left, right: not is_same(tracer, left, right),
+    **{getattr(operator, name): lambda tracer, value, name=name: unary(tracer, name, value) for name in ("neg", "pos", "invert")},
+    **{function: lambda tracer, left, right, symbol=symbol: compare(tracer, symbol, left, right)
+       for symbol, (function, _, _) in COMPARISONS.items()},
+    **{function: lambda tracer, left, right, symbol=symbol + ending: binary(tracer, symbol, left, right)
+       for symbol, (plain, in_place, _) in BINARY.items() for function, ending in ((plain, ""), (in_place, "="))},
+})

@@ -105,7 +105,7 @@ class PlainItem(Item):
 
     __slots__ = ("kind",)
 
-    def __init__(self, parent: Source, key: Any, kind: type) -> None:
+    def __init__(self, parent: Source, key: Any, kind: Any) -> None:
         super().__init__(parent, key)
         self.kind = kind
 
