@@ -72,7 +72,7 @@ class EpilogueWriter:
         batch, row, col = loop.axes
         tiles = (TileAxis(batch, 1, "parallel"), TileAxis(row, 2, "parallel"), TileAxis(col, 2, "parallel"))
         geometry = TileGeometry(TilePlan(tiles, "pointwise", 4, 1), False)
-        namer = Namer(["product", "extra", "in_range", "batch_index", "row_index", "col_index", "row_mask", "col_mask"])
+        namer = Namer(["product", "extra", "in_range", *geometry.names()])
         parameters = {buffer: namer.fresh(f"{context.names[buffer]}_ptr") for buffer in order}
         writer = ExpressionWriter(geometry, parameters, context.round_each)
         writer.namer = namer

@@ -84,7 +84,7 @@ class ExpressionWriter:
         self.symbols: set[Symbol] = set()
         self.functions: set[str] = set()
         self.eviction: dict[Load, str] = {}
-        self.namer = Namer([*parameters.values(), "program"])
+        self.namer = Namer(geometry.names().union(parameters.values()))
         self._parameters = parameters
         self._round_each = round_each
         self._uses: collections.Counter[Expr] = collections.Counter()

@@ -38,6 +38,11 @@ class Geometry:
         """Axes that are a dimension of the program's blocks; the others are a single position per program."""
         return tuple(a.axis for a in self.plan.axes if a.block > 1 or a.role == "reduction")
 
+    def names(self) -> set[str]:
+        """Every variable that may say where in the iteration space a program is."""
+        words = (position_name, mask_name, start_name, block_name)
+        return {"program"} | {word(tile.axis) for tile in self.plan.axes for word in words}
+
     @functools.cached_property
     def tiles(self) -> dict[Axis, TileAxis]:
         """Tile axis by axis."""
@@ -179,6 +184,11 @@ def position_name(axis: Axis) -> str:
 def mask_name(axis: Axis) -> str:
     """The variable that says which positions exist."""
     return f"{axis.name}_mask"
+
+
+def start_name(axis: Axis) -> str:
+    """The variable that holds where a step along an axis begins."""
+    return f"{axis.name}_start"
 
 
 def block_name(axis: Axis) -> str:

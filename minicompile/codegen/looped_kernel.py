@@ -12,7 +12,7 @@ import torch
 from minicompile.codegen.batched_kernel import write_batched_kernel
 from minicompile.codegen.expression_writer import Scope, Value, index_axes
 from minicompile.codegen.folds import fold_of
-from minicompile.codegen.geometry import block_name, mask_name, position_name
+from minicompile.codegen.geometry import block_name, mask_name, position_name, start_name
 from minicompile.codegen.index_text import host
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.triton_kernel import KernelWriter
@@ -136,7 +136,7 @@ class LoopedKernelWriter(KernelWriter):
         walk, ahead = ("tl.range", f", num_stages={stages}") if stages > 1 else ("range", "")
         if axis not in self.geometry.live:
             return (f"for {position_name(axis)} in {walk}(0, {size}{ahead}):",)
-        start = f"{axis.name}_start"
+        start = start_name(axis)
         lines = [f"for {start} in {walk}(0, {size}, {block}{ahead}):"]
         if axis in self.writer.used | self.writer.masked:
             lines.append(f"{position_name(axis)} = {start} + {self.geometry.block_range(axis)}")

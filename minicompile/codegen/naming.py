@@ -4,11 +4,14 @@ This module must not know what the names are used for.
 """
 
 import builtins
+import itertools
 import keyword
 import re
 from collections.abc import Iterable
 
 from minicompile.codegen.device_sources import DEVICE_FUNCTIONS
+from minicompile.codegen.index_text import symbols_of
+from minicompile.ir.index import Symbol
 from minicompile.ir.loops import ExternKernel, LoweredGraph, Origin
 from minicompile.ir.schedule import Schedule
 
@@ -61,15 +64,17 @@ def origin_word(origin: Origin) -> str:
 def buffer_names(schedule: Schedule) -> dict[str, str]:
     """One identifier for every buffer of the graph, used by kernels and host code alike."""
     graph = schedule.graph
-    symbols = {str(atom) for index in graph.size_inputs.values() for atom in _names(index)}
+    symbols = {symbol.name for symbol in size_symbols(graph)}
     kernels = {step.target.removeprefix("kernels.") for step in schedule.steps if isinstance(step, ExternKernel)}
     namer = Namer(symbols | kernels)
     wishes = _wishes(graph)
     return {name: namer.fresh(wishes.get(name, name)) for name in graph.buffers}
 
 
-def _names(index: object) -> list[str]:
-    return re.findall(r"[A-Za-z_]\w*", str(index))
+def size_symbols(graph: LoweredGraph) -> set[Symbol]:
+    """Every size symbol that the host may have to mention."""
+    geometry = ((*buffer.sizes, *buffer.strides) for buffer in graph.buffers.values())
+    return set[Symbol]().union(*map(symbols_of, itertools.chain(graph.size_inputs.values(), *geometry)))
 
 
 def _wishes(graph: LoweredGraph) -> dict[str, str]:

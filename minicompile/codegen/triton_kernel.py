@@ -35,7 +35,7 @@ class KernelWriter:
             self.row = geometry.varying_row()
         self.geometry = geometry
         self.pointers = self.values.pointers()
-        namer = Namer(["program", *(tile.axis.name for tile in plan.axes)])
+        namer = Namer()
         self.parameters = {buffer: namer.fresh(f"{context.names[buffer]}_ptr") for buffer in self.pointers}
         for loop in group.loops:
             if loop.overwrites in self.parameters and loop.buffer in self.pointers:

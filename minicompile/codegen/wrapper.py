@@ -5,17 +5,16 @@ This module must not print kernels, and must not decide what lives where: it fol
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from minicompile.codegen.index_text import host, symbols_of
-from minicompile.codegen.naming import Namer, identifier
+from minicompile.codegen.naming import Namer, identifier, size_symbols
 from minicompile.errors import Unsupported
 from minicompile.ir.index import ZERO, Index, Symbol, as_index, coefficient_of, hint, is_nonnegative
-from minicompile.ir.loops import Buffer, BufferView, ExternKernel, LoweredGraph, extent, views_in
+from minicompile.ir.loops import Buffer, BufferView, ExternKernel, extent, views_in
 from minicompile.ir.schedule import KernelGroup, Schedule
 
 # The same operators through torch's own argument parser, which takes half the host time of an overload object.
@@ -113,7 +112,7 @@ class HostWriter:
                 self._sharers[self._variables[name]].add(name)
         if targets:
             self.lines.append(f"{_targets(targets)} = inputs")
-        for symbol in sorted(_all_symbols(graph), key=lambda s: s.name):
+        for symbol in sorted(size_symbols(graph), key=lambda s: s.name):
             if symbol.name not in defined:
                 late.append(f"{symbol.name} = {self._size_source(symbol)}")
         self.lines += late + self._limit_check() + (["inputs.clear()"] if targets else [])
@@ -413,9 +412,3 @@ def _single_symbol(index: Index) -> Symbol | None:
     found = symbols_of(index)
     symbol = next(iter(found), None)
     return symbol if symbol is not None and index is as_index(symbol) else None
-
-
-def _all_symbols(graph: LoweredGraph) -> set[Symbol]:
-    """Every size symbol that the host may have to mention."""
-    geometry = ((*buffer.sizes, *buffer.strides) for buffer in graph.buffers.values())
-    return set[Symbol]().union(*map(symbols_of, itertools.chain(graph.size_inputs.values(), *geometry)))
