@@ -204,8 +204,8 @@ def literal(value: Any) -> str | None:
 
 
 def identifier(text: str, fallback: str = "value") -> str:
-    """A Python identifier that resembles `text`."""
+    """A Python identifier that resembles `text`, other than `self`, which a graph's `forward` calls its first argument."""
     name = re.sub(r"\W+", "_", text).strip("_").lower()
     if not name:
         return fallback
-    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
+    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name == "self" else name

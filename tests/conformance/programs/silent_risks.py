@@ -495,3 +495,12 @@ def variables_named_like_generated_outputs():
         return output_0 * 2, output_0, x.sum()
 
     return outer, [call(count(2), 5), call(count(2), 6)]
+
+
+@program
+def a_tensor_called_self():
+    def outer(self, other):
+        print("between")
+        return self * 2 + other
+
+    return outer, [call(count(2), 5.0), call(count(3), 5.0)]
