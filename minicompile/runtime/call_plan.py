@@ -36,7 +36,8 @@ class CallPlan:
         watches_inputs: whether an input requires a gradient.
         tensor_results: of each output of the forward, whether it is a tensor.
         tangents: what the backward takes for each differentiable output; `None` if there is no backward.
-        gradient_sources: the bits of the backward's placeholders that each gradient depends on, if there are several tangents.
+        gradient_sources: the bits of the backward's placeholders that each gradient depends on, if there are several tangents;
+            one that no tangent is left in (zeros, of an empty batch) counts as depending on all of them.
         unreached: positions of inputs that require a gradient and get none from any output.
         taken: names of the values that the backward takes.
         grad_enabled: whether gradients were on where the graph starts.
@@ -101,9 +102,11 @@ def facts_of_backward(binding: Binding, backward: torch.fx.GraphModule | None) -
     placeholders = [node for node in nodes if node.op == "placeholder"]
     known = dependencies(backward.graph)
     gradients, outputs = nodes[-1].args[0], binding.differentiable_outputs
-    incoming = zip(outputs, placeholders[len(placeholders) - len(outputs) :], strict=True)
+    incoming = placeholders[len(placeholders) - len(outputs) :]
+    arriving = sum(known[node] for node in incoming)
+    known |= {node: known[node] | arriving for node in gradients if node is not None and not known[node] & arriving}
     return {
-        "tangents": tuple(expected_tangent(index, node.meta["val"]) for index, node in incoming),
+        "tangents": tuple(expected_tangent(at, node.meta["val"]) for at, node in zip(outputs, incoming, strict=True)),
         "gradient_sources": tuple(known.get(node, 0) for node in gradients) if len(outputs) > 1 else (),
         "taken": tuple(node.name for node in placeholders),
         "unreached": tuple(slot for slot, node in zip(binding.differentiable_inputs, gradients) if node is None),

@@ -86,6 +86,21 @@ def test_a_backward_from_one_output_leaves_what_another_one_needs() -> None:
     torch.testing.assert_close(mine_too, two)
 
 
+def test_an_empty_batch_gives_zeros_to_every_parameter() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.LayerNorm(6))
+
+    def step(x):
+        y = model(x)
+        return y, model(x * 2).sum()
+
+    for run in (step, minicompile_compile(step)):
+        for parts in ((0, 1), (0,), (1,)):
+            outputs = run(torch.randn(0, 4))
+            sum(outputs[part].sum() for part in parts).backward()
+            assert [p.grad.abs().sum().item() for p in model.parameters()] == [0.0] * 4
+            model.zero_grad()
+
+
 def test_a_backward_from_one_output_does_not_hide_a_second_one_or_a_write() -> None:
     generator, critic, scale = (torch.randn(3, requires_grad=True) for _ in range(3))
     for write in (False, True):
