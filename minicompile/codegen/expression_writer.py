@@ -247,6 +247,7 @@ class ExpressionWriter:
             dtype = compute_dtype(argument.dtype)
             if isinstance(argument, Constant):
                 loose = dtype in (torch.float32, torch.int32, torch.bool) or expression.operation in _ARITHMETIC
+                loose &= dtype.is_floating_point or expression.operation != "pow"
                 loose |= promotes or (dtype == torch.int64 and position == 1 and expression.operation in _BY_CONSTANT)
                 if all_literal or not loose or (expression.operation == "where" and position == 0):
                     text = typed_literal(argument.value, dtype)

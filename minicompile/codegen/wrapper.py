@@ -64,7 +64,7 @@ class HostWriter:
         self._variables = dict(names)
         self._layouts: dict[str, Layout] = {names[n]: (b.sizes, b.strides) for n, b in self._graph.buffers.items()}
         self._asked = asked_layouts(schedule)
-        self._static = not _all_symbols(self._graph)
+        self._static = not size_symbols(self._graph)
         self.fixed: dict[object, str] = {}
         self.lines: list[str] = []
         self.operators: dict[str, str] = {}
@@ -332,7 +332,9 @@ class HostWriter:
                 return f'torch.device("{value}")'
             case float() if value != value or value in (float("inf"), -float("inf")):
                 return f'float("{value}")'
-            case None | bool() | int() | float() | str() | complex() | torch.dtype() | torch.layout():
+            case complex():
+                return f"complex({self._argument(value.real)}, {self._argument(value.imag)})"
+            case None | bool() | int() | float() | str() | torch.dtype() | torch.layout():
                 return repr(value)
             case torch.memory_format():
                 return str(value)

@@ -19,22 +19,24 @@ CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
 
 
 FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name in (
-    "celu elu silu mish hardswish hardsigmoid softplus log_sigmoid_forward hardshrink softshrink glu frac std var std_mean "
-    "var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col grid_sampler_2d max_unpool2d max_unpool3d "
-    "nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss nll_loss_forward nll_loss2d_forward native_batch_norm "
-    "_native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training upsample_nearest1d "
-    "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
-    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _prelu_kernel").split()) if found)
+    "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus log_sigmoid_forward hardshrink softshrink glu frac "
+    "std var std_mean var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col grid_sampler_2d "
+    "max_unpool2d max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss nll_loss_forward "
+    "nll_loss2d_forward native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+    "upsample_bicubic2d upsample_trilinear3d _prelu_kernel").split()) if found)
 """Operators without a kernel for results that are whole numbers; pictures of bytes can be resized."""
 NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
     "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
-    "reflection_pad2d reflection_pad3d randint_like mv addmv dot vdot").split())
+    "reflection_pad2d reflection_pad3d randint_like mv addmv dot vdot cumsum cumprod").split())
 """Operators without a kernel for results that are truth values."""
 VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: aten.select.int,
                    aten.diagonal_scatter: aten.diagonal.default}  # fmt: skip
 """What each operator's second argument is written into."""
 NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.huber_loss,
-                aten.multi_margin_loss, aten.multilabel_margin_loss_forward)  # fmt: skip
+                aten.multi_margin_loss, aten.multilabel_margin_loss_forward, aten.nll_loss_forward,
+                aten.nll_loss2d_forward)  # fmt: skip
 ONE_DTYPE = {aten.mv: [1], aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3],
              aten.index_put: [2], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
              aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
@@ -42,6 +44,8 @@ ONE_DTYPE = {aten.mv: [1], aten.heaviside: [1], aten.linalg_cross: [1], aten.ind
 HALVES = (torch.float16, torch.bfloat16)
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
+NOT_OF_COMPLEX = (FLOATS_ONLY | NORMS | {aten.nansum, aten.hardshrink}) - {
+    aten.std, aten.var, aten.std_mean, aten.var_mean, aten.logaddexp, aten.lerp, aten.silu, aten.mish, aten.glu}
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
 
@@ -61,6 +65,10 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return problem
     if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
         return f"a number that {result.dtype} does not hold"
+    if type(kwargs.get("alpha")) is float and result.dtype == torch.bool:
+        return "a float and truth values"
+    if packet is aten.logsumexp and args[0].dim() and not args[1]:
+        return "no dimensions"
     if packet in DIFFERENCES and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
         return "truth values"
     if packet in (aten.floor_divide, aten.remainder, aten.fmod, aten.div) and any(type(n) is int and n == 0 for n in args[1:]):
@@ -104,8 +112,11 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
     dtype = result.dtype
     if packet is aten.avg_pool3d and dtype in HALVES and result.device.type == "cpu":
         return "halves, on a CPU"
-    if packet in NO_TRUTHS and dtype == torch.bool or packet in NOT_OF_TRUTHS and is_truth(args[0]) and is_truth(args[-1]):
+    of_truth = packet in NOT_OF_TRUTHS and is_truth(args[0]) and (packet is not aten.pow or is_truth(args[1]))
+    if of_truth or packet in NO_TRUTHS and dtype == torch.bool:
         return "truth values"
+    if packet in NOT_OF_COMPLEX and isinstance(args[0], torch.Tensor) and args[0].is_complex():
+        return "complex numbers"
     mixed = any(getattr(args[place], "dtype", args[0].dtype) != args[0].dtype for place in ONE_DTYPE.get(packet, ()))
     if mixed and not (packet is aten.index_put and is_masked_fill(*args)):
         return "two dtypes"

@@ -24,7 +24,7 @@ from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.opaque_backward import is_custom, opaque_call
-from minicompile.graph.operators import ancestors
+from minicompile.graph.operators import ancestors, is_item, is_view, name_of, operand
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder, tensors_of
 from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
@@ -220,8 +220,11 @@ class _Tracer:
                 return list(flat) if isinstance(flat, (tuple, list)) else [flat]
             else:
                 self._start(node)
-                before = layouts(environment[used] for used in node.all_input_nodes)
+                given = [environment[used] for used in node.all_input_nodes]
+                before, windows = layouts(given), self._windows(given)
                 environment[node] = self._execute(node, environment)
+                if any(torch_interface.from_functional(value) is not inner for value, inner in windows):
+                    raise Untraceable("a view is written whose elements share memory, or that leaves some out")
                 if operator_name(node) not in CHANGES_STRIDES:
                     restore(before)
                 if node in self.separable and isinstance(environment[node], Tensor) and environment[node].requires_grad:
@@ -231,6 +234,12 @@ class _Tracer:
                 for dead in last_use.get(node, ()):
                     del environment[dead]
         raise Untraceable("the captured graph has no output")
+
+    def _windows(self, values: list[Any]) -> list[tuple[Tensor, Tensor]]:
+        """Views through which functionalization cannot write, and their plain values as they are now."""
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        found = [value for value in tensors if is_window(self.recorder.node_of(torch_interface.plain_value(value)))]
+        return [(value, torch_interface.from_functional(value)) for value in found]
 
     def _start(self, node: Node) -> None:
         self.location = node.meta.get("location")
@@ -391,6 +400,15 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     for node in placeholders if first is not None else ():
         first.prepend(node)  # type: ignore[union-attr]  # there is one
+
+
+def is_window(node: Node) -> bool:
+    """Whether a value is a view whose elements do not stand for those of its base one by one."""
+    while is_view(node) or is_item(node) and is_view(operand(node)):
+        if name_of(node) in ("expand", "unfold") or name_of(node) == "as_strided" and torch_interface.overlaps(node.meta["val"]):
+            return True
+        node = operand(node)
+    return False
 
 
 def last_uses(module: GraphModule) -> dict[Node, list[Node]]:

@@ -17,8 +17,8 @@ FAKE_DEVICE = torch.ops.prim.device.default
 """What a fake tensor asks its mode for when it is asked for its device."""
 
 BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
-    "logical_and.default logical_or.default logical_xor.default logaddexp.default heaviside.default copysign.Tensor "
-    "floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default "
+    "logical_and.default logical_or.default logical_xor.default logaddexp.default logaddexp2.default heaviside.default "
+    "copysign.Tensor floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default "
     "binary_cross_entropy.default").split()))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
@@ -27,7 +27,8 @@ BATCH_NORMS = frozenset(getattr(aten, name) for name in (
     "_batch_norm_with_update_functional _batch_norm_no_update").split())
 """Eager's result is contiguous or `channels_last`, the fake one's like the input."""
 
-CONTIGUOUS = (aten.pow.Scalar, aten.rrelu_with_noise.default, aten.rrelu_with_noise_functional.default)
+CONTIGUOUS = (aten.pow.Scalar, aten.rrelu_with_noise.default, aten.rrelu_with_noise_functional.default,
+              aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)  # fmt: skip
 """Operators whose result is contiguous in eager, whatever the operands are."""
 
 ON_CPU: dict[Any, Callable[[torch.Tensor], torch.memory_format | None]] = {
@@ -59,8 +60,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             shapes = [tuple(value.shape) for value in args if isinstance(value, torch.Tensor)]
             if (whole := tuple(torch.broadcast_shapes(*shapes))) != shapes[0]:
                 raise RuntimeError(f"output with shape {[*shapes[0]]} doesn't match the broadcast shape {[*whole]}")
-        if func is aten.logit_.default and not args[0].is_floating_point():
-            raise RuntimeError("logarithms cannot be written to whole numbers")
+        if func in (aten.logit_.default, aten.ldexp_.default) and not args[0].is_floating_point():
+            raise RuntimeError("fractions cannot be written to whole numbers")
         result: Any = super().dispatch(func, types, args, kwargs or {})
         if func is aten.multi_margin_loss.default and not args[1].dim():
             return super().dispatch(aten.squeeze.default, types, (result,))
@@ -116,6 +117,7 @@ def memory_format(func: Any, args: Any) -> torch.memory_format | None:
     if func in ON_CPU and args[0].fake_device.type == "cpu":
         return ON_CPU[func](args[0])
     contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()
+    contiguous |= func in (aten.any.dims, aten.all.dims) and args[1:2] == ([],)
     return torch.contiguous_format if contiguous else None
 
 

@@ -27,7 +27,8 @@ def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes <= 0:
         return F.one_hot(index, num_classes)
     index = torch.ops.minicompile.checked(index, (index >= 0) & (index < num_classes))
-    return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).long()
+    classes = torch.arange(num_classes, device=index.device)
+    return (index.unsqueeze(-1) == classes).to(torch.int64, memory_format=torch.contiguous_format)
 
 
 def index_fill(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
@@ -65,8 +66,8 @@ def index_put_(value: Tensor, indices: Sequence[Tensor | None], new: Tensor, acc
 
 def get_item(value: Any, key: Any) -> Any:
     """`value[key]`."""
-    value, key = selected(value, key)
-    return operator.getitem(value, key) if key != () else value
+    part, key = selected(value, key)
+    return operator.getitem(part, key) if key != () or part is value else part
 
 
 def set_item(value: Any, key: Any, new: Any) -> None:

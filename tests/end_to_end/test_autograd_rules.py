@@ -55,6 +55,18 @@ class Perceptron(nn.Module):
 
 
 @scenario
+def gradients_that_are_zero_whatever_comes_in(wrap: Wrap) -> Any:
+    step = wrap(lambda x, y, z: (x**0, torch.copysign(y.detach(), z), y.exp()))
+    shown = []
+    for chosen in ([0, 1, 2], [0, 1], [1, 0]):
+        x, y, z = leaf(3), leaf(3), leaf(3)
+        outputs = step(x, y, z)
+        sum(outputs[number].sum() for number in chosen).backward()
+        shown.append([value.grad is None for value in (x, y, z)])
+    return shown
+
+
+@scenario
 def an_unused_parameter_keeps_no_gradient(wrap: Wrap) -> Any:
     model = Perceptron()
     step = wrap(model)

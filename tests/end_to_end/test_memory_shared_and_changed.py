@@ -172,3 +172,32 @@ def test_writes_from_a_part_of_the_memory_that_is_written(dynamic: bool) -> None
         torch.testing.assert_close(shown[1][1], shown[0][1])
         assert shown[1][0] == shown[0][0] if function in REFUSED else torch.equal(shown[1][0], shown[0][0])
         assert function in REFUSED or not compiled.graph_breaks
+
+
+WINDOWS: list[Callable[[torch.Tensor], Any]] = [
+    lambda x: x.unfold(1, 2, 2).mul_(2), lambda x: x.unfold(0, 1, 2).zero_(), lambda x: x.unfold(1, 3, 1)[:, 1].mul_(2),
+    lambda x: x.expand(2, 3, 5)[0].exp_(), lambda x: x.expand_as(x).exp_(), lambda x: x.expand(2, 3, 5)[1].__setitem__(0, 1.0),
+    lambda x: torch.broadcast_tensors(x, x[0])[0].masked_fill_(x > 0, -math.inf).masked_fill_(x > 1, -math.inf),
+    lambda x: x[:1].expand(5, 5).diagonal().mul_(2), lambda x: x.as_strided((2, 3), (1, 1)).select(0, 1).mul_(2),
+    lambda x: x.detach().expand(2, 3, 5)[0].add_(1), lambda x: (x.unfold(1, 2, 2), x.add_(1))[0].sum(),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("write", WINDOWS)
+def test_views_that_share_elements_or_leave_some_out_are_written_as_in_eager(write: Callable[..., Any], computed: bool) -> None:
+    def function(x: torch.Tensor) -> Any:
+        y = x * 1 if computed else x
+        return write(y), y + 0
+
+    x = torch.linspace(-9, 9, 15).view(3, 5)
+    x[1, 1] = -math.inf
+    shown = [(run(given), given) for run, given in ((function, x.clone()), (minicompile.compile(function), x.clone()))]
+    torch.testing.assert_close(shown[1], shown[0])
+
+
+def test_an_empty_index_gives_a_view_and_not_the_tensor() -> None:
+    results = [function(torch.tensor(1.0)) for function in (lambda s: (s, s[()]), minicompile.compile(lambda s: (s, s[()])))]
+    for tensor, view in results:
+        assert view is not tensor and view.data_ptr() == tensor.data_ptr()

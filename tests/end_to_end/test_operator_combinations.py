@@ -277,6 +277,11 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "channels last": (lambda x, w: F.relu(F.conv2d(x.to(memory_format=torch.channels_last), w)).mean((2, 3)), lambda: (leaf(2, 3, 6, 6), leaf(4, 3, 3, 3))),
     "gated units": (lambda x, w: F.glu(x @ w) + (lambda a, b: F.silu(a) * b)(*(x @ w).chunk(2, -1)), lambda: (leaf(3, 4), leaf(4, 8))),
     "mixture of experts": (lambda x, g, w: (lambda t: sum((t.values.softmax(-1) * (t.indices == e)).sum(-1, keepdim=True) * (x @ w[e]) for e in range(3)))((x @ g).topk(2, -1)), lambda: (leaf(5, 4), leaf(4, 3), leaf(3, 4, 4))),
+    "powers of a number, of every width": (lambda *given: [base**x for x in given for base in (2, 0, 1, -2, True)],
+                                          lambda: tuple(integers(6, low=0, dtype=d) for d in (torch.int8, torch.int32, torch.int64))),
+    "exponents shifted": (lambda x, y: torch.ldexp(x, y) * 2, lambda: (leaf(5), integers(5, dtype=torch.int32))),
+    "complex numbers that are none": (lambda x: (x * complex(NAN, 1), x + complex(INF, -INF), torch.full_like(x, complex(-0.0, INF)),
+                                                 torch.logaddexp(x, x)), lambda: (values(1.0, -2.0, dtype=torch.complex64),)),
     "a recurrent cell": (lambda x, h, w, u: (lambda f, i, g, o: (f.sigmoid() * h + i.sigmoid() * g.tanh()) * o.sigmoid())(*(x @ w + h @ u).chunk(4, 1)), lambda: (leaf(3, 4), leaf(3, 5), leaf(4, 20), leaf(5, 20))),
 }
 

@@ -65,6 +65,8 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (torch.nn.Dropout(0.0), strided),
     (torch.nn.RReLU(0.1, 0.3).eval(), images),
     (lambda x: torch.complex(x, x * 2).angle(), reversed_in_memory),
+    (lambda x: (torch.isin(x, x[0]), torch.isin(x, 1.0), x.any([]), x.all([])), reversed_in_memory),
+    (lambda x: torch.nn.functional.one_hot((x > 0).long(), 3), reversed_in_memory),
     (lambda x: torch.nn.functional.rrelu(x, 0.1, 0.3, True).stride(), reversed_in_memory),
 ]
 
@@ -100,6 +102,7 @@ def test_a_view_without_elements_has_eagers_strides(view: Callable[..., Any]) ->
 BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
     "copysign": torch.copysign, "floor_divide": torch.floor_divide, "xlogy": torch.xlogy, "xlog1py": torch.special.xlog1py,
     "floor_divide back": lambda a, b: torch.floor_divide(b, a), "logical_and": torch.logical_and,
+    "logaddexp2": torch.logaddexp2, "logaddexp2 of 0-d": lambda a, b: torch.logaddexp2(torch.tensor(1.0), a),
     "logical_xor with 0-d": lambda a, b: torch.logical_xor(torch.tensor(1.0), a), "over 0-d": lambda a, b: a // torch.tensor(2.0),
     "number to a power": lambda a, b: 2.0**a, "one to a power": lambda a, b: 1.0**a, "power in double": lambda a, b: torch.float_power(2, a),
     "logsigmoid": lambda a, b: torch.nn.functional.logsigmoid(a), "softmax": lambda a, b: a.softmax(-1), "log_softmax": lambda a, b: a.log_softmax(0), "sum": torch.add, "maximum": torch.maximum,
