@@ -201,3 +201,17 @@ def test_an_empty_index_gives_a_view_and_not_the_tensor() -> None:
     results = [function(torch.tensor(1.0)) for function in (lambda s: (s, s[()]), minicompile.compile(lambda s: (s, s[()])))]
     for tensor, view in results:
         assert view is not tensor and view.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("write", [
+    lambda x: x.fill_diagonal_(1), lambda x: x.as_strided((2,), (3,)).fill_(1), lambda x: x.as_strided((2,), (3,), 9).fill_(1),
+])  # fmt: skip
+def test_an_input_that_begins_inside_its_storage_is_written_by_strides(write: Callable[[torch.Tensor], Any], dtype: torch.dtype) -> None:
+    for part in (slice(1, 4), slice(None)), (slice(None), slice(None, None, 2)), (slice(2, None), slice(1, 4)):
+        storages = [torch.zeros(6, 8, dtype=dtype) for _ in range(2)]
+        for function, storage in zip((write, minicompile.compile(write)), storages, strict=True):
+            function(storage[part])
+        assert storages[0].any()
+        torch.testing.assert_close(storages[1], storages[0])
