@@ -115,6 +115,7 @@ class Recorder(DispatchMode):
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Record an operator as it is, without decomposing it, and return its fake result."""
+        args = from_the_beginning(*args) if target is torch.ops.aten.as_strided_scatter.default else args
         result = self._outcome(target, args, kwargs)
         refuse_unusual(target, args, result)
         node = self.graph.call_function(target, self._argument(args), self._argument(kwargs))
@@ -306,6 +307,13 @@ class Recorder(DispatchMode):
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors in nested arguments or results."""
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def from_the_beginning(value: torch.Tensor, source: Any, sizes: Any, strides: Any, offset: Any = None) -> tuple[Any, ...]:
+    """Where `as_strided_scatter` writes, without an offset: an input lies anywhere in its storage, among other elements."""
+    if offset not in (None, value.storage_offset()) or not torch.ops.aten.is_non_overlapping_and_dense(value):
+        raise RuntimeError("a tensor is written by strides that may leave its elements")
+    return value, source, sizes, strides
 
 
 def refuse_unusual(target: Any, args: Any, result: Any) -> None:

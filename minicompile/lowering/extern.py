@@ -14,7 +14,7 @@ import torch
 from minicompile.errors import Unsupported
 from minicompile.ir.loops import Buffer
 from minicompile.lowering.builder import GraphBuilder
-from minicompile.lowering.registry import lowers, lowers_view, overload
+from minicompile.lowering.registry import lowers, overload
 from minicompile.lowering.values import TensorValue
 
 # Operators whose `out=` form computes the same; the result is written into memory that the program plans.
@@ -140,15 +140,3 @@ def _output_buffer(builder: GraphBuilder, result: Any, suffix: str) -> Buffer | 
 def lower_convolution(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
     """The library's convolution, in the memory format of its arguments."""
     return call_operator(builder, builder.node.target, args, kwargs, "a convolution")
-
-
-@lowers_view("as_strided_scatter")
-def lower_as_strided_scatter(
-    builder: GraphBuilder, value: TensorValue, source: TensorValue, sizes: Any, strides: Any, offset: Any = None
-) -> TensorValue:
-    """The operator counts from the start of the storage; where an input lies in its own is not known."""
-    begins = offset in (None, builder.node.args[0].meta["val"].storage_offset())
-    if not begins and builder.buffers[value.buffer].role == "input":
-        raise Unsupported("as_strided", "as_strided of an input, to be written, from elsewhere than its beginning")
-    places = (sizes, strides) if begins else (sizes, strides, offset)
-    return call_operator(builder, builder.node.target, (value, source, *places), {}, "a write by strides")
