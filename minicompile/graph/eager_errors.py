@@ -19,7 +19,7 @@ CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
 
 
 FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name in (
-    "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus log_sigmoid_forward hardshrink softshrink glu frac "
+    "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus logcumsumexp log_sigmoid_forward hardshrink softshrink glu frac "
     "std var std_mean var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col grid_sampler_2d "
     "max_unpool2d max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss nll_loss_forward "
     "nll_loss2d_forward native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit "
@@ -38,9 +38,13 @@ NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits
                 aten.multi_margin_loss, aten.multilabel_margin_loss_forward, aten.nll_loss_forward,
                 aten.nll_loss2d_forward)  # fmt: skip
 ONE_DTYPE = {aten.mv: [1], aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3],
-             aten.index_put: [2], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
+             aten.index_put: [2], aten.index_reduce: [3], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
              aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
 """Which arguments must have the dtype of the first."""
+WHOLE, CLASSES = (torch.int32, torch.int64), (torch.uint8, torch.int64)
+INDEX_AT = {aten.index_select: (2, WHOLE), aten.index_add: (2, WHOLE), aten.nll_loss_forward: (1, CLASSES),
+            aten.nll_loss2d_forward: (1, CLASSES)}  # fmt: skip
+"""Where the index of an operator is, and the dtypes that it may have."""
 HALVES = (torch.float16, torch.bfloat16)
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
@@ -124,6 +128,8 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
     if any(kind != args[0].dtype for kind in parameters):
         narrow = args[0].dtype in HALVES and (args[0].device.type == "cpu" or packet in BATCH_NORMS)
         return "" if narrow and {*parameters} == {torch.float32} else "parameters of another dtype"
+    if packet in INDEX_AT and args[INDEX_AT[packet][0]].dtype not in INDEX_AT[packet][1]:
+        return "an index of a dtype that it does not take"
     if packet is aten.addcdiv and not any(value.dtype.is_floating_point or value.dtype.is_complex for value in args[1:3]):
         return "whole numbers"
     whole = not dtype.is_floating_point and not dtype.is_complex and not (dtype == torch.uint8 and "upsample" in str(packet))

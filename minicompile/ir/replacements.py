@@ -34,6 +34,8 @@ def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
 def index_fill(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
     """`index_fill`; the gradient of a tensor `fill` would need the unique values of the index, and what PyTorch makes of
     the operator takes no negative ones."""
+    if index.dtype != torch.int64 or isinstance(fill, Tensor) and fill.dim():
+        raise IndexError("an index or a value that index_fill does not take")
     length = value.shape[dim] if value.dim() else 1
     index = torch.where(index < 0, index + length, index)
     if not isinstance(fill, Tensor):
