@@ -155,7 +155,7 @@ class OutputAnalysis:
 
 def same_place(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one storage have the same elements at the same places."""
-    described = [(tuple(value.shape), value.stride(), value.storage_offset()) for value in (first, second)]
+    described = [(value.dtype, tuple(value.shape), value.stride(), value.storage_offset()) for value in (first, second)]
     return described[0] == described[1]
 
 

@@ -19,10 +19,10 @@ CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
 
 
 FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name in (
-    "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus logcumsumexp log_sigmoid_forward hardshrink softshrink glu frac "
-    "std var std_mean var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col grid_sampler_2d "
-    "max_unpool2d max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss nll_loss_forward "
-    "nll_loss2d_forward native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit "
+    "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus logcumsumexp log_sigmoid_forward hardshrink "
+    "softshrink glu frac std var std_mean var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col "
+    "grid_sampler_2d max_unpool2d max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss "
+    "nll_loss_forward nll_loss2d_forward native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit "
     "_native_batch_norm_legit_no_training upsample_nearest1d upsample_nearest2d upsample_nearest3d "
     "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
     "upsample_bicubic2d upsample_trilinear3d _prelu_kernel").split()) if found)
@@ -38,8 +38,9 @@ NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits
                 aten.multi_margin_loss, aten.multilabel_margin_loss_forward, aten.nll_loss_forward,
                 aten.nll_loss2d_forward)  # fmt: skip
 ONE_DTYPE = {aten.mv: [1], aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3],
-             aten.index_put: [2], aten.index_reduce: [3], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
-             aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
+             aten.index_put: [2], aten.index_reduce: [3], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2],
+             aten.nll_loss2d_forward: [2], aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1],
+             aten.grid_sampler_3d: [1]}  # fmt: skip
 """Which arguments must have the dtype of the first."""
 WHOLE, CLASSES = (torch.int32, torch.int64), (torch.uint8, torch.int64)
 INDEX_AT = {aten.index_select: (2, WHOLE), aten.index_add: (2, WHOLE), aten.nll_loss_forward: (1, CLASSES),

@@ -6,6 +6,7 @@ extern kernel with the reason. This module must not know single operators, excep
 
 import dataclasses
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -220,15 +221,23 @@ class GraphLowering:
                 continue
             askew = node is copy.args[1] and (source.strides, source.offset) != (target.strides, target.offset)
             if askew or self.writes.read_after(node, copy):
-                self.values[node] = changed_tensors(value, lambda v: self.builder.copy(v) if v in stale else v)
+                self._keep(node, stale.__contains__)
 
     def _make_promised_copies(self, written: set[str]) -> None:
         """Before a call writes buffers: accesses that eager would have copied must keep the old contents."""
-        if written:
-            for node, value in self.values.items():
-                self.values[node] = changed_tensors(
-                    value, lambda v: self.builder.copy(v) if v.copied and v.buffer in written else v
-                )
+        for node in self.values if written else ():
+            self._keep(node, lambda value: value.copied and value.buffer in written)
+
+    def _keep(self, node: Node, chosen: Callable[[TensorValue], bool]) -> None:
+        """Copy the chosen ones of a node's tensors; what eager would have computed lies in memory as promised."""
+        promised = node.meta["val"]
+        whole = isinstance(promised, torch.Tensor) and torch.ops.aten.is_non_overlapping_and_dense(promised)
+
+        def kept(value: TensorValue) -> TensorValue:
+            strides = stride_indices(promised.stride()) if whole and value.copied else None
+            return self.builder.copy(value, strides=strides) if chosen(value) else value
+
+        self.values[node] = changed_tensors(self.values[node], kept)
 
     def _rename(self, renamed: dict[str, str]) -> None:
         """After a call that wrote its arguments, every value that shares their storage is of the new version."""

@@ -215,3 +215,18 @@ def test_an_input_that_begins_inside_its_storage_is_written_by_strides(write: Ca
             function(storage[part])
         assert storages[0].any()
         torch.testing.assert_close(storages[1], storages[0])
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_the_bits_of_a_result_beside_it_keep_their_dtype(first: bool, differentiable: bool) -> None:
+    def function(x: torch.Tensor) -> Any:
+        y = x * 2
+        bits = y.view(torch.int32)
+        return (bits, y) if first else (y, bits)
+
+    x = torch.randn(3, 5, requires_grad=differentiable)
+    shown = function(x), minicompile.compile(function)(x)
+    torch.testing.assert_close(shown[1], shown[0])
+    assert shown[1][0].data_ptr() == shown[1][1].data_ptr()

@@ -155,6 +155,17 @@ def test_a_view_of_an_input_whose_elements_share_memory_has_eagers_gradient_at_e
         torch.testing.assert_close(found, weights.sum(0))
 
 
+@pytest.mark.parametrize("copied", [lambda x: x.flip(-2), lambda x: x.roll(1, 0), torch.fliplr])
+def test_what_was_computed_from_an_input_that_is_written_later_has_eagers_strides(copied: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor) -> Any:
+        result = copied(x)
+        x.mul_(2)
+        return result
+
+    x = torch.randn(5, 3).t()
+    assert minicompile.compile(function)(x.clone()).stride() == function(x).stride()
+
+
 def detached_first(x: torch.Tensor) -> Any:
     y = (x + x).clone()
     return y.detach(), y
