@@ -122,14 +122,14 @@ def ban(view: JointView) -> dict[Node, str]:
             reads[node] = num_bytes(node)
             continue
         reason = why_not_again(view, node)
-        if reason is None and node.meta.get("checkpoint") is None and reaches_back(view, node, banned, reads):
-            reason = "recomputing it would go back over earlier products, as along a residual stream"
         length = max((chain.get(a, 0) for a in node.all_input_nodes), default=0)
         counts = not is_view(node) and node.meta.get("checkpoint") is None
         if reason is None and counts and isinstance(node.meta.get("val"), torch.Tensor):
             length += 1
             if length > LONGEST_CHAIN:
                 reason = f"recomputing it would repeat more than {LONGEST_CHAIN} operations in a row"
+            elif reaches_back(view, node, banned, reads):
+                reason = "recomputing it would go back over earlier products, as along a residual stream"
         if reason is None:
             chain[node] = length
             reads[node] = max((reads[a] for a in node.all_input_nodes), default=0)

@@ -42,6 +42,18 @@ def test_products_are_not_repeated_unless_memory_asks() -> None:
     assert kept_bytes(half) <= kept_bytes(plain) / 2
 
 
+def test_the_sums_of_a_residual_stream_are_not_computed_again() -> None:
+    """Keeping the products is fewer bytes than keeping the wider sums; each sum would be that of all products before it."""
+    def layers(x, a, b, c, d):
+        for w in (a, b, c, d):
+            x = x + F.layer_norm(x, (16,)).bfloat16() @ w.bfloat16()
+        return x
+
+    partitioned = check(layers, leaf(32, 16), *(leaf(16, 16) for _ in range(4)), tolerance=0.1).partitioned
+    sums = [node for node in partitioned.recomputed if node.name.startswith("add") and node.num_bytes == 32 * 16 * 4]
+    assert len(sums) <= 1, sums
+
+
 def test_every_kept_tensor_has_a_reason() -> None:
     partitioned = check(block, leaf(32, 16), leaf(16, 64), leaf(64, 16), tolerance=1e-3).partitioned
     assert partitioned.saved_tensors and all(saved.reason for saved in partitioned.saved_tensors)
