@@ -210,8 +210,17 @@ def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         if "__new__" in base.__dict__ and not isinstance(base.__dict__["__new__"], staticmethod | types.FunctionType):
             maker = base.__new__
             break
-    rest = tuple(native_iterable(tracer, item) for item in args[1:]) if issubclass(kind, (tuple, *VALUES)) else ()
+    rest = held_by(tracer, kind, args[1:]) if issubclass(kind, (tuple, *VALUES)) else ()
     return tracer.made(run_native(tracer, maker, (kind, *rest), {}))
+
+
+def held_by(tracer: Tracer, kind: type, args: Args) -> Args:
+    """The arguments of which `__new__` makes an immutable value."""
+    if issubclass(kind, frozenset):
+        return tuple(distinct(tracer, item) for item in args)
+    if issubclass(kind, VALUES) and not all(type(item) in CONSTANT_TYPES or is_symbolic(item) for item in args):
+        raise Break("unknown call", f"a `{kind.__name__}` is made of an object")
+    return tuple(native_iterable(tracer, item) for item in args)
 
 
 @special(len)
@@ -645,7 +654,8 @@ def enum_member(tracer: Tracer, kind: Any, value: Any) -> Any:
     """The member of an enum for a value, or what its class makes of other values."""
     value = native_argument(tracer, value)
     missing = class_lookup(tracer, kind, "_missing_")[1]
-    if not is_trusted_module((missing or kind).__module__) and not run_native(tracer, kind._value2member_map_.get, (value,), {}):
+    unknown = not isinstance(value, FakeTensor) and not any(value == known for known in kind._value2member_map_)
+    if unknown and not is_trusted_module((missing or kind).__module__):
         found = call(tracer, get_attribute(tracer, kind, "_missing_"), (value,), {})
         if found is None:
             raise RaisedInUserCode(ValueError(f"{concrete(value)!r} is not a valid {kind.__qualname__}"))
@@ -656,6 +666,8 @@ def enum_member(tracer: Tracer, kind: Any, value: Any) -> Any:
 @special(typing._BaseGenericAlias.__call__)
 def rule_generic(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`Box[int](...)`: an instance of the class, which knows the alias if it can."""
+    if not args[0]._inst:
+        return run_native(tracer, typing._BaseGenericAlias.__call__, args, kwargs)  # raises
     made = call(tracer, get_attribute(tracer, args[0], "__origin__"), args[1:], kwargs)
     with contextlib.suppress(RaisedInUserCode):
         set_attribute(tracer, made, "__orig_class__", args[0])
@@ -713,8 +725,7 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if issubclass(kind, (dict, list, set, collections.deque)):
         return tracer.made(run_native(tracer, kind.__new__, (kind,), {}))
     if issubclass(kind, (tuple, str, int, float, frozenset)):
-        values = tuple((distinct if issubclass(kind, frozenset) else native_iterable)(tracer, item) for item in args)
-        return tracer.made(run_native(tracer, kind.__new__, (kind, *values), kwargs))
+        return tracer.made(run_native(tracer, kind.__new__, (kind, *held_by(tracer, kind, args)), kwargs))
     if kind is weakref.ref and len(args) == 1 and is_outside(tracer, args[0]):  # so the user keeps it alive
         return tracer.made(weakref.ref(args[0]))
     raise Break("unknown call", f"an object of type `{kind.__qualname__}` is made")

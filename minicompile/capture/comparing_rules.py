@@ -40,9 +40,11 @@ def searching(name: str) -> Any:
         force(tracer, (owner, args))
         seen = standing_inside(tracer, owner)
         before = elements(seen)
-        result = run_native(tracer, getattr(seen, name), tuple(standing(tracer, item) for item in args), kwargs)
+        search = functools.partial(getattr(native_base(owner), name), seen)
+        result = run_native(tracer, search, tuple(standing(tracer, item) for item in args), kwargs)
         if name == "remove" and seen is not owner:
-            del owner[next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])]
+            place = next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])
+            native_base(owner).__delitem__(owner, place)
         return result
 
     return rule

@@ -12,7 +12,14 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.capture.attributes import HEAP_TYPE, class_lookup, class_value, get_attribute
+from minicompile.capture.attributes import (
+    HEAP_TYPE,
+    NEVER_REPLACED,
+    bind_descriptor,
+    class_lookup,
+    class_value,
+    get_attribute,
+)
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, direct, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
@@ -26,6 +33,7 @@ from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
+    VALUES,
     force,
     guard_absent,
     guard_present,
@@ -62,11 +70,11 @@ def invoke_special(tracer: Tracer, owner: Any, name: str, *args: Any) -> Any:
     if is_symbolic(owner):
         return MISSING
     raw, base = class_lookup(tracer, kind, name)
-    if not isinstance(raw, types.FunctionType) or isinstance(owner, FakeTensor) or kind in CONSTANT_TYPES:
+    if raw is MISSING or raw is None or isinstance(owner, FakeTensor) or kind in CONSTANT_TYPES:
         return MISSING
-    if kind.__module__.startswith("minicompile.capture"):
+    if isinstance(raw, NEVER_REPLACED) or kind.__module__.startswith("minicompile.capture"):
         return MISSING
-    return call(tracer, class_value(tracer, base or kind, name, raw), (owner, *args), {})
+    return call(tracer, bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind), args, {})
 
 
 def is_native(value: Any) -> bool:
@@ -100,7 +108,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         return result
     for value in (left, right):
         force(tracer, value, False)
-        if not is_native(value) and not isinstance(value, (FakeTensor, type, types.GenericAlias, types.UnionType)):
+        if not is_native(value) and not isinstance(value, (FakeTensor, type, types.GenericAlias, types.UnionType, *VALUES)):
             if is_outside(tracer, value) or type(value).__module__.partition(".")[0] == "numpy":
                 kind = "NumPy" if type(value).__module__.partition(".")[0] == "numpy" else "unsupported value"
                 raise Break(kind, f"`{symbol}` on an object of type {type(value).__name__}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import enum
+import functools
 import math
 import operator
+import typing
 
 from tests.conformance.catalogue import after, call, count, program
 
@@ -371,3 +374,126 @@ def int_subclass_overrides():
         )
 
     return f, states(1, 2, 1)
+
+
+@program
+def special_methods_that_are_no_functions():
+    class Op:
+        def __init__(self, v):
+            self.v = v
+
+        def _bin(self, o, how="add"):
+            return self.v + o if how == "add" else self.v * o
+
+        __add__ = functools.partialmethod(_bin, how="add")
+        __mul__ = functools.partialmethod(_bin, how="mul")
+        __neg__ = lambda self: -self.v
+        __len__ = staticmethod(lambda: 3) if False else (lambda self: 3)
+        __iter__ = None
+        __lt__ = functools.partialmethod(lambda self, o, k: k, k=True)
+
+    def f(x, k):
+        o = Op(x)
+        out = []
+        for t in (lambda: iter(o), lambda: o < 3, lambda: o > 3, lambda: o - 1):
+            try:
+                out.append(t())
+            except TypeError as e:
+                out.append(str(e))
+        return o + k, o * k, -o, len(o), out
+
+    return f, [call(count(2), 1), call(count(2), 2), call(count(2), 4)]
+
+
+@program
+def falsy_members_and_missing_values():
+    class L(enum.IntEnum):
+        ZERO = 0
+        ONE = 1
+
+        @classmethod
+        def _missing_(cls, v):
+            return cls.ONE if isinstance(v, str) else None
+
+    class P(enum.Flag):
+        NONE = 0
+        A = 1
+        B = 2
+
+    def f(x, v):
+        try:
+            m = L(v)
+        except ValueError as e:
+            return x, str(e)
+        return x * m, m, m.name, P(int(m)), bool(P(0))
+
+    return f, [call(count(2), v) for v in (0, 1, "s", 7, 0)]
+
+
+@program
+def sequences_that_override_their_searches():
+    class Q(list):
+        def index(self, v, *a):
+            return super().index(v, *a) + 100
+
+        def count(self, v):
+            return -super().count(v)
+
+        def remove(self, v):
+            super().remove(v)
+            super().append("removed")
+
+        def __delitem__(self, i):
+            raise RuntimeError("no")
+
+        def __getitem__(self, i):
+            return "item"
+
+    class Obj:
+        def __init__(self, k):
+            self.k = k
+
+        def __eq__(self, o):
+            return self.k == getattr(o, "k", o)
+
+    def f(x, k):
+        q = Q([1, Obj(2), k])
+        q.remove(2)
+        return x, q.index(k), q.count(k), len(q), list.__getitem__(q, -1), k in q
+
+    return f, [call(count(2), 1), call(count(2), 3), call(count(2), 4)]
+
+
+@program
+def texts_made_of_objects():
+    class Tx(str):
+        def __new__(cls, v):
+            return super().__new__(cls, v)
+
+    class N(float):
+        pass
+
+    class O:
+        def __str__(self):
+            return "O!"
+
+        def __iter__(self):
+            return iter("zz")
+
+        def __float__(self):
+            return 2.5
+
+    def f(x, k):
+        return (
+            x * N(k),
+            Tx(O()),
+            Tx(k),
+            N(O()),
+            N("1.5"),
+            Tx("a") + "b",
+            isinstance(Tx(k), Tx),
+            typing.List[int] is typing.List[int],
+            str.__new__(Tx, "q"),
+        )
+
+    return f, [call(count(2), 1), call(count(2), 2), call(count(2), 4)]
