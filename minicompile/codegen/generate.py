@@ -59,7 +59,7 @@ def generate_program(
     names = buffer_names(schedule)
     storage, emulated = schedule.memory.roots, config.emulate_precision_casts
     context = KernelContext(schedule.graph.buffers, names, storage, device, emulated, any_size)
-    namer = Namer(names.values())
+    namer = Namer({*names.values(), *(name.removeprefix("run_") for name in names.values())})
     printed, launches, launched = _print_kernels(schedule, context, namer)
     epilogues = EpilogueWriter(context, namer)
     for number, step in enumerate(schedule.steps):
