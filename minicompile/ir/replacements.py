@@ -152,7 +152,9 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
 def max_pool1d(
     input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *how: bool, **named: Any
 ) -> Any:
-    """`max_pool1d`, whose own rule makes constants of sizes."""
+    """`max_pool1d`, whose own rule makes constants of sizes; eager has none of whole numbers."""
+    if not input.is_floating_point():
+        raise NotImplementedError("max_pool1d of whole numbers")
     if not varies(input) or how or named.get("return_indices"):
         return F.max_pool1d(input, kernel_size, stride, padding, dilation, *how, **named)
     given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True)
