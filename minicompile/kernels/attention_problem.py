@@ -14,6 +14,7 @@ import torch
 from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, fitting
 
 MAX_HEAD_DIM = 256
+HALVES_FROM = 1024
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -77,10 +78,11 @@ class AttentionProblem:
     def fitted(self, phase: str, config: AttentionConfig, itemsize: int, entry_bytes: int) -> AttentionConfig:
         """The configuration, or the next smaller one whose shared memory fits the GPU."""
         row = self.width * itemsize
-        split = itemsize == 4 and self.precision not in ("ieee", "tf32")
+        halves = itemsize == 2 or self.precision == "halves"
+        split = not halves and self.precision not in ("ieee", "tf32")
         parts = 2 if not split else 3 if self.precision == "bf16x6" else 4
         resident = row * (1 if phase == "forward" else 2) * parts // 2
-        copies = (int(split), 2 if itemsize == 4 and not split else 1)
+        copies = (int(split), 1 if split or halves else 2)
         return fitting(config, phase == "key gradient", resident, 2 * row, copies, entry_bytes, SHARED_MEMORY_LIMIT)
 
     def constants(self, config: AttentionConfig) -> dict[str, Any]:
@@ -117,11 +119,12 @@ def describe(
     reason = unsupported(q, k, v, mask, dropout)
     if reason:
         raise ValueError(f"flash attention: {reason}")
+    precision = precision or attention_precision(q, k, v)
     kind = "none" if mask is None else "bool" if mask.dtype == torch.bool else "bias"
     return AttentionProblem(
         q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], lower, upper, kind,
         1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale), dropout, nan_rows,
-        precision or dot_precision(q), q.dtype == torch.float32 and (precision or dot_precision(q)) != "tf32",
+        precision, q.dtype == torch.float32 and precision != "tf32",
     )  # fmt: skip
 
 
@@ -152,6 +155,13 @@ def unsupported(
         if mask.device != q.device:
             return f"the mask is on {mask.device}, the queries on {q.device}"
     return None
+
+
+def attention_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
+    """How the products of an attention are formed: exact fp32 by halves (`halves.py`), from the length on where that pays."""
+    precision, dims = dot_precision(q), (q.shape[3], v.shape[3])
+    long = min(q.shape[2], k.shape[2]) >= HALVES_FROM
+    return "halves" if precision == "bf16x6" and long and min(dims) >= 16 and max(dims) <= 128 else precision
 
 
 def dot_precision(q: torch.Tensor) -> str:

@@ -8,6 +8,7 @@ This module must not import Triton.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ def attention_tile(text: str) -> AttentionConfig:
 _UNTIMED = "from registers and shared memory; not timed yet"
 _M = "H200, measured:"
 _row = AttentionRow
+_later = functools.partial(AttentionRow, date="2026-11-22")
 
 ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "half", 64, "64x64 w4 s3 tma", f"{_M} 392 at 1,024", longest=2048),
@@ -80,9 +82,15 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "split", 64, "64x64 w4 s2", f"{_M} 0.629, tf32x3 0.773", 128),
     _row("forward", "split", 128, "64x32 w4 s2", f"{_M} 1.28, tf32x3 2.72", 192),
     _row("forward", "split", 256, "64x32 w4 s1 one", "16 keys are miscompiled with tf32x3 (see `width`)", 2048),
+    _later("forward", "halves", 64, "128x128 w8 s2", f"{_M} 0.257, 16,384: 3.59; 64x64 w4 s2 0.272, 3.84; TMA slower"),
+    _later("forward", "halves", 128, "128x64 w8 s2", f"{_M} 0.471, 16,384: 6.92; bf16x6 1.27, 19.6", 32),
     _row("masked forward", "half", 64, "64x64 w4 s3 tma", f"pointers serialise with a boolean mask; {_UNTIMED}"),
     _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias; {_UNTIMED}"),
     _row("masked query gradient", "half", 128, "64x64 w4 s2 tma", f"8 warps serialise with a boolean mask; {_UNTIMED}"),
+    _later("masked forward", "halves", 64, "64x64 w4 s2", f"wider tiles spill with a boolean mask; {_UNTIMED}"),
+    _later("masked query gradient", "halves", 128, "128x32 w8 s2", f"taller tiles spill; {_UNTIMED}"),
+    _later("masked key gradient", "halves", 64, "64x64 w4 s2 tma", f"as without a mask; {_UNTIMED}"),
+    _later("masked key gradient", "halves", 128, "32x64 w4 s2 tma one", f"three stages do not fit; {_UNTIMED}", 576),
     _row("query gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 436 / 587 / 567", causal=True),
     _row("query gradient", "half", 64, "128x64 w8 s3 tma", f"{_M} 596 / 598 / 608"),
     _row("query gradient", "half", 128, "128x64 w8 s3 tma", f"{_M} 542 / 635 / 648, causal 392 / 576 / 638"),
@@ -95,6 +103,9 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("query gradient", "split", 128, "64x32 w4 s1 one", f"{_M} 0.179 at 1,024 against 0.228", 192, longest=2048),
     _row("query gradient", "split", 128, "128x32 w8 s1 one", f"{_M} 1.69, 64x32 w8 3.89", 192),
     _row("query gradient", "split", 256, "16x32 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
+    _later("query gradient", "halves", 64, "128x32 w8 s2", f"{_M} 0.302, 16,384: 4.59; 64x64 w4 s2 0.307"),
+    _later("query gradient", "halves", 128, "128x32 w8 s3 tma", f"{_M} full 0.599; 128x64 w8 s1 spills", 16, True),
+    _later("query gradient", "halves", 128, "128x64 w8 s1", f"{_M} 0.598, 16,384: 9.50; 128x32 w8 s3 9.69", 64, False),
     _row("key gradient", "half", 64, "64x64 w4 s2 tma", f"{_M} 338 / 436 / 460", causal=True),
     _row("key gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 403 / 446 / 451"),
     _row("key gradient", "half", 128, "64x128 w8 s2 tma", f"{_M} causal 335 / 472 / 542", 96, causal=True),
@@ -107,6 +118,8 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("key gradient", "split", 128, "32x64 w4 s1 one", f"{_M} 0.290 at 1,024 against 0.374", 1536, longest=2048),
     _row("key gradient", "split", 128, "32x128 w8 s1 one", f"{_M} 2.88, 32x64 w8 5.62", 1536),
     _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
+    _later("key gradient", "halves", 64, "64x64 w4 s2 tma", f"{_M} 0.410, 16,384: 6.37; pointers 0.417, 6.59"),
+    _later("key gradient", "halves", 128, "32x128 w8 s3 tma one", f"{_M} 0.885, 16,384: 13.7; 64x128 w8 s1 1.03", 160),
 )
 
 
@@ -150,7 +163,7 @@ def hopper_row(head_dim: int, causal: bool, keys: int) -> HopperRow | None:
 
 def numerics_class(itemsize: int, precision: str) -> str:
     """Which rows hold for a dtype of this size and this way of forming products."""
-    return "half" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
+    return "half" if itemsize == 2 else precision if precision in ("tf32", "halves") else "split"
 
 
 def attention_row(

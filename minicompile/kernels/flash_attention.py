@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,6 +28,7 @@ from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,
     describe,
+    dot_precision,
     empty_output,
     expand_mask,
     padded_head_dim,
@@ -47,6 +50,7 @@ from minicompile.kernels.flash_attention_backward import (
 )
 from minicompile.kernels.flash_attention_forward import flash_attention_forward_kernel
 from minicompile.kernels.flash_decode import flash_decode, suits_decode
+from minicompile.kernels.halves import halved
 from minicompile.kernels.interpret import launch
 from minicompile.kernels.mask_bounds import mask_bounds
 
@@ -55,6 +59,18 @@ REFUSALS = (OutOfResources, PTXASError)
 LOG2E = 1.4426950408889634
 DELTA_ROWS = 64
 Walk = tuple[torch.Tensor | None, tuple[int, int]]
+
+
+class Way(NamedTuple):
+    """How a pass is computed: of what problem, from operands laid out how, and when: for which scales of halves.
+
+    The operands are queries, keys, values and, backward, the output's gradient; each as it is, or in halves.
+    """
+
+    problem: AttentionProblem
+    operands: tuple[torch.Tensor, ...]
+    scales: torch.Tensor
+    when: str
 
 
 def flash_attention(
@@ -116,7 +132,7 @@ def attention_forward(
     in the output, for a caller that merges them; else its layout is the queries'.
     """
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
-    if config is None and suits_decode(problem) and q.device.type == "cuda":
+    if config is None and q.device.type == "cuda" and problem.precision != "halves" and suits_decode(problem):
         return flash_decode(q, k, v, mask, lower, upper, scale, nan_rows, precision, tokens_first)
     q, k, v = map(adjacent_columns, (q, k, v))
     out = empty_output(q, v, tokens_first)
@@ -132,27 +148,33 @@ def attention_forward(
         with contextlib.suppress(*REFUSALS):
             launch(kernel, grid, *arguments, **constants)
             return out, lse
-    config = _usable(config or _choose("forward", problem, q, mask), k, v)
     entries, mask_strides = expand_mask(mask, problem)
-    bounds, bounds_strides = _bounds(problem, mask, bounds, False)
-    try:
+    masking = (_or(entries, q), mask_strides, _or(seed, q))
+    walk = _bounds(problem, mask, bounds, False)
+    for way in _ways(problem, q, k, v):
+        _forward(way, out, lse, masking, walk, config)
+        config = None
+    return out, lse
+
+
+def _forward(
+    way: Way, out: torch.Tensor, lse: torch.Tensor, masking: tuple[Any, ...], walk: Walk, config: AttentionConfig | None
+) -> None:
+    problem, (q, k, v), scales, when = way
+    (entries, mask_strides, seed), (bounds, bounds_strides) = masking, walk
+
+    def attempt(config: AttentionConfig) -> None:
         launch(
             flash_attention_forward_kernel,
             (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
-            *_walked(k, v, config, config.block_n, problem), out, lse, _or(entries, q), _or(bounds, q), _or(seed, q),
-            q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:3], mask_strides, bounds_strides,
-            problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0, problem.scale * LOG2E,
-            problem.keep_scale, problem.threshold, **problem.constants(config),
+            *_walked(k, v, config, config.block_n, problem), scales, out, lse, entries, _or(bounds, q), seed,
+            *_strides(q, k, v, out), mask_strides, bounds_strides, *_numbers(problem),
+            problem.keep_scale, problem.threshold, **problem.constants(config), WHEN=when,
             **_loops(problem, problem.keys % config.block_n != 0, config, bounds),
             FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
         )  # fmt: skip
-    except REFUSALS:
-        if (instead := easier(config)) is None:
-            raise
-        return attention_forward(
-            q, k, v, mask, lower, upper, scale, dropout, seed, nan_rows, precision, bounds, tokens_first, instead
-        )
-    return out, lse
+
+    _until_accepted(attempt, _usable(config or _choose("forward", way, entries), k, v))
 
 
 def attention_backward(
@@ -173,12 +195,11 @@ def attention_backward(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), dmask
     delta = _delta(problem, out, dout, dlse)
     entries, mask_strides = expand_mask(mask, problem)
-    inverse = torch.empty_like(delta)
-    shared = (_or(entries, q), _or(seed, q), mask_strides, inverse)
+    rows, masking = (lse, delta, torch.empty_like(delta)), (_or(entries, q), mask_strides, _or(seed, q))
     walk, key_walk = _bounds(problem, mask, bounds, False), _bounds(problem, mask, key_bounds, True)
-    dbias = mask if mask_gradient else None
-    dq, dmask = _query_gradient(problem, q, k, v, dout, lse, delta, shared, walk, dbias, configs[0])
-    dk, dv = _key_gradient(problem, q, k, v, dout, lse, delta, shared, key_walk, configs[1])
+    ways = _ways(problem, q, k, v, dout)
+    dq, dmask = _query_gradient(ways, q, rows, masking, walk, mask if mask_gradient else None, configs[0])
+    dk, dv = _key_gradient(ways, k, v, rows, masking, key_walk, configs[1])
     return dq, dk, dv, dmask
 
 
@@ -195,35 +216,34 @@ def _delta(problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dls
 
 
 def _query_gradient(
-    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
-    delta: torch.Tensor, shared: tuple[Any, ...], walk: Walk, bias: torch.Tensor | None,
-    config: AttentionConfig | None,
+    ways: list[Way], query: torch.Tensor, rows: tuple[torch.Tensor, ...], masking: tuple[Any, ...], walk: Walk,
+    bias: torch.Tensor | None, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    entries, seed, mask_strides, inverse = shared
-    bounds, bounds_strides = walk
-    config = _usable(config or _choose("query gradient", problem, q, shared[0]), k, v)
-    dq = torch.empty_like(q)
+    (lse, delta, inverse), (entries, mask_strides, seed), (bounds, bounds_strides) = rows, masking, walk
+    problem = ways[0].problem
+    dq = torch.empty_like(query)
     dbias = None
     if bias is not None:
         full = (problem.batch, problem.heads, problem.queries, problem.keys)
         whole = bias.dtype if bias.shape == full else torch.float32
-        dbias = torch.zeros(full, dtype=whole, device=q.device)
-    try:
+        dbias = torch.zeros(full, dtype=whole, device=query.device)
+
+    def attempt(way: Way, config: AttentionConfig) -> None:
+        problem, (q, k, v, dout), scales, when = way
         launch(
             flash_attention_query_gradient_kernel,
             (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
-            *_walked(k, v, config, config.block_n, problem), dout, lse, delta, inverse, dq, _or(dbias, q), entries,
-            _or(bounds, q), seed, q.stride()[:3], k.stride()[:3], v.stride()[:3], dout.stride()[:3],
-            dq.stride()[:3], mask_strides, bounds_strides, problem.heads, problem.queries, problem.keys,
-            problem.lower or 0, problem.upper or 0, problem.scale * LOG2E, problem.scale, problem.keep_scale,
-            problem.threshold, **problem.constants(config),
+            *_walked(k, v, config, config.block_n, problem), dout, scales, lse, delta, inverse, dq, _or(dbias, q),
+            entries, _or(bounds, q), seed, *_strides(q, k, v, dout, dq), mask_strides, bounds_strides,
+            *_numbers(problem), problem.scale, problem.keep_scale, problem.threshold, **problem.constants(config),
             **_loops(problem, problem.keys % config.block_n != 0, config, bounds), HAS_DBIAS=bias is not None,
-            RENORMALISE=problem.renormalise,
+            RENORMALISE=problem.renormalise, WHEN=when,
         )  # fmt: skip
-    except REFUSALS:
-        if (instead := easier(config)) is None:
-            raise
-        return _query_gradient(problem, q, k, v, dout, lse, delta, shared, walk, bias, instead)
+
+    for way in ways:
+        config = _usable(config or _choose("query gradient", way, entries), *way.operands[1:3])
+        _until_accepted(functools.partial(attempt, way), config)
+        config = None
     if bias is None or dbias is None:
         return dq, None
     if problem.renormalise:
@@ -232,51 +252,81 @@ def _query_gradient(
 
 
 def _key_gradient(
-    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
-    delta: torch.Tensor, shared: tuple[Any, ...], walk: Walk, config: AttentionConfig | None,
+    ways: list[Way], key: torch.Tensor, value: torch.Tensor, rows: tuple[torch.Tensor, ...], masking: tuple[Any, ...],
+    walk: Walk, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    entries, seed, mask_strides, inverse = shared
-    bounds, bounds_strides = walk
-    config = _usable(config or _choose("key gradient", problem, q, shared[0]), q, dout)
-    blocks = triton.cdiv(problem.keys, config.block_n)
-    heads_each = problem.group if problem.group == 1 or _fills_gpu(blocks * problem.batch * problem.kv_heads, q) else 1
+    (lse, delta, inverse), (entries, mask_strides, seed), (bounds, bounds_strides) = rows, masking, walk
+    problem = ways[0].problem
+    config = config or _choose("key gradient", ways[0], entries)
+    programs = triton.cdiv(problem.keys, config.block_n) * problem.batch * problem.kv_heads
+    heads_each = problem.group if problem.group == 1 or _fills_gpu(programs, key) else 1
     if heads_each == problem.group:
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        dk, dv = torch.empty_like(key), torch.empty_like(value)
     else:
         parts = (problem.batch, problem.heads, problem.keys)
-        dk, dv = (q.new_empty((*parts, width), dtype=torch.float32) for width in (problem.d, problem.dv))
-    walked = _walked(q, dout, config, config.block_m, problem)
-    try:
+        dk, dv = (key.new_empty((*parts, width), dtype=torch.float32) for width in (problem.d, problem.dv))
+
+    def attempt(way: Way, config: AttentionConfig) -> None:
+        problem, (q, k, v, dout), scales, when = way
+        walked = _walked(q, dout, config, config.block_m, problem)
+        programs = triton.cdiv(problem.keys, config.block_n) * problem.batch * (problem.heads // heads_each)
         launch(
-            flash_attention_key_gradient_kernel, (blocks * problem.batch * (problem.heads // heads_each),), walked[0],
-            k, v, walked[1], lse, delta, inverse, dk, dv, entries, _or(bounds, q), seed, q.stride()[:3],
-            k.stride()[:3], v.stride()[:3], dout.stride()[:3], dk.stride()[:3], dv.stride()[:3], mask_strides,
-            bounds_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0, problem.upper or 0,
-            problem.scale * LOG2E, problem.scale, problem.keep_scale, problem.threshold, **problem.constants(config),
-            **_loops(problem, False, config, bounds), HEADS_EACH=heads_each, RENORMALISE=problem.renormalise,
-            CHECK_ROWS=problem.queries % config.block_m != 0,
+            flash_attention_key_gradient_kernel, (programs,), walked[0], k, v, walked[1], scales, lse, delta, inverse,
+            dk, dv, entries, _or(bounds, q), seed, *_strides(q, k, v, dout, dk, dv), mask_strides, bounds_strides,
+            *_numbers(problem), problem.scale, problem.keep_scale, problem.threshold,
+            **problem.constants(config), **_loops(problem, False, config, bounds), HEADS_EACH=heads_each,
+            RENORMALISE=problem.renormalise, CHECK_ROWS=problem.queries % config.block_m != 0, WHEN=when,
         )  # fmt: skip
-    except REFUSALS:
-        if (instead := easier(config)) is None:
-            raise
-        return _key_gradient(problem, q, k, v, dout, lse, delta, shared, walk, instead)
+
+    for way in ways:
+        config = _usable(config or _choose("key gradient", way, entries), way.operands[0], way.operands[3])
+        _until_accepted(functools.partial(attempt, way), config)
+        config = None
     if heads_each == problem.group:
         return dk, dv
     dk, dv = (part.unflatten(1, (problem.kv_heads, problem.group)).sum(2) for part in (dk, dv))
-    return dk.to(k.dtype), dv.to(v.dtype)
+    return dk.to(key.dtype), dv.to(value.dtype)
 
 
-def _choose(
-    phase: str, problem: AttentionProblem, q: torch.Tensor, entries: torch.Tensor | None,
-) -> AttentionConfig:  # fmt: skip
+def _ways(problem: AttentionProblem, *operands: torch.Tensor) -> list[Way]:
+    """One way; or two, of which the GPU takes one: by halves if they hold the operands, and without."""
+    if problem.precision != "halves":
+        return [Way(problem, operands, operands[0], "always")]
+    halves, scales = halved(problem.width, *operands)
+    without = dataclasses.replace(problem, precision=dot_precision(operands[0]))
+    return [Way(problem, halves, scales, "held"), Way(without, operands, scales, "not held")]
+
+
+def _strides(*tensors: torch.Tensor) -> Iterator[tuple[int, ...]]:
+    return (tensor.stride()[:3] for tensor in tensors)
+
+
+def _numbers(problem: AttentionProblem) -> tuple[int | float, ...]:
+    band = (problem.lower or 0, problem.upper or 0)
+    return (problem.heads, problem.queries, problem.keys, *band, problem.scale * LOG2E)
+
+
+def _until_accepted(attempt: Callable[[AttentionConfig], None], config: AttentionConfig) -> None:
+    """The attempt with this configuration, or with the first easier one that ptxas and the GPU take."""
+    while True:
+        try:
+            return attempt(config)
+        except REFUSALS:
+            if (instead := easier(config)) is None:
+                raise
+            config = instead
+
+
+def _choose(phase: str, way: Way, entries: torch.Tensor) -> AttentionConfig:
+    problem, q = way.problem, way.operands[0]
     if q.device.type == "cpu":
         return interpreted_attention_config(problem.queries, problem.keys)
-    numerics = numerics_class(q.element_size(), problem.precision)
+    itemsize = q.element_size() * (2 if way.when == "held" else 1)
+    numerics = numerics_class(itemsize, problem.precision)
     masked = problem.mask_kind != "none"
     length = problem.queries if phase == "key gradient" else problem.keys
     row = attention_row(phase, numerics, problem.width, masked, problem.upper is not None, length)
-    entry_bytes = entries.element_size() if masked and entries is not None else 0
-    return problem.fitted(phase, row.config, q.element_size(), entry_bytes)
+    return problem.fitted(phase, row.config, itemsize, entries.element_size() if masked else 0)
 
 
 def _hopper(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HopperRow | None:

@@ -15,8 +15,8 @@ written in full and then summed over the broadcast dimensions.
 A log-sum-exp near 100 is rounded by 4e-6, and so would be every weight of its row. With RENORMALISE (fp32) the first walk
 therefore adds up each row's weights, which should give 1, and both walks divide by what it gave.
 
-Band, mask, dropout and empty rows are as in `flash_attention_forward.py`, whose helpers are used here. This module must
-not choose tiles (`configs.py`) nor know about autograd.
+Band, mask, dropout, empty rows and operands in halves are as in `flash_attention_forward.py`, whose helpers are used
+here. This module must not choose tiles (`configs.py`) nor know about autograd.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ import triton.language as tl
 
 from minicompile.kernels.flash_attention_forward import (
     LOG2E,
+    add_product,
     apply_mask,
     block_of,
     dropout_keeps,
+    load_operand,
     load_rows,
+    product,
     row_pointers,
+    transposed,
     walk_over_keys,
 )
+from minicompile.kernels.halves import has_work, scale_at
 from minicompile.kernels.mask_bounds import walk_backwards
 
 
@@ -73,8 +78,8 @@ def base_two(lse):
 @triton.jit
 def query_gradient_blocks(
     dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, first, start, stop,
-    queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D: tl.constexpr,
-    DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
+    queries, keys, k_strides, v_strides, mask_strides, lower, upper, qk_scale, dweights_scale, keep_scale, threshold,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
     HAS_UPPER: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr,
     NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
@@ -83,9 +88,9 @@ def query_gradient_blocks(
     rows = first + tl.arange(0, BLOCK_M)
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = load_rows(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA)
-        v = load_rows(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * qk_scale
+        k = load_operand(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA, PRECISION)
+        v = load_operand(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA, PRECISION)
+        scores = product(q, transposed(k), PRECISION) * qk_scale
         if MASKED:
             scores, visible = apply_mask(
                 scores, mask_base, mask_strides, rows[:, None], cols[None, :], queries, keys, lower, upper, MASK,
@@ -95,7 +100,7 @@ def query_gradient_blocks(
             weights = tl.exp2(scores - lse[:, None])
         if RENORMALISE:
             sums += tl.sum(weights, 1)
-        dweights = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        dweights = product(dout, transposed(v), PRECISION) * dweights_scale
         if DROPOUT:
             keeps = dropout_keeps(seed_ptr, head, first, n, BLOCK_M, BLOCK_N, False, threshold)
             dweights = tl.where(keeps, dweights * keep_scale, 0.0)
@@ -106,26 +111,30 @@ def query_gradient_blocks(
             offsets = rows.to(tl.int64)[:, None] * keys + cols[None, :]
             in_range = (rows[:, None] < queries) & (cols[None, :] < keys)
             tl.store(dbias_base + offsets, dscores.to(dbias_base.dtype.element_ty), mask=in_range)
-        dq = tl.dot(dscores.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = add_product(dq, dscores, k, PRECISION)
     return dq, sums
 
 
 @triton.jit
 def flash_attention_query_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dq_ptr, dbias_ptr, mask_ptr, bounds_ptr, seed_ptr,
-    q_strides, k_strides, v_strides, dout_strides, dq_strides, mask_strides, bounds_strides, heads, queries, keys,
+    q_ptr, k_ptr, v_ptr, dout_ptr, scales_ptr, lse_ptr, delta_ptr, inverse_ptr, dq_ptr, dbias_ptr, mask_ptr, bounds_ptr,
+    seed_ptr, q_strides, k_strides, v_strides, dout_strides, dq_strides, mask_strides, bounds_strides, heads, queries, keys,
     lower, upper, qk_scale, scale, keep_scale, threshold, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr,
     DROPOUT: tl.constexpr, HAS_DBIAS: tl.constexpr, NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, WHEN: tl.constexpr,
 ):  # fmt: skip
     """One program: dQ of BLOCK_M queries of one head."""
+    if not has_work(scales_ptr, 4, WHEN):
+        return
+    qk_scale *= scale_at(scales_ptr, 0, PRECISION) * scale_at(scales_ptr, 1, PRECISION)
+    dweights_scale = scale_at(scales_ptr, 2, PRECISION) * scale_at(scales_ptr, 3, PRECISION)
     head, b, h, first = block_of(queries, heads, BLOCK_M, HAS_UPPER)
     rows = first + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
-    q = load_rows(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False)
-    dout = load_rows(dout_ptr, dout_strides, b, h, first, queries, BLOCK_M, DV, BLOCK_D, True, False)
+    q = load_operand(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False, PRECISION)
+    dout = load_operand(dout_ptr, dout_strides, b, h, first, queries, BLOCK_M, DV, BLOCK_D, True, False, PRECISION)
     statistics = head.to(tl.int64) * queries
     lse = base_two(load_per_row(lse_ptr + statistics, first, queries, BLOCK_M, True))
     delta = load_per_row(delta_ptr + statistics, first, queries, BLOCK_M, True)
@@ -142,8 +151,8 @@ def flash_attention_query_gradient_kernel(
             dq, sums = query_gradient_blocks(
                 dq, sums, q, dout, lse, delta, k_ptr, v_ptr, mask_base, dbias_base, seed_ptr, head, b, kv_head, first,
                 start, stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
-                qk_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, DROPOUT,
-                HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
+                qk_scale, dweights_scale, keep_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER,
+                masked, DROPOUT, HAS_DBIAS, NAN_ROWS, RENORMALISE, PRECISION, TMA)  # fmt: skip
             start = full_stop
     if RENORMALISE:
         inverse = tl.where(sums > 0.0, 1.0 / sums, 1.0)
@@ -151,14 +160,15 @@ def flash_attention_query_gradient_kernel(
         dq = dq * inverse[:, None]
     pointers = row_pointers(dq_ptr, dq_strides, b, h, rows) + columns[None, :]
     in_range = (rows[:, None] < queries) & (columns[None, :] < D)
+    scale *= scale_at(scales_ptr, 1, PRECISION)
     tl.store(pointers, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_range)
 
 
 @triton.jit
 def key_gradient_blocks(
     dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h, first, start,
-    stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASK: tl.constexpr,
+    stop, queries, keys, q_strides, dout_strides, mask_strides, lower, upper, qk_scale, dweights_scale, keep_scale,
+    threshold, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, MASK: tl.constexpr,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
     NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, CHECK_ROWS: tl.constexpr, PRECISION: tl.constexpr,
     TMA: tl.constexpr,
@@ -168,10 +178,11 @@ def key_gradient_blocks(
     cols = first + tl.arange(0, BLOCK_N)
     for m in tl.range(start, stop, BLOCK_M):
         rows = m + tl.arange(0, BLOCK_M)
-        q = load_rows(q_ptr, q_strides, b, h, m, queries, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA)
-        dout = load_rows(dout_ptr, dout_strides, b, h, m, queries, BLOCK_M, DV, BLOCK_D, CHECK_ROWS, TMA)
+        q = load_operand(q_ptr, q_strides, b, h, m, queries, BLOCK_M, D, BLOCK_D, CHECK_ROWS, TMA, PRECISION)
+        dout = load_operand(
+            dout_ptr, dout_strides, b, h, m, queries, BLOCK_M, DV, BLOCK_D, CHECK_ROWS, TMA, PRECISION)  # fmt: skip
         lse = base_two(load_per_row(lse_base, m, queries, BLOCK_M, CHECK_ROWS))
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * qk_scale
+        scores = product(k, transposed(q), PRECISION) * qk_scale
         if MASKED:
             scores, visible = apply_mask(
                 scores, mask_base, mask_strides, rows[None, :], cols[:, None], queries, keys, lower, upper, MASK,
@@ -187,29 +198,34 @@ def key_gradient_blocks(
         if DROPOUT:
             keeps = dropout_keeps(seed_ptr, head, first, m, BLOCK_N, BLOCK_M, True, threshold)
             dropped = tl.where(keeps, dropped * keep_scale, 0.0)
-        dv = tl.dot(dropped.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        dweights = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        dv = add_product(dv, dropped, dout, PRECISION)
+        dweights = product(v, transposed(dout), PRECISION) * dweights_scale
         if DROPOUT:
             dweights = tl.where(keeps, dweights * keep_scale, 0.0)
         delta = load_per_row(delta_base, m, queries, BLOCK_M, CHECK_ROWS)
         dscores = weights * (dweights - delta[None, :])
         if NAN_ROWS and MASKED:
             dscores = tl.where(visible, dscores, 0.0)
-        dk = tl.dot(dscores.to(q.dtype), q, dk, input_precision=PRECISION)
+        dk = add_product(dk, dscores, q, PRECISION)
     return dk, dv
 
 
 @triton.jit
 def flash_attention_key_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, inverse_ptr, dk_ptr, dv_ptr, mask_ptr, bounds_ptr, seed_ptr,
-    q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides, mask_strides, bounds_strides, heads, queries,
+    q_ptr, k_ptr, v_ptr, dout_ptr, scales_ptr, lse_ptr, delta_ptr, inverse_ptr, dk_ptr, dv_ptr, mask_ptr, bounds_ptr,
+    seed_ptr, q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides, mask_strides, bounds_strides, heads, queries,
     keys, lower, upper, qk_scale, scale, keep_scale, threshold, GROUP: tl.constexpr, HEADS_EACH: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_BOUNDS: tl.constexpr,
     FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, CHECK_ROWS: tl.constexpr, DROPOUT: tl.constexpr,
     NAN_ROWS: tl.constexpr, RENORMALISE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    WHEN: tl.constexpr,
 ):  # fmt: skip
     """One program: dK and dV of BLOCK_N keys, added over HEADS_EACH query heads."""
+    if not has_work(scales_ptr, 4, WHEN):
+        return
+    qk_scale *= scale_at(scales_ptr, 0, PRECISION) * scale_at(scales_ptr, 1, PRECISION)
+    dweights_scale = scale_at(scales_ptr, 2, PRECISION) * scale_at(scales_ptr, 3, PRECISION)
     blocks = tl.cdiv(keys, BLOCK_N)
     slots = heads // HEADS_EACH
     slot = tl.program_id(0) // blocks
@@ -218,8 +234,8 @@ def flash_attention_key_gradient_kernel(
     cols = first + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_D)
     kv_head = out_head * HEADS_EACH // GROUP
-    k = load_rows(k_ptr, k_strides, b, kv_head, first, keys, BLOCK_N, D, BLOCK_D, True, False)
-    v = load_rows(v_ptr, v_strides, b, kv_head, first, keys, BLOCK_N, DV, BLOCK_D, True, False)
+    k = load_operand(k_ptr, k_strides, b, kv_head, first, keys, BLOCK_N, D, BLOCK_D, True, False, PRECISION)
+    v = load_operand(v_ptr, v_strides, b, kv_head, first, keys, BLOCK_N, DV, BLOCK_D, True, False, PRECISION)
     start, full_start, stop = 0, 0, queries
     if HAS_UPPER:
         start = tl.maximum(first - upper, 0) // BLOCK_M * BLOCK_M
@@ -245,13 +261,15 @@ def flash_attention_key_gradient_kernel(
                 dk, dv = key_gradient_blocks(
                     dk, dv, k, v, q_ptr, dout_ptr, lse_base, delta_base, inverse_base, mask_base, seed_ptr, head, b, h,
                     first, masked_start if masked else free_start, masked_stop if masked else free_stop, queries, keys,
-                    q_strides, dout_strides, mask_strides, lower, upper, qk_scale, keep_scale, threshold, D, DV,
-                    BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, masked, DROPOUT, NAN_ROWS, RENORMALISE, CHECK_ROWS,
-                    PRECISION, TMA)  # fmt: skip
+                    q_strides, dout_strides, mask_strides, lower, upper, qk_scale, dweights_scale, keep_scale,
+                    threshold, D, DV, BLOCK_D, BLOCK_M, MASK, HAS_LOWER, HAS_UPPER, masked, DROPOUT, NAN_ROWS,
+                    RENORMALISE, CHECK_ROWS, PRECISION, TMA)  # fmt: skip
                 masked_stop = tl.minimum(free_start, free_stop)
     dk_pointers = row_pointers(dk_ptr, dk_strides, b, out_head, cols) + columns[None, :]
     dv_pointers = row_pointers(dv_ptr, dv_strides, b, out_head, cols) + columns[None, :]
     dk_range = (cols[:, None] < keys) & (columns[None, :] < D)
     dv_range = (cols[:, None] < keys) & (columns[None, :] < DV)
+    scale *= scale_at(scales_ptr, 0, PRECISION)
     tl.store(dk_pointers, (dk * scale).to(dk_ptr.dtype.element_ty), mask=dk_range)
+    dv *= scale_at(scales_ptr, 3, PRECISION)
     tl.store(dv_pointers, dv.to(dv_ptr.dtype.element_ty), mask=dv_range)

@@ -20,6 +20,7 @@ What this kernel adds to the paper:
   "safe softmax"). With NAN_ROWS it gives NaN, as a softmax written out by hand does.
 * Dropout by Philox, whose counter is made of key, query and head: the same numbers whatever the tiles, forward and backward.
 * The heaviest blocks of a causal head start first.
+* Long fp32 problems take their operands in halves (`halves.py`).
 
 This module must not choose tiles (`configs.py`) nor know about autograd (`flash_attention.py`).
 """
@@ -29,6 +30,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from minicompile.kernels.halves import has_work, in_halves, scale_at
 from minicompile.kernels.mask_bounds import walk_forwards
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -62,6 +64,50 @@ def load_rows(
         else:
             tile = tl.load(pointers)
     return tile
+
+
+@triton.jit
+def load_operand(
+    source, strides, b, h, first, count, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    CHECK: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`load_rows`, twice in a tuple; of an operand in halves the high ones and the low, which lie where its next head would."""
+    if PRECISION == "halves":
+        high = load_rows(source, strides, b, 2 * h, first, count, ROWS, BLOCK_WIDTH, BLOCK_WIDTH, CHECK, TMA)
+        low = load_rows(source, strides, b, 2 * h + 1, first, count, ROWS, BLOCK_WIDTH, BLOCK_WIDTH, CHECK, TMA)
+    else:
+        high = load_rows(source, strides, b, h, first, count, ROWS, WIDTH, BLOCK_WIDTH, CHECK, TMA)
+        low = high
+    return high, low
+
+
+@triton.jit
+def transposed(operand):
+    """Both tiles of an operand the other way round."""
+    return tl.trans(operand[0]), tl.trans(operand[1])
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a b; of halves three products, the small ones first."""
+    if PRECISION == "halves":
+        result = tl.dot(a[1], b[0])
+        result = tl.dot(a[0], b[1], result)
+        result = tl.dot(a[0], b[0], result)
+    else:
+        result = tl.dot(a[0], b[0], input_precision=PRECISION)
+    return result
+
+
+@triton.jit
+def add_product(acc, a, b, PRECISION: tl.constexpr):
+    """acc + a b for a tile a in fp32. Products of halves are added in fp32: the matrix units cut sums off, always downwards."""
+    if PRECISION == "halves":
+        high, low, scale = in_halves(a)
+        acc += product((high, low), b, PRECISION) * scale[:, None]
+    else:
+        acc = tl.dot(a.to(b[0].dtype), b[0], acc, input_precision=PRECISION)
+    return acc
 
 
 @triton.jit
@@ -157,8 +203,8 @@ def forward_blocks(
     rows = first + tl.arange(0, BLOCK_M)
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
-        k = load_rows(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        k = load_operand(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA, PRECISION)
+        scores = product(q, transposed(k), PRECISION)
         multiplier = qk_scale
         if not FUSED_SCALE:
             scores = scores * qk_scale
@@ -176,26 +222,29 @@ def forward_blocks(
         if DROPOUT:
             keeps = dropout_keeps(seed_ptr, head, first, n, BLOCK_M, BLOCK_N, False, threshold)
             weights = tl.where(keeps, weights, 0.0)
-        v = load_rows(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+        v = load_operand(v_ptr, v_strides, b, kv_head, n, keys, BLOCK_N, DV, BLOCK_D, MASKED, TMA, PRECISION)
+        acc = add_product(acc * rescale[:, None], weights, v, PRECISION)
         maximum = new_maximum
     return acc, total, maximum
 
 
 @triton.jit
 def flash_attention_forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, mask_ptr, bounds_ptr, seed_ptr, q_strides, k_strides, v_strides, out_strides,
-    mask_strides, bounds_strides, heads, queries, keys, lower, upper, qk_scale, keep_scale, threshold,
+    q_ptr, k_ptr, v_ptr, scales_ptr, out_ptr, lse_ptr, mask_ptr, bounds_ptr, seed_ptr, q_strides, k_strides, v_strides,
+    out_strides, mask_strides, bounds_strides, heads, queries, keys, lower, upper, qk_scale, keep_scale, threshold,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
     HAS_BOUNDS: tl.constexpr, FULL_LOOP: tl.constexpr, MASKED_LOOP: tl.constexpr, FUSED_SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DROPOUT: tl.constexpr, NAN_ROWS: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, WHEN: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head."""
+    if not has_work(scales_ptr, 3, WHEN):
+        return
+    qk_scale *= scale_at(scales_ptr, 0, PRECISION) * scale_at(scales_ptr, 1, PRECISION)
     head, b, h, first = block_of(queries, heads, BLOCK_M, HAS_UPPER)
     rows = first + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
-    q = load_rows(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False)
+    q = load_operand(q_ptr, q_strides, b, h, first, queries, BLOCK_M, D, BLOCK_D, True, False, PRECISION)
     kv_head = h // GROUP
     mask_base = mask_ptr + b * mask_strides[0] + h * mask_strides[1]
     start, full_stop, stop = walk_over_keys(
@@ -223,4 +272,5 @@ def flash_attention_forward_kernel(
     tl.store(lse_ptr + head.to(tl.int64) * queries + rows, lse, mask=rows < queries)
     pointers = row_pointers(out_ptr, out_strides, b, h, rows) + columns[None, :]
     in_range = (rows[:, None] < queries) & (columns[None, :] < DV)
+    inverse *= scale_at(scales_ptr, 2, PRECISION)
     tl.store(pointers, (acc * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=in_range)

@@ -28,6 +28,13 @@ ATTENTION_CANDIDATES: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("key gradient", "split", 128): (
         "32x64 w4 s1 one", "16x64 w4 s1 one", "32x128 w8 s1 one", "32x64 w8 s1", "32x32 w8 s1",
         "16x128 w8 s1 one"),
+    ("forward", "halves", 64): ("128x128 w8 s2", "64x64 w4 s2", "64x128 w4 s1 tma", "64x64 w4 s2 tma", "128x64 w8 s2 tma"),
+    ("forward", "halves", 128): ("128x64 w8 s2", "128x64 w8 s2 tma", "64x64 w4 s1", "64x32 w4 s2", "128x32 w8 s3"),
+    ("query gradient", "halves", 64): ("128x32 w8 s2", "64x64 w4 s2", "64x64 w4 s2 tma", "128x32 w8 s3 tma"),
+    ("query gradient", "halves", 128): ("128x64 w8 s1", "128x32 w8 s3 tma", "128x32 w8 s2", "64x64 w4 s1"),
+    ("key gradient", "halves", 64): ("64x64 w4 s2 tma", "64x64 w4 s2", "64x128 w8 s2 tma", "32x64 w4 s3"),
+    ("key gradient", "halves", 128): (
+        "32x128 w8 s3 tma", "64x128 w8 s1", "32x64 w4 s3 tma", "16x128 w8 s3 tma", "64x128 w8 s1 tma"),
     ("forward", "tf32", 64): ("128x64 w8 s2", "64x64 w4 s2", "128x32 w8 s2", "64x32 w4 s2"),
     ("forward", "tf32", 128): ("128x32 w8 s2", "128x64 w8 s2", "64x64 w4 s2", "64x32 w4 s2"),
     ("query gradient", "tf32", 64): ("64x64 w4 s1", "128x32 w8 s1", "64x32 w4 s1"),

@@ -96,14 +96,15 @@ def _random_case(draw: random.Random, most: int, index: int, device: str) -> Cas
         "offset": (None, keys - queries), "left": (draw.randint(0, 50), None),
     }[band]  # fmt: skip
     d = draw.choice((16, 24, 32, 40, 64, 64, 72, 80, 96, 128, 128, 160, 192, 256))
+    dv = d if draw.random() < 0.8 else draw.choice((16, 48, 64, 128))
     dtype = draw.choice((torch.bfloat16, torch.float16, torch.float32))
+    exact = "halves" if max(d, dv) <= 128 and draw.random() < 0.6 else None
     return Case(
-        dtype, draw.choice((1, 2, 3)), kv_heads * draw.choice((1, 1, 2, 4)), kv_heads, queries, keys, d,
-        d if draw.random() < 0.8 else draw.choice((16, 48, 64, 128)),
+        dtype, draw.choice((1, 2, 3)), kv_heads * draw.choice((1, 1, 2, 4)), kv_heads, queries, keys, d, dv,
         draw.choice(("none", "none", "none", "bool", "row", "bias", "head bias", "key bias")), lower, upper,
         draw.choice((None, None, 0.05, 1.0, -0.2)), draw.choice((0.0, 0.0, 0.0, 0.25)), draw.choice(LAYOUTS),
         draw.choice(("dense", "dense", "stride 0", "transposed")), index,
-        draw.choice((None, None, "tf32")) if dtype == torch.float32 and device == "cuda" else None,
+        draw.choice((exact, exact, "tf32" if device == "cuda" else exact)) if dtype == torch.float32 else None,
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ from minicompile.kernels.flash_attention import (
     _delta,
     _key_gradient,
     _query_gradient,
+    _ways,
     attention_backward,
     attention_forward,
 )
@@ -282,11 +283,11 @@ def pass_call(
     if phase == "forward":
         return lambda: attention_forward(q, k, v, upper=upper, precision=precision, config=config)
     problem = describe(q, k, v, None, None, upper, None, 0.0, False, precision)
-    shared = (q, q, expand_mask(None, problem)[1], torch.ones(q.shape[:3], device=q.device), None)
-    statistics = torch.zeros(q.shape[:3], device=q.device)
+    ways, statistics = _ways(problem, q, k, v, dout), torch.zeros(q.shape[:3], device=q.device)
+    shared = ((statistics, statistics, statistics + 1.0), (q, expand_mask(None, problem)[1], q), (None, (0, 0)))
     if phase == "query gradient":
-        return lambda: _query_gradient(problem, q, k, v, dout, statistics, statistics, shared, None, config)
-    return lambda: _key_gradient(problem, q, k, v, dout, statistics, statistics, shared, config)
+        return lambda: _query_gradient(ways, q, *shared, None, config)
+    return lambda: _key_gradient(ways, k, v, *shared, config)
 
 
 def compile_pass(job: tuple[str, str, int, bool, str, str | None]) -> str:
@@ -381,7 +382,7 @@ def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
 def fp32() -> None:
     """The seeds' shapes: batch 8, one head, fp32; full accuracy and tf32; beside eager and torch.compile."""
     phases = ("forward", "query gradient", "key gradient")
-    ways = {"split": ("tf32x3", "bf16x6"), "tf32": ("tf32",)}
+    ways = {"split": ("tf32x3", "bf16x6"), "halves": ("halves",), "tf32": ("tf32",)}
     jobs = [
         (p, "float32", d, False, t, precision)
         for p in phases for d in (64, 128) for numerics, precisions in ways.items() for precision in precisions
@@ -415,7 +416,7 @@ def fp32_accuracy(tensors: list[torch.Tensor]) -> dict[str, float]:
     q, k, v = tensors[:3]
     wanted = written_out(*(t[:, 0].double() for t in (q, k, v)))
     found = {"eager_error": (written_out(*(t[:, 0] for t in (q, k, v))).double() - wanted).abs().max().item()}
-    for precision in ("tf32x3", "bf16x6", "tf32"):
+    for precision in ("tf32x3", "bf16x6", "halves", "tf32"):
         out = attention_forward(q, k, v, precision=precision)[0][:, 0]
         found[f"{precision}_error"] = (out.double() - wanted).abs().max().item()
     return found

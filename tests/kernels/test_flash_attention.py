@@ -92,11 +92,14 @@ TWINS = {
     "key gradient without mask": ("backward", "tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)", "tl.exp2(scores - lse[None, :])"),
     "forgotten delta": ("backward", "(dweights - delta[:, None])", "dweights"),
     "unscaled dK": ("backward", "(dk * scale)", "dk"),
+    "lost low halves": ("forward", "tl.dot(a[0], b[1], result)", "result"),
+    "forgotten powers of two": ("forward", "* scale[:, None]", "* 2.0**-14"),
     "first head of a group only": ("backward", "for member in tl.range(0, HEADS_EACH)", "for member in tl.range(0, 1)"),
 }  # fmt: skip
 TWIN_CASES = (
     Case(torch.float32, 1, 2, 1, 70, 70, 16, 16, upper=0, dropout=0.2),
     Case(torch.float32, 1, 1, 1, 40, 50, 16, 16, mask="bool"),
+    Case(torch.float32, 1, 1, 1, 40, 50, 16, 16, precision="halves"),
 )
 
 

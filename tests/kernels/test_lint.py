@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minicompile.kernels.attention_problem import describe, expand_mask
+from minicompile.kernels.attention_problem import describe
 from minicompile.kernels.configs import (
     ATTENTION_TABLE,
     HOPPER_TABLE,
@@ -35,15 +35,17 @@ ATTENTION = sys.modules.get("minicompile.kernels.flash_attention") or __import__
     "minicompile.kernels.flash_attention", fromlist=["launch"]
 )
 BOUNDS = sys.modules["minicompile.kernels.mask_bounds"]
+HALVES = sys.modules["minicompile.kernels.halves"]
 EVERYTHING = os.environ.get("MINICOMPILE_LINT") == "all"
 HALF_ONLY = {
     "half": torch.bfloat16,
     "split": torch.float32,
+    "halves": torch.float32,
     "tf32": torch.float32,
     "int8": torch.int8,
     "fp32": torch.float32,
 }
-PRECISIONS = {"half": "ieee", "tf32": "tf32", "split": "bf16x6", "int8": "ieee", "fp32": "ieee"}
+PRECISIONS = {"half": "ieee", "tf32": "tf32", "split": "bf16x6", "halves": "halves", "int8": "ieee", "fp32": "ieee"}
 
 
 def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
@@ -52,16 +54,18 @@ def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
     bounded = mask is not None and mask.dtype == torch.bool
     bounds = torch.empty(1, 1, 64, 4, dtype=torch.int32) if bounded else None
     shared = {"precision": PRECISIONS[row.numerics], "bounds": bounds, **options}
-    if row.phase == "forward":
-        forward = lambda: ATTENTION.attention_forward(q, q, q, config=row.config, **shared)  # noqa: E731
-        return recorded_launches(ATTENTION, forward)[-1]
-    problem = describe(q, q, q, mask, None, options.get("upper"), None, 0.0, False, shared["precision"])
-    entries, strides = expand_mask(mask, problem)
-    rows = torch.empty(2, 16, 4096)
-    given = (problem, q, q, q, q, rows, rows, (q if entries is None else entries, q, strides, rows), (bounds, (0, 0)))
-    if row.phase.endswith("query gradient"):
-        return recorded_launches(ATTENTION, lambda: ATTENTION._query_gradient(*given, None, row.config))[-1]
-    return recorded_launches(ATTENTION, lambda: ATTENTION._key_gradient(*given, row.config))[-1]
+    phase = row.phase.removeprefix("masked ")
+
+    def call() -> None:
+        if phase == "forward":
+            ATTENTION.attention_forward(q, q, q, config=row.config, **shared)
+        else:
+            rows, configs = torch.empty(2, 16, 4096), (row.config, row.config)
+            ATTENTION.attention_backward(q, q, q, q, q, rows, key_bounds=bounds, configs=configs, **shared)
+
+    seen: list[Launch] = []
+    recorded_launches(HALVES, lambda: seen.extend(recorded_launches(ATTENTION, call)))
+    return next(launch for launch in seen if phase.replace(" ", "_") in launch.kernel.fn.__name__)
 
 
 def _check(launch: Launch, spill_bytes: int, may_serialize: bool = False, racing_operands: int | None = None) -> None:
@@ -93,6 +97,7 @@ def test_attention(row: AttentionRow, upper: int | None) -> None:
         ("half", 64, 0),
         ("half", 128, None),
         ("split", 64, None),
+        ("halves", 64, None),
     ):
         pytest.skip("part of the full lint")
     if row.causal is not None and row.causal != (upper is not None):
@@ -114,12 +119,13 @@ def test_the_warp_specialised_forward(row: HopperRow, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("mask", ["bool", "bias"])
 @pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("numerics", ["half", "halves"])
 @pytest.mark.parametrize("phase", ["forward", "query gradient", "key gradient"])
-def test_masked_attention(phase: str, head_dim: int, mask: str) -> None:
-    if not EVERYTHING and (head_dim, mask) != (64, "bool"):
+def test_masked_attention(phase: str, numerics: str, head_dim: int, mask: str) -> None:
+    if not EVERYTHING and (numerics, head_dim, mask) != ("half", 64, "bool"):
         pytest.skip("part of the full lint")
-    row = attention_row(phase, "half", head_dim, masked=True)
-    given = torch.empty(1, 1, 4096, 4096, dtype=torch.bool if mask == "bool" else torch.bfloat16)
+    row = attention_row(phase, numerics, head_dim, masked=True)
+    given = torch.empty(1, 1, 4096, 4096, dtype=torch.bool if mask == "bool" else HALF_ONLY[numerics])
     _check(_attention_launch(dataclasses.replace(row, head_dim=head_dim), mask=given), max(row.spill_bytes, 256))
 
 

@@ -48,19 +48,19 @@ def tensors(length: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tens
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_attention_forward_and_backward(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype, precision", [(torch.bfloat16, None), (torch.float32, None), (torch.float32, "halves")])
+def test_attention_forward_and_backward(dtype: torch.dtype, precision: str | None) -> None:
     forward, backward = RecordedCall(attention_forward), RecordedCall(attention_backward)
     for length, upper in ((256, 0), (256, 0), (256, None), (128, 0), (256, 0), (256, None)):
         q, k, v = tensors(length, dtype)
-        out, lse = forward(q, k, v, None, None, upper, 0.125, 0.0, None, False)
-        expected, expected_lse = attention_forward(q, k, v, None, None, upper, 0.125, 0.0, None, False)
+        out, lse = forward(q, k, v, None, None, upper, 0.125, 0.0, None, False, precision)
+        expected, expected_lse = attention_forward(q, k, v, None, None, upper, 0.125, 0.0, None, False, precision)
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
         torch.testing.assert_close(lse, expected_lse, rtol=0, atol=0)
         assert out.stride() == expected.stride()
         gradient = torch.randn_like(out)
-        ours = backward(gradient, q, k, v, out, lse, None, None, upper, 0.125, 0.0, None, False)
-        eager = attention_backward(gradient, q, k, v, out, lse, None, None, upper, 0.125, 0.0, None, False)
+        ours = backward(gradient, q, k, v, out, lse, None, None, upper, 0.125, 0.0, None, False, precision)
+        eager = attention_backward(gradient, q, k, v, out, lse, None, None, upper, 0.125, 0.0, None, False, precision)
         for one, other in zip(ours, eager, strict=True):
             assert (one is None) == (other is None)
             if one is not None:
