@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -150,31 +150,11 @@ def attention_forward(
             return out, lse
     entries, mask_strides = expand_mask(mask, problem)
     masking = (_or(entries, q), mask_strides, _or(seed, q))
-    walk = _bounds(problem, mask, bounds, False)
-    for way in _ways(problem, q, k, v):
-        _forward(way, out, lse, masking, walk, config)
-        config = None
+    _attend(
+        flash_attention_forward_kernel, "forward", _ways(problem, q, k, v), (out, lse), (out,), masking,
+        _bounds(problem, mask, bounds, False), config, FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
+    )  # fmt: skip
     return out, lse
-
-
-def _forward(
-    way: Way, out: torch.Tensor, lse: torch.Tensor, masking: tuple[Any, ...], walk: Walk, config: AttentionConfig | None
-) -> None:
-    problem, (q, k, v), scales, when = way
-    (entries, mask_strides, seed), (bounds, bounds_strides) = masking, walk
-
-    def attempt(config: AttentionConfig) -> None:
-        launch(
-            flash_attention_forward_kernel,
-            (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
-            *_walked(k, v, config, config.block_n, problem), scales, out, lse, entries, _or(bounds, q), seed,
-            *_strides(q, k, v, out), mask_strides, bounds_strides, *_numbers(problem),
-            problem.keep_scale, problem.threshold, **problem.constants(config), WHEN=when,
-            **_loops(problem, problem.keys % config.block_n != 0, config, bounds),
-            FUSED_SCALE=problem.scale > 0.0 and problem.mask_kind != "bias",
-        )  # fmt: skip
-
-    _until_accepted(attempt, _usable(config or _choose("forward", way, entries), k, v))
 
 
 def attention_backward(
@@ -219,7 +199,6 @@ def _query_gradient(
     ways: list[Way], query: torch.Tensor, rows: tuple[torch.Tensor, ...], masking: tuple[Any, ...], walk: Walk,
     bias: torch.Tensor | None, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    (lse, delta, inverse), (entries, mask_strides, seed), (bounds, bounds_strides) = rows, masking, walk
     problem = ways[0].problem
     dq = torch.empty_like(query)
     dbias = None
@@ -228,26 +207,14 @@ def _query_gradient(
         whole = bias.dtype if bias.shape == full else torch.float32
         dbias = torch.zeros(full, dtype=whole, device=query.device)
 
-    def attempt(way: Way, config: AttentionConfig) -> None:
-        problem, (q, k, v, dout), scales, when = way
-        launch(
-            flash_attention_query_gradient_kernel,
-            (triton.cdiv(problem.queries, config.block_m) * problem.batch * problem.heads,), q,
-            *_walked(k, v, config, config.block_n, problem), dout, scales, lse, delta, inverse, dq, _or(dbias, q),
-            entries, _or(bounds, q), seed, *_strides(q, k, v, dout, dq), mask_strides, bounds_strides,
-            *_numbers(problem), problem.scale, problem.keep_scale, problem.threshold, **problem.constants(config),
-            **_loops(problem, problem.keys % config.block_n != 0, config, bounds), HAS_DBIAS=bias is not None,
-            RENORMALISE=problem.renormalise, WHEN=when,
-        )  # fmt: skip
-
-    for way in ways:
-        config = _usable(config or _choose("query gradient", way, entries), *way.operands[1:3])
-        _until_accepted(functools.partial(attempt, way), config)
-        config = None
+    _attend(
+        flash_attention_query_gradient_kernel, "query gradient", ways, (*rows, dq, _or(dbias, query)), (dq,), masking, walk,
+        config, HAS_DBIAS=bias is not None, RENORMALISE=problem.renormalise,
+    )  # fmt: skip
     if bias is None or dbias is None:
         return dq, None
     if problem.renormalise:
-        dbias.mul_(inverse.unsqueeze(-1))
+        dbias.mul_(rows[2].unsqueeze(-1))
     return dq, dbias.sum_to_size(bias.shape).to(bias.dtype)
 
 
@@ -255,9 +222,8 @@ def _key_gradient(
     ways: list[Way], key: torch.Tensor, value: torch.Tensor, rows: tuple[torch.Tensor, ...], masking: tuple[Any, ...],
     walk: Walk, config: AttentionConfig | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    (lse, delta, inverse), (entries, mask_strides, seed), (bounds, bounds_strides) = rows, masking, walk
     problem = ways[0].problem
-    config = config or _choose("key gradient", ways[0], entries)
+    config = config or _choose("key gradient", ways[0], masking[0])
     programs = triton.cdiv(problem.keys, config.block_n) * problem.batch * problem.kv_heads
     heads_each = problem.group if problem.group == 1 or _fills_gpu(programs, key) else 1
     if heads_each == problem.group:
@@ -266,22 +232,10 @@ def _key_gradient(
         parts = (problem.batch, problem.heads, problem.keys)
         dk, dv = (key.new_empty((*parts, width), dtype=torch.float32) for width in (problem.d, problem.dv))
 
-    def attempt(way: Way, config: AttentionConfig) -> None:
-        problem, (q, k, v, dout), scales, when = way
-        walked = _walked(q, dout, config, config.block_m, problem)
-        programs = triton.cdiv(problem.keys, config.block_n) * problem.batch * (problem.heads // heads_each)
-        launch(
-            flash_attention_key_gradient_kernel, (programs,), walked[0], k, v, walked[1], scales, lse, delta, inverse,
-            dk, dv, entries, _or(bounds, q), seed, *_strides(q, k, v, dout, dk, dv), mask_strides, bounds_strides,
-            *_numbers(problem), problem.scale, problem.keep_scale, problem.threshold,
-            **problem.constants(config), **_loops(problem, False, config, bounds), HEADS_EACH=heads_each,
-            RENORMALISE=problem.renormalise, CHECK_ROWS=problem.queries % config.block_m != 0, WHEN=when,
-        )  # fmt: skip
-
-    for way in ways:
-        config = _usable(config or _choose("key gradient", way, entries), way.operands[0], way.operands[3])
-        _until_accepted(functools.partial(attempt, way), config)
-        config = None
+    _attend(
+        flash_attention_key_gradient_kernel, "key gradient", ways, (*rows, dk, dv), (dk, dv), masking, walk, config,
+        HEADS_EACH=heads_each, RENORMALISE=problem.renormalise,
+    )  # fmt: skip
     if heads_each == problem.group:
         return dk, dv
     dk, dv = (part.unflatten(1, (problem.kv_heads, problem.group)).sum(2) for part in (dk, dv))
@@ -297,13 +251,40 @@ def _ways(problem: AttentionProblem, *operands: torch.Tensor) -> list[Way]:
     return [Way(problem, halves, scales, "held"), Way(without, operands, scales, "not held")]
 
 
-def _strides(*tensors: torch.Tensor) -> Iterator[tuple[int, ...]]:
-    return (tensor.stride()[:3] for tensor in tensors)
+def _attend(
+    kernel: Any, phase: str, ways: list[Way], tensors: tuple[torch.Tensor, ...], written: tuple[torch.Tensor, ...],
+    masking: tuple[Any, ...], walk: Walk, config: AttentionConfig | None, **constants: Any,
+) -> None:  # fmt: skip
+    """Launch the kernel of a pass each way; a configuration given is the first way's.
 
+    `tensors` are what the kernel takes beside operands and mask, `written` those of them of which it takes strides.
+    """
+    (entries, mask_strides, seed), (bounds, bounds_strides) = masking, walk
+    by_keys = phase == "key gradient"
+    walked = (0, 3) if by_keys else (1, 2)
 
-def _numbers(problem: AttentionProblem) -> tuple[int | float, ...]:
-    band = (problem.lower or 0, problem.upper or 0)
-    return (problem.heads, problem.queries, problem.keys, *band, problem.scale * LOG2E)
+    def attempt(way: Way, config: AttentionConfig) -> None:
+        problem, operands, scales, when = way
+        sides = ((problem.queries, config.block_m), (problem.keys, config.block_n))
+        (length, block), (steps, step) = sides[::-1] if by_keys else sides
+        programs = triton.cdiv(length, block) * problem.batch * problem.heads // constants.get("HEADS_EACH", 1)
+        ragged = steps % step != 0
+        checked = {"CHECK_ROWS": ragged} if by_keys else {}
+        described = walked if config.tma else ()
+        factors = (problem.scale * LOG2E, problem.scale)[: len(operands) - 2]  # forward only the first
+        launch(
+            kernel, (programs,),
+            *(_described(x, step, problem.width) if i in described else x for i, x in enumerate(operands)),
+            scales, *tensors, entries, _or(bounds, operands[0]), seed, *(x.stride()[:3] for x in (*operands, *written)),
+            mask_strides, bounds_strides, problem.heads, problem.queries, problem.keys, problem.lower or 0,
+            problem.upper or 0, *factors, problem.keep_scale, problem.threshold, **problem.constants(config),
+            **_loops(problem, ragged and not by_keys, config, bounds), **checked, **constants, WHEN=when,
+        )  # fmt: skip
+
+    for way in ways:
+        chosen, config = config or _choose(phase, way, entries), None
+        chosen = _usable(chosen, *(way.operands[index] for index in walked))
+        _until_accepted(functools.partial(attempt, way), chosen)
 
 
 def _until_accepted(attempt: Callable[[AttentionConfig], None], config: AttentionConfig) -> None:
@@ -358,14 +339,9 @@ def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
     return config if not config.tma or _aligned(*walked) else dataclasses.replace(config, tma=False)
 
 
-def _walked(
-    first: torch.Tensor, second: torch.Tensor, config: AttentionConfig, rows: int, problem: AttentionProblem
-) -> tuple[Any, ...]:
-    """The two tensors that a kernel's loop reads block by block: as they are, or as TMA descriptors."""
-    if not config.tma:
-        return first, second
-    block = [1, 1, rows, problem.width]
-    return tuple(TensorDescriptor(t, list(t.shape), list(t.stride()), block) for t in (first, second))
+def _described(tensor: torch.Tensor, rows: int, width: int) -> TensorDescriptor:
+    """The TMA descriptor by which a kernel's loop reads a tensor, a block of rows at a time."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, rows, width])
 
 
 def _bounds(problem: AttentionProblem, mask: torch.Tensor | None, bounds: torch.Tensor | None, by_keys: bool) -> Walk:

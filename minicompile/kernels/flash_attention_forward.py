@@ -101,7 +101,7 @@ def product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(acc, a, b, PRECISION: tl.constexpr):
-    """acc + a b for a tile a in fp32. Products of halves are added in fp32: the matrix units cut sums off, always downwards."""
+    """acc + a b for a tile a in fp32. Products of halves are added outside the matrix units (`halves.py`)."""
     if PRECISION == "halves":
         high, low, scale = in_halves(a)
         acc += product((high, low), b, PRECISION) * scale[:, None]

@@ -1,15 +1,21 @@
 """fp32 operands as sums of two fp16 tiles: three products of halves in place of one in fp32.
 
-Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
-performance" (2022). x = high + low, each rounded to nearest, keeps 23 of 24 bits at worst, and all of them in three
-numbers of four. a b = low_a high_b + high_a low_b + high_a high_b leaves out 2**-22 of a product at most, in random
+The method is that of Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32
+theoretical peak performance" (2022).
+
+Three products: x = high + low, each rounded to nearest, keeps 23 of 24 bits at worst, and all of them in three numbers of
+four. Of a b = (high_a + low_a) (high_b + low_b) only low_a low_b is left out, 2**-22 of the product at most, in random
 directions: less than what fp32's own additions lose in a sum of a dozen terms.
 
-What fp16 lacks is range. Powers of two bring the largest entry of an operand, and of each row of the weights, to 2**14;
-what is left of an entry is then below 2**-39 of that. So the halves *hold* an operand if in each stretch of its rows every
-row, and every column that is not zero, reaches 2**-12 of the operand's largest entry (BROAD): beside that fp32 would round
-more. NaN, infinities, rows of zeros, numbers beyond 2**30 and all else is not held. The verdict stays on the GPU: a kernel on
-halves returns at once if an operand is not held, and its twin on the operands themselves, launched after it, if all are.
+Sums outside the matrix units: these cut off what their sums have no bits for, so that a sum kept in them over all blocks of a
+loop drifts in one direction. They add up the products of one block; blocks are added, rounded to nearest, in fp32 (`add_product`).
+
+The range of fp16: powers of two bring the largest entry of an operand, and of each row of the weights, to 2**14; what is left
+of an entry is then below 2**-39 of that, whatever the entry's own size. So the halves *hold* an operand if in each stretch of
+its rows every row, and every column that is not zero, reaches 2**-12 of the operand's largest entry (BROAD): beside an entry
+of that size fp32 would round more. NaN, infinities, rows of zeros, numbers beyond 2**30 and all else is not held. This verdict
+stays on the GPU: a kernel on halves returns at once if an operand is not held, and its twin on the operands themselves,
+launched after it, if all are.
 
 This module must not know what the operands are multiplied for.
 """
