@@ -8,7 +8,8 @@ four. Of a b = (high_a + low_a) (high_b + low_b) only low_a low_b is left out, 2
 directions: less than what fp32's own additions lose in a sum of a dozen terms.
 
 Sums outside the matrix units: these cut off what their sums have no bits for, so that a sum kept in them over all blocks of a
-loop drifts in one direction. They add up the products of one block; blocks are added, rounded to nearest, in fp32 (`add_product`).
+loop drifts in one direction. They add up the products of one block; blocks are added in fp32, rounded to nearest
+(`add_product` in `flash_attention_forward.py`).
 
 The range of fp16: powers of two bring the largest entry of an operand, and of each row of the weights, to 2**14; what is left
 of an entry is then below 2**-39 of that, whatever the entry's own size. So the halves *hold* an operand if in each stretch of
