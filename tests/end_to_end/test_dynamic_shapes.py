@@ -345,7 +345,7 @@ def test_a_failed_compile_with_varying_sizes_is_told(monkeypatch: pytest.MonkeyP
 
     compiled = minicompile.compile(lambda x: x * 2, options={"cache": False})
     compiled(torch.randn(4))
-    monkeypatch.setattr(wrapper, "_all_symbols", lambda graph: refuse() if graph.size_inputs or any(
+    monkeypatch.setattr(wrapper, "size_symbols", lambda graph: refuse() if graph.size_inputs or any(
         size.constant is None for buffer in graph.buffers.values() for size in buffer.sizes) else set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -65,7 +65,7 @@ class Meter:
         return len(self.history)
 
 
-@program
+@program(core=True)
 def meters_in_a_tracker():
     class Tracker:
         def __init__(self):

@@ -48,7 +48,7 @@ def made(*g):
     return bs
 
 
-@program
+@program(core=True)
 def lists_summed():
     bs = made()
     return (lambda x: (x, sum((b.calls for b in bs), []))), over(bs), bs

@@ -31,7 +31,7 @@ def states(*values, act=lambda: None):
     return [after(lambda value=value: (ST.update(k=value), LOG.clear(), act()), count(3)) for value in values]
 
 
-@program
+@program(core=True)
 def beam_search_with_heap():
     @dataclasses.dataclass(order=True)
     class Hyp:

@@ -230,7 +230,7 @@ def use_dict(x, d):
     return x, y, m, list(dict.items(d)), sorted(dict.keys(d))
 
 
-@program
+@program(core=True)
 def list_subclass_from_outside():
     l = L()
 

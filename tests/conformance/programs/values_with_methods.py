@@ -20,7 +20,7 @@ def states(*values, act=lambda: None):
     return [after(lambda value=value: (ST.update(k=value), LOG.clear(), act()), count(3)) for value in values]
 
 
-@program
+@program(core=True)
 def int_and_str_subclasses():
     class Steps(int):
         def __new__(cls, v, unit="s"):
