@@ -100,7 +100,7 @@ def test_equal_layers_share_an_epilogue() -> None:
 
 def test_a_product_is_rounded_first_where_eager_rounds_it() -> None:
     arguments = (randn(64, 64).bfloat16(), randn(64, 64).bfloat16())
-    function = lambda a, b: (a @ b) * 3.0  # noqa: E731
+    function = lambda a, b: (a @ b) * 3.0
     compiled = minicompile.compile(function, options=OPTIONS | {"emulate_precision_casts": True})
     assert torch.equal(compiled(*arguments), function(*arguments))
 

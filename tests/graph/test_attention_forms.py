@@ -330,7 +330,7 @@ def test_form_of_any_length_compiles_once_more(name: str) -> None:
 def test_multi_head_attention(need_weights: bool) -> None:
     module = nn.MultiheadAttention(16, 2, batch_first=True)
     x = torch.randn(2, T, 16)
-    call = lambda x: module(x, x, x, need_weights=need_weights)[0]  # noqa: E731
+    call = lambda x: module(x, x, x, need_weights=need_weights)[0]
     compiled = minicompile.compile(call, options={"suppress_errors": False, "cache": False})
     for got, want in zip(run(compiled, [x]), run(call, [x]), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

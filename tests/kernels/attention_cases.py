@@ -87,7 +87,7 @@ def random_cases(count: int, seed: int, most_length: int, device: str) -> list[C
 
 def _random_case(draw: random.Random, most: int, index: int, device: str) -> Case:
     kv_heads = draw.choice((1, 2, 3))
-    length = lambda: draw.choice((1, 15, 16, 17, 33, 64, 100, 128, 129, most, draw.randint(1, most)))  # noqa: E731
+    length = lambda: draw.choice((1, 15, 16, 17, 33, 64, 100, 128, 129, most, draw.randint(1, most)))
     queries = min(length(), most)
     keys = queries if draw.random() < 0.5 else min(length(), most)
     band = draw.choice(("full", "full", "causal", "causal", "window", "offset", "left"))
@@ -199,7 +199,7 @@ def _cancelled(case: Case) -> float:
 
 def _eager_tf32_errors(case: Case, given: dict[str, Any], keep: Any, results: dict[str, Any]) -> dict[str, float]:
     """The errors that come of giving the products operands of tf32 alone, under names of their own."""
-    cut = lambda t: (t.detach().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).double()  # noqa: E731
+    cut = lambda t: (t.detach().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32).double()
     leaves = [cut(given[name]).requires_grad_() for name in "qkv"]
     mask = given["mask"]
     bias = mask is not None and mask.dtype != torch.bool

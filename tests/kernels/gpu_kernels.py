@@ -200,7 +200,7 @@ def diagnose_one(job: tuple[str, int, int, int, int, bool, str, str]) -> str:
     """Forward with a tile and head dims of their own, values tiled as narrow as they are, against fp64."""
     dtype, queries, keys, d, dv, sliced, tile, mask = job
     constants = AttentionProblem.constants
-    narrow = lambda self, config: constants(self, config) | {"BLOCK_DV": padded_head_dim(self.dv)}  # noqa: E731
+    narrow = lambda self, config: constants(self, config) | {"BLOCK_DV": padded_head_dim(self.dv)}
     extra = int(sliced)
     shapes = ((2, 4, queries + extra, d + extra), (2, 2, keys + extra, d + extra), (2, 2, keys + extra, dv + extra))
     q, k, v = (torch.randn(s, device="cuda").to(getattr(torch, dtype))[:, :, extra:, extra:] for s in shapes)
@@ -353,9 +353,9 @@ def rivals(causal: bool, d: int, s: int, tensors: list[torch.Tensor], flops: flo
             with sdpa_kernel(backend):
                 out = functional.scaled_dot_product_attention(*leaves, is_causal=causal)
                 if backward:
-                    call = lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)  # noqa: E731, B023
+                    call = lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
                 else:
-                    call = lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=causal)  # noqa: E731
+                    call = lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
                 row[f"{name}_TF"] = share * flops / milliseconds(call)
                 row[f"over_{name}"] = row["ours_TF"] / row[f"{name}_TF"]
         except RuntimeError as error:
@@ -436,9 +436,9 @@ def fp32_rivals(tensors: list[torch.Tensor], d: int, s: int, exact: dict[str, fl
             ("ours", differentiable_attention),
         ):
             with torch.no_grad():
-                row[f"{name}_fwd"] = milliseconds(lambda: f(*leaves), 20)  # noqa: B023
+                row[f"{name}_fwd"] = milliseconds(lambda: f(*leaves), 20)
             out = f(*leaves)
-            row[f"{name}_bwd"] = milliseconds(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), 20)  # noqa: B023
+            row[f"{name}_bwd"] = milliseconds(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), 20)
         report(**row, **(exact if not tf32 else {}))
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -456,10 +456,10 @@ def decode() -> None:
         timed = {}
         for splits in sorted({1, 2, 4, 8, 16, 32, own}):
             for tile in ("16x64 w4 s3", "16x128 w4 s3", "16x32 w4 s4"):
-                call = lambda: flash_decode(q, k, v, splits=splits, config=attention_tile(tile))  # noqa: E731, B023
+                call = lambda: flash_decode(q, k, v, splits=splits, config=attention_tile(tile))
                 timed[f"{splits}/{tile}"] = milliseconds(call, 15)
         ranked = sorted(timed.items(), key=lambda item: item[1])
-        rival = milliseconds(lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True), 15)  # noqa: B023
+        rival = milliseconds(lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True), 15)
         terabytes = (k.nbytes + v.nbytes) / 1e9
         report(
             batch=batch, heads=heads, kv_heads=kv_heads, keys=keys, d=d, chosen=own, us=ranked[0][1] * 1e3,
@@ -541,16 +541,16 @@ def matmul_part(shapes: tuple[tuple[int, int, int], ...] = SHAPES) -> None:
     for shape in shapes:
         a, b = matmul_operands(shape)
         flops = 2 * math.prod(shape) / 1e9
-        vendor = milliseconds(lambda: a @ b, 15)  # noqa: B023
+        vendor = milliseconds(lambda: a @ b, 15)
         timed: dict[str, float] = {}
         for config in tiles_of(shape):
             try:
-                timed[str(config)] = milliseconds(lambda: matmul(a, b, config=config), 15)  # noqa: B023
+                timed[str(config)] = milliseconds(lambda: matmul(a, b, config=config), 15)
             except Exception:
                 continue
         ranked = sorted(timed.items(), key=lambda item: item[1])
         tile, _ = choose(problem_of(shape))
-        padded = milliseconds(lambda: padded_matmul(a, b), 15) if shape[2] % 8 else math.nan  # noqa: B023
+        padded = milliseconds(lambda: padded_matmul(a, b), 15) if shape[2] % 8 else math.nan
         chosen = vendor if tile is None else timed.get(str(tile), math.inf)
         ratios.append(vendor / chosen)
         report(
@@ -589,17 +589,17 @@ def matmul_alone() -> None:
             wanted = a.double() @ b.double()
             error = ((matmul(a, b, precision=precision).double() - wanted).abs().max() / wanted.abs().max()).item()
             rival_error = ((a @ b).double() - wanted).abs().max() / wanted.abs().max()
-            ours, theirs = milliseconds(lambda: matmul(a, b, precision=precision)), milliseconds(lambda: a @ b)  # noqa: B023
+            ours, theirs = milliseconds(lambda: matmul(a, b, precision=precision)), milliseconds(lambda: a @ b)
             report(n=n, precision=precision, ours_TF=2 * n**3 / ours / 1e9, vendor_TF=2 * n**3 / theirs / 1e9,
                    error=error, vendor_error=rival_error.item())  # fmt: skip
         a, b = (torch.randint(-128, 127, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
         exact = torch.equal(matmul(a, b.t()).long(), (a.double() @ b.double().t()).long())
-        ours, theirs = milliseconds(lambda: matmul(a, b.t())), milliseconds(lambda: torch._int_mm(a, b.t()))  # noqa: B023
+        ours, theirs = milliseconds(lambda: matmul(a, b.t())), milliseconds(lambda: torch._int_mm(a, b.t()))
         report(n=n, precision="int8", exact=exact, ours_TF=2 * n**3 / ours / 1e9, vendor_TF=2 * n**3 / theirs / 1e9)
         a, b = matmul_operands((n, n, n))
         bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
-        ours = milliseconds(lambda: matmul(a, b, bias, epilogue=gelu_tanh))  # noqa: B023
-        theirs = milliseconds(lambda: functional.gelu(functional.linear(a, b.t(), bias), approximate="tanh"))  # noqa: B023
+        ours = milliseconds(lambda: matmul(a, b, bias, epilogue=gelu_tanh))
+        theirs = milliseconds(lambda: functional.gelu(functional.linear(a, b.t(), bias), approximate="tanh"))
         report(n=n, epilogue="bias, gelu", ours_ms=ours, eager_ms=theirs)
 
 
@@ -632,11 +632,11 @@ def matmul_graphs() -> None:
     for shape in timely(shapes):
         a, b = matmul_operands(shape)
         flops = 2 * math.prod(shape) / 1e9
-        vendor = graphed_milliseconds(lambda: a @ b)  # noqa: B023
+        vendor = graphed_milliseconds(lambda: a @ b)
         timed: dict[str, float] = {}
         for config in tiles_of(shape):
             try:
-                timed[str(config)] = graphed_milliseconds(lambda: matmul(a, b, config=config))  # noqa: B023
+                timed[str(config)] = graphed_milliseconds(lambda: matmul(a, b, config=config))
             except Exception as error:
                 report(shape=shape, tile=str(config), failed=str(error)[:90])
         ranked = sorted(timed.items(), key=lambda item: item[1])
@@ -677,8 +677,8 @@ def epilogues() -> None:
                         row[f"{setting}_differs"] = "two calls gave other bits"
                     if wanted is not None:
                         row[f"{setting}_error"] = ((outputs[2].double() - wanted).abs().max() / wanted.abs().max()).item()
-                    row[f"{setting}_us"] = graphed_milliseconds(lambda: call(*given)) * 1e3  # noqa: B023
-                    row[f"{setting}_host_us"] = host_microseconds(lambda: call(*given))  # noqa: B023
+                    row[f"{setting}_us"] = graphed_milliseconds(lambda: call(*given)) * 1e3
+                    row[f"{setting}_host_us"] = host_microseconds(lambda: call(*given))
                 except Exception as error:
                     row[setting] = f"{type(error).__name__}: {str(error)[:160]}"
             if "auto_us" in row and "aten_us" in row:
@@ -706,9 +706,9 @@ def cross_entropy() -> None:
             recognition.LEAST_BYTES = least
             options = {"suppress_errors": False, "cache": False}
             call = {"eager": lambda: head, "torch": lambda: torch.compile(head)}.get(
-                name, lambda: minicompile.compile(head, options=options))()  # noqa: B023
+                name, lambda: minicompile.compile(head, options=options))()
             try:
-                step = lambda: torch.autograd.grad(call(x, w, t), (x, w))  # noqa: E731, B023
+                step = lambda: torch.autograd.grad(call(x, w, t), (x, w))
                 found = step()
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
@@ -733,10 +733,10 @@ def masks() -> None:
         row: dict[str, Any] = {"d": d, "s": s}
         results = {}
         for name, given, upper, bounded in (("flag", None, 0, True), ("mask", mask, None, True), ("mask_unread", mask, None, False)):
-            with mock.patch.object(AttentionProblem, "is_bounded", lambda self, m: bounded and m is not None):  # noqa: B023
-                forward = lambda: attention_forward(q, k, v, given, upper=upper)  # noqa: E731, B023
+            with mock.patch.object(AttentionProblem, "is_bounded", lambda self, m: bounded and m is not None):
+                forward = lambda: attention_forward(q, k, v, given, upper=upper)
                 out, lse = forward()
-                backward = lambda: attention_backward(dout, q, k, v, out, lse, given, upper=upper)  # noqa: E731, B023
+                backward = lambda: attention_backward(dout, q, k, v, out, lse, given, upper=upper)
                 results[name] = (out, *backward()[:3])
                 row |= {f"{name}_fwd": graphed_milliseconds(forward, 5), f"{name}_bwd": graphed_milliseconds(backward, 5)}
         row["equal"] = all(torch.allclose(a, b, atol=2e-2) for a, b in zip(results["flag"], results["mask"]))

@@ -192,7 +192,7 @@ def test_kernels_beside_the_products() -> None:
     _check(dataclasses.replace(launch, meta={**launch.meta, "BLOCK": loss.BLOCK}), 0)
     mask = torch.empty(4096, 4096, dtype=torch.bool)
     for by_keys in (False, True):
-        (launch,) = recorded_launches(BOUNDS, lambda: BOUNDS.mask_bounds(mask, 4096, 4096, by_keys))  # noqa: B023
+        (launch,) = recorded_launches(BOUNDS, lambda: BOUNDS.mask_bounds(mask, 4096, 4096, by_keys))
         _check(dataclasses.replace(launch, meta={**launch.meta, "BLOCK_N": BOUNDS.WALKED_AT_ONCE}), 0)
 
 

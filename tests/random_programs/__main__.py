@@ -40,7 +40,7 @@ def main() -> int:
             failed += 1
             if chosen.shrink:
                 statements = shrunk(
-                    statements, lambda given: bool(differences(given, seed, chosen.vocabulary, compile))  # noqa: B023
+                    statements, lambda given: bool(differences(given, seed, chosen.vocabulary, compile))
                 )
                 found = differences(statements, seed, chosen.vocabulary, compile)
         print(f"=== seed {seed}\n" + "\n".join(lines(statements, 1)) + "\n--- " + "\n--- ".join(found[:4]), flush=True)

@@ -3,7 +3,7 @@
 The text of this module stands at the top of each program, so that each has classes of its own.
 """
 
-# ruff: noqa: B006, F401
+# ruff: noqa: F401
 
 import collections
 import contextlib

@@ -332,7 +332,7 @@ def inplace_before_and_after_use():
 @program(core=True)
 def func_grad():
     def outer(w, x):
-        loss = lambda weight: (torch.tanh(x @ weight) ** 2).sum()  # noqa: E731
+        loss = lambda weight: (torch.tanh(x @ weight) ** 2).sum()
         return torch.func.grad(loss)(w), torch.func.grad_and_value(loss)(w)
 
     return outer, [call(normal(3, 2), normal(4, 3)), call(normal(2, 1), normal(1, 2))]
@@ -350,7 +350,7 @@ def func_vmap():
 @program
 def func_jacobians():
     def outer(x):
-        f = lambda v: torch.sin(v) * v.sum()  # noqa: E731
+        f = lambda v: torch.sin(v) * v.sum()
         return torch.func.jacrev(f)(x), torch.func.jacfwd(f)(x), torch.func.hessian(lambda v: (v**3).sum())(x)
 
     return outer, [call(normal(2)), call(normal(3))]

@@ -136,7 +136,7 @@ def finally_overrides_return():
         try:
             return x + 1
         finally:
-            return x * 10  # noqa: B012
+            return x * 10
 
     return outer, [call(count(2))]
 
@@ -301,7 +301,7 @@ def exception_variable_is_unbound_afterwards():
         except ValueError as error:
             name = type(error).__name__
         try:
-            error  # noqa: B018, F821
+            error
         except NameError:
             name += " gone"
         return x, name

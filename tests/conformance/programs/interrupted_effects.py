@@ -466,7 +466,7 @@ def dataclass_post_init_with_a_break():
 
 @program
 def mutable_default_argument():
-    def outer(x, seen=[]):  # noqa: B006 - the point
+    def outer(x, seen=[]):
         seen.append(x.shape[0])
         print(len(seen))
         seen.append(x * 2)
@@ -668,7 +668,7 @@ def deletions_of_all_kinds():
         del local
         print(table)
         try:
-            return local  # noqa: F821
+            return local
         except UnboundLocalError as error:
             return result, str(error)
 

@@ -256,7 +256,7 @@ def returned_closure_called_by_the_caller():
 @program
 def late_binding_of_loop_variables():
     def outer(x):
-        functions = [lambda y: y * i for i in range(3)]  # noqa: B023
+        functions = [lambda y: y * i for i in range(3)]
         return [function(x) for function in functions]
 
     return outer, [call(count(2))]
@@ -314,7 +314,7 @@ def global_tensor_written_and_deleted():
 def global_that_does_not_exist():
     def broken(x):
         y = x + 1
-        return y + NOT_DEFINED_ANYWHERE  # noqa: F821
+        return y + NOT_DEFINED_ANYWHERE
 
     return broken, [call(normal(2))]
 

@@ -537,7 +537,7 @@ def cached_methods_and_properties():
             self.made += 1
             return torch.linspace(0, 1, self.n)
 
-        @functools.lru_cache  # noqa: B019 (that it keeps its object alive is part of what is compared)
+        @functools.lru_cache
         def power(self, p):
             self.made += 10
             return p**2

@@ -292,7 +292,7 @@ def effects_in_a_comprehension_and_default():
     def outer(x, log):
         values = [log.append(i) or x * i for i in range(3)]
 
-        def inner(y, stamp=log.append("default")):  # noqa: B008
+        def inner(y, stamp=log.append("default")):
             return y, stamp
 
         return values, inner(x)

@@ -875,7 +875,7 @@ def detection_style_loss():
         low = torch.max(one[:, None, :2], two[None, :, :2])
         high = torch.min(one[:, None, 2:], two[None, :, 2:])
         shared = (high - low).clamp(min=0).prod(-1)
-        area = lambda box: (box[:, 2:] - box[:, :2]).prod(-1)  # noqa: E731
+        area = lambda box: (box[:, 2:] - box[:, :2]).prod(-1)
         return shared / (area(one)[:, None] + area(two)[None] - shared)
 
     def focal(logits, wanted, gamma=2.0):
