@@ -876,7 +876,7 @@ def break_inside_context_managers_of_users():
 @program
 def errors_of_builtins_have_their_words():
     def f(x, n):
-        out = []
+        out, nothing = [], None
         tests = (
             lambda: [1, 2][n + 5],
             lambda: {}["k"],
@@ -947,8 +947,8 @@ def errors_of_builtins_have_their_words():
             lambda: hash([]),
             lambda: (1).foo,
             lambda: None.foo,
-            lambda: None(),
-            lambda: None[0],
+            lambda: nothing(),
+            lambda: nothing[0],
             lambda: 3 in 4,
             lambda: "a" in "b" in 3,
             lambda: print.foo,
