@@ -72,6 +72,8 @@ def parser() -> argparse.ArgumentParser:
         "--compilers", default=COMPILERS, help="each with its mode, as in torch:max-autotune (default %(default)s)"
     )
 
+    bench.add_argument("--prefill", action="store_true", help="fill torch.compile's caches first, several cases at once")
+
     explain_command.add_options(commands)
 
     cache = commands.add_parser("cache", help="the compiled graphs and kernels on disk")

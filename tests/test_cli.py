@@ -8,6 +8,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -108,7 +110,8 @@ def test_a_failing_compiler_does_not_hide_the_others(tmp_path, capsys) -> None:
 
 
 def test_names_select_sections_and_cases() -> None:
-    assert run.select(["lm"]) == ["lm/small_bf16", "lm/small_tf32", "lm/medium_bf16", "lm/deep_bf16"]
+    sizes = ("small", "medium", "large", "xl", "2.7b", "deep")
+    assert run.select(["lm"]) == ["lm/small_bf16", "lm/small_tf32", *(f"lm/{size}_bf16" for size in sizes[1:])]
     assert {job.split("/")[0] for job in run.select([])} == set(run.SECTIONS) - set(run.LONG)
     long = run.select(run.LONG)
     assert {"hf/gpt2", "timm/resnet50"} < set(long) and len(long) >= 30
@@ -120,6 +123,34 @@ def test_names_select_sections_and_cases() -> None:
 def test_full_sizes_are_refused_without_a_gpu(capsys) -> None:
     assert run.run_bench(["roofs"], device="cpu") == 2
     assert "--quick" in capsys.readouterr().out
+
+
+def test_each_place_measures_one_case_at_a_time_and_results_keep_their_order() -> None:
+    busy: list[str] = []
+
+    def work(job: str, seat: dict[str, str]) -> str:
+        busy.append(seat["gpu"])
+        assert busy.count(seat["gpu"]) == 1
+        time.sleep(0.02 if job == "first" else 0.005)
+        busy.remove(seat["gpu"])
+        return job
+
+    jobs = ["first", *(str(number) for number in range(8))]
+    assert list(run.on_each([{"gpu": "0"}, {"gpu": "1"}], jobs, work)) == jobs
+
+
+def test_caches_are_filled_before_anything_is_measured(monkeypatch) -> None:
+    calls: list[tuple[str, list[str], bool]] = []
+
+    def work(plan: run.Plan, case: str, seat: dict[str, str], first_only: bool = False) -> dict[str, Any]:
+        calls.append((case, plan.compilers, first_only))
+        return {name: {} for name in plan.compilers}
+
+    monkeypatch.setattr(run.Plan, "work", work)
+    run.run_bench(["fusion/gelu", "fusion/mean"], quick=True, device="cpu", prefill=True)
+    everyone = ["eager", "torch", "minicompile"]
+    assert sorted(calls[:2]) == [("fusion/gelu", ["torch"], True), ("fusion/mean", ["torch"], True)]
+    assert calls[2:] == [("fusion/gelu", everyone, False), ("fusion/mean", everyone, False)]
 
 
 def test_the_table_compares_with_torch() -> None:

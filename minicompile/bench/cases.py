@@ -393,8 +393,7 @@ CASES: dict[str, Build] = {
     "attention/grouped_bf16": attention_bf16(2, 32, 8, 8192, 128),
     "lm/small_bf16": language_model("small", "bf16"),
     "lm/small_tf32": language_model("small", "tf32"),
-    "lm/medium_bf16": language_model("medium", "bf16"),
-    "lm/deep_bf16": language_model("deep", "bf16"),
+    **{f"lm/{size}_bf16": language_model(size, "bf16") for size in ("medium", "large", "xl", "2.7b", "deep")},
     **{f"memory/{name}": training_memory(*name.split("_")) for name in
        ("small_fp32", "small_bf16", "small_autocast", "medium_bf16")},
     "overhead/entry_add_relu": entry(lambda x, y: (x + y).relu()),

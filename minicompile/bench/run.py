@@ -5,16 +5,20 @@ A case that fails or takes too long is reported and the rest goes on.
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
+import dataclasses
 import datetime
 import json
 import os
 import pathlib
 import platform
+import queue
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +33,8 @@ SECTIONS = ("roofs", "fusion", "fusion-bf16", "backward", "optimizer", "attentio
 LONG = ("hf", "timm")
 """Sections that only run when asked for: they take most of an hour and need other libraries."""
 COMPILERS = "eager,torch,minicompile"
+FILLS_AT_ONCE = 5
+"""How many cases a GPU's share of the host compiles at once where nothing is timed."""
 
 
 def run_bench(
@@ -39,8 +45,13 @@ def run_bench(
     device: str | None = None,
     timeout: float = 120.0,
     compilers: str = COMPILERS,
+    prefill: bool = False,
 ) -> int:
-    """Run the named sections or cases (without names all but the long ones); non-zero when minicompile failed somewhere."""
+    """Run the named sections or cases (without names all but the long ones); non-zero when minicompile failed somewhere.
+
+    Each GPU measures one case at a time. With `prefill` the caches of `torch.compile` are filled before, several cases at
+    once, which saves most of the time; its first calls are then those with a filled cache.
+    """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu" and not quick:
         print("without a GPU only --quick makes sense: its sizes are tiny and its times say nothing about a GPU")
@@ -48,18 +59,22 @@ def run_bench(
     jobs = select(names)
     record = provenance(device, quick)
     print(", ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+    columns = compilers.split(",")
+    seats = places(device)
     cases: dict[str, Any] = {}
     section = ""
-    for job in jobs:
-        if job.split("/")[0] != section:
-            section = job.split("/")[0]
-            print_header(section, compilers.split(","))
-        start = time.perf_counter()
-        cases[job] = run_case(job, device, quick, timeout, compilers)
-        cases[job]["seconds"] = round(time.perf_counter() - start, 1)
-        print_case(job, cases[job], compilers.split(","))
-        if json_path:
-            pathlib.Path(json_path).write_text(json.dumps({**record, "cases": cases}, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan(device, quick, timeout, columns, pathlib.Path(folder))
+        if prefill:
+            plan.fill(jobs, seats)
+        for job, result in zip(jobs, on_each(seats, jobs, plan.case), strict=True):
+            if job.split("/")[0] != section:
+                section = job.split("/")[0]
+                print_header(section, columns)
+            cases[job] = result
+            print_case(job, result, columns)
+            if json_path:
+                pathlib.Path(json_path).write_text(json.dumps({**record, "cases": cases}, indent=1) + "\n")
     print_means(cases)
     failed = [job for job, result in cases.items() if any("failure" in r for n, r in figures(result) if is_ours(n))]
     if failed:
@@ -78,58 +93,108 @@ def select(names: Sequence[str]) -> list[str]:
     return [job for job in jobs if job in wanted or job.split("/")[0] in wanted]
 
 
-def run_case(job: str, device: str, quick: bool, timeout: float, compilers: str) -> dict[str, Any]:
-    """The figures of one job by compiler; for `compile/...` by compiler and by cold or warm cache."""
-    if not job.startswith("compile/"):
-        with tempfile.TemporaryDirectory() as caches:
-            return run_worker(job, device, quick, timeout, compilers, caches)
-    case = job.removeprefix("compile/")
-    result: dict[str, Any] = {}
-    for compiler in compilers.split(","):
-        if compiler == "eager":
-            continue
-        with tempfile.TemporaryDirectory() as caches:
-            for state in ("cold", "warm"):
-                run = run_worker(case, device, quick, timeout, compiler, caches, first_only=True)
-                result[f"{compiler} {state}"] = run[compiler]
-    return result
+def places(device: str) -> list[dict[str, str]]:
+    """The environment of the workers of each place to measure at: a GPU each, or the one CPU."""
+    if device == "cpu":
+        return [{}]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [
+        {"CUDA_VISIBLE_DEVICES": visible.split(",")[index] if visible else str(index)}
+        for index in range(torch.cuda.device_count())
+    ]
 
 
-def run_worker(
-    case: str, device: str, quick: bool, timeout: float, compilers: str, caches: str, first_only: bool = False
-) -> dict[str, Any]:
-    """Run the worker process and collect what it printed before it ended, was killed, or died."""
-    command = [sys.executable, "-m", "minicompile.bench.worker", case, "--device", device, "--compilers", compilers]
-    command += ["--quick"] if quick else []
-    command += ["--first-only"] if first_only else []
-    environment = dict(
-        os.environ,
-        TORCHINDUCTOR_CACHE_DIR=f"{caches}/inductor",
-        TRITON_CACHE_DIR=f"{caches}/triton",
-        MINICOMPILE_CACHE_DIR=f"{caches}/minicompile",
-        PYTHONPATH=os.pathsep.join([str(pathlib.Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
-    )
-    failure = "died"
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+def on_each(
+    seats: Sequence[dict[str, str]], jobs: Sequence[str], work: Callable[[str, dict[str, str]], Any]
+) -> Iterator[Any]:
+    """`work(job, seat)` of every job in their order, each job on a seat that is free."""
+    free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+    for seat in seats:
+        free.put(seat)
+
+    def seated(job: str) -> Any:
+        seat = free.get()
         try:
-            run = subprocess.run(command, env=environment, stdout=output, stderr=errors, timeout=timeout)
-            if run.returncode:
-                failure = f"died with status {run.returncode}"
-        except subprocess.TimeoutExpired:
-            failure = f"not done after {timeout:.0f} s"
-        output.seek(0)
-        errors.seek(0)
-        lines, complaint = output.read().splitlines(), errors.read()
-    result: dict[str, Any] = {}
-    for line in lines:
-        if line.startswith(MARK):
-            parsed = json.loads(line.removeprefix(MARK))
-            result[parsed.pop("compiler")] = parsed
-    for compiler in [case] if case == "roofs" else compilers.split(","):
-        result.setdefault(compiler, {"failure": failure})
-    if any("failure" in r for r in result.values()):
-        result["stderr"] = complaint[-3000:]
-    return result
+            return work(job, seat)
+        finally:
+            free.put(seat)
+
+    with concurrent.futures.ThreadPoolExecutor(len(seats)) as pool:
+        yield from pool.map(seated, jobs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How every case is run: where, for how long at most, by which compilers, with caches in which folder."""
+
+    device: str
+    quick: bool
+    timeout: float
+    compilers: list[str]
+    folder: pathlib.Path
+
+    def fill(self, jobs: Sequence[str], seats: Sequence[dict[str, str]]) -> None:
+        """Run the first calls of `torch.compile`, several jobs at once, for what they leave in its caches."""
+        theirs = dataclasses.replace(self, compilers=[name for name in self.compilers if name.startswith("torch")])
+        slow = [job for job in jobs if job in CASES] if theirs.compilers else []
+        fills = on_each([*seats] * FILLS_AT_ONCE, slow, lambda job, seat: theirs.work(job, seat, first_only=True))
+        collections.deque(fills, maxlen=0)
+
+    def case(self, job: str, seat: dict[str, str]) -> dict[str, Any]:
+        """The figures of one job by compiler; for `compile/...` by compiler and by cold or warm cache."""
+        start = time.perf_counter()
+        if job.startswith("compile/"):
+            result = self.first_calls(job, seat)
+        else:
+            result = self.work(job, seat)
+        return {**result, "seconds": round(time.perf_counter() - start, 1)}
+
+    def first_calls(self, job: str, seat: dict[str, str]) -> dict[str, Any]:
+        """The first calls of one workload in new processes, each compiler with empty and then with filled caches."""
+        result: dict[str, Any] = {}
+        for compiler in self.compilers:
+            alone = dataclasses.replace(self, compilers=[compiler], folder=self.folder / compiler)
+            for state in ("cold", "warm") if compiler != "eager" else ():
+                run = alone.work(job.removeprefix("compile/"), seat, first_only=True)
+                result[f"{compiler} {state}"] = run[compiler]
+        return result
+
+    def work(self, case: str, seat: dict[str, str], first_only: bool = False) -> dict[str, Any]:
+        """Run the worker process and collect what it printed before it ended, was killed, or died."""
+        command = [sys.executable, "-m", "minicompile.bench.worker", case, "--device", self.device]
+        command += ["--compilers", ",".join(self.compilers)]
+        command += ["--quick"] if self.quick else []
+        command += ["--first-only"] if first_only else []
+        caches = self.folder / case
+        environment = dict(
+            os.environ,
+            TORCHINDUCTOR_CACHE_DIR=f"{caches}/inductor",
+            TRITON_CACHE_DIR=f"{caches}/triton",
+            MINICOMPILE_CACHE_DIR=f"{caches}/minicompile",
+            PYTHONPATH=os.pathsep.join([str(pathlib.Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+            **seat,
+        )
+        failure = "died"
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            try:
+                run = subprocess.run(command, env=environment, stdout=output, stderr=errors, timeout=self.timeout)
+                if run.returncode:
+                    failure = f"died with status {run.returncode}"
+            except subprocess.TimeoutExpired:
+                failure = f"not done after {self.timeout:.0f} s"
+            output.seek(0)
+            errors.seek(0)
+            lines, complaint = output.read().splitlines(), errors.read()
+        result: dict[str, Any] = {}
+        for line in lines:
+            if line.startswith(MARK):
+                parsed = json.loads(line.removeprefix(MARK))
+                result[parsed.pop("compiler")] = parsed
+        for compiler in [case] if case == "roofs" else self.compilers:
+            result.setdefault(compiler, {"failure": failure})
+        if any("failure" in r for r in result.values()):
+            result["stderr"] = complaint[-3000:]
+        return result
 
 
 def figures(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -155,6 +220,7 @@ def provenance(device: str, quick: bool) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton_version(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "places": len(places(device)),
         "quick": quick,
     }
 
