@@ -44,10 +44,10 @@ def attention_or_none(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor | None:
     """The result as one operator, or `None` for arguments that PyTorch's own path must treat."""
+    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     covered = _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if not covered or (dropout_p > 0.0 and seeds is None):
         return None
-    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     added = query.dim() == 3
     if added:
         query, key, value = (part.unsqueeze(1) for part in (query, key, value))
@@ -99,14 +99,18 @@ def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:
     return all(torch_interface.surely_equal(size, 1) or size == wanted for size, wanted in pairs)
 
 
-def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-    kind = query.device.type
-    if not torch.is_autocast_enabled(kind) or query.dtype == torch.float64:
-        return query, key, value, mask
+def _autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """The tensors as autocast hands them to attention: those of floating-point numbers but fp64 in its dtype."""
+    kind = next(tensor.device.type for tensor in tensors if tensor is not None)
+    if not torch.is_autocast_enabled(kind):
+        return tensors
     dtype = torch.get_autocast_dtype(kind)
-    if mask is not None and mask.is_floating_point():
-        mask = mask.to(dtype)
-    return query.to(dtype), key.to(dtype), value.to(dtype), mask
+    return tuple(tensor if tensor is None or not casts(tensor) else tensor.to(dtype) for tensor in tensors)
+
+
+def casts(tensor: Tensor) -> bool:
+    """Whether autocast casts a tensor."""
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
 def written_attention(

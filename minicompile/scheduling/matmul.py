@@ -14,6 +14,7 @@ from minicompile.ir.index import ZERO, Atom, Axis, Index, as_index, coefficient_
 from minicompile.ir.loops import PRODUCT, Buffer, BufferView, ExternKernel, Loop, Operation, num_bytes
 from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter, overwritten
 from minicompile.scheduling.reindexing import flatten, match_axes, move
+from minicompile.scheduling.traffic import loop_flops
 
 TARGETS = {f"torch.ops.aten.{name}.out": name for name in ("mm", "bmm", "addmm", "baddbmm")}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -23,8 +24,8 @@ LARGEST_OFFSET = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class MatmulFacts:
-    """What a chooser knows: sizes, dtype, whether the operands' rows start at multiples of 16 bytes, and the traffic that
-    an epilogue saves."""
+    """What a chooser knows: sizes, dtype, whether the operands' rows start at multiples of 16 bytes, and of an epilogue the
+    traffic that it saves, its arithmetic, and the bytes of the product if that is stored too."""
 
     batch: int
     m: int
@@ -33,6 +34,8 @@ class MatmulFacts:
     dtype: torch.dtype
     aligned: bool
     bytes_saved: int = 0
+    flops: int = 0
+    bytes_kept: int = 0
     on_gpu: bool = True
 
 
@@ -65,8 +68,11 @@ def route_matmuls(
             routed[position] = dataclasses.replace(step, reason=f"{step.reason}; the vendor's library: {facts}")
             continue
         epilogue = _epilogue(routed, position, dependences, buffers, outputs)
-        saved = epilogue.bytes_saved if epilogue else 0
-        tile, reason = choose(dataclasses.replace(facts, bytes_saved=saved))
+        if epilogue is not None:
+            kept = num_bytes(step.outputs[0]) if epilogue.keeps_product and step.outputs[0] else 0
+            flops = loop_flops(epilogue.loop)
+            facts = dataclasses.replace(facts, bytes_saved=epilogue.bytes_saved, flops=flops, bytes_kept=kept)
+        tile, reason = choose(facts)
         if tile is None:
             routed[position] = dataclasses.replace(step, reason=f"{step.reason}; {reason}")
             continue

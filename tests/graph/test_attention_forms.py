@@ -342,6 +342,8 @@ MIXED = {
     "queries and keys wide after a rotation": lambda q, k, v: attend((q.bfloat16() * 1.5) @ (k.bfloat16() * v[..., :1, :]).mT, v),
     "a mask and an einsum": lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.softmax(torch.einsum(
         "bhid,bhjd->bhij", q, k).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf), -1), v),
+    "the library's with a wide bias": lambda q, k, v: F.scaled_dot_product_attention(
+        *(x.bfloat16() for x in (q, k, v)), attn_mask=q[..., :1] * k[..., :1].mT),
 }  # fmt: skip
 
 
