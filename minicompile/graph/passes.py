@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from minicompile.graph import torch_interface
+from minicompile.graph.convolution_bias import separate_biases
 from minicompile.graph.layout import channels_last, is_returned, tokens_first
 from minicompile.graph.operators import is_impure, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
@@ -223,6 +224,7 @@ PASSES: tuple[Pass, ...] = (
     split_of_cat,
     merge_common_subexpressions,
     tokens_first,
+    separate_biases,
     channels_last,
     remove_dead_code,
 )

@@ -13,7 +13,7 @@ from minicompile.ir.expr import Expr, Load, cast, rewrite
 from minicompile.ir.index import ZERO, Axis, Index, coefficient_of, hint, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan, rewrite_loop
 from minicompile.scheduling.cluster import Cluster
-from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, unflatten
+from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, step_of, unflatten
 from minicompile.scheduling.traffic import access_bytes, size_of
 
 CONFLICT_SHARE = 0.15
@@ -26,7 +26,8 @@ class Domain:
     """The loops of a kernel over its own axes: `parallel` slowest first, the folded axis if there is one, and in a crossed
     kernel the axis that a program steps through.
 
-    `folded_first` says that neighbouring elements lie along the folded axis, not along the last parallel one.
+    `folded_first` says that neighbouring elements lie along the folded axis, not along the last parallel one; `crosswise`
+    that for some of what is moved it is the other way round.
     """
 
     loops: tuple[Loop, ...]
@@ -34,6 +35,7 @@ class Domain:
     folded: Axis | None
     folded_first: bool
     stepped: Axis | None = None
+    crosswise: bool = False
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -43,10 +45,12 @@ class Domain:
 
 @dataclasses.dataclass(frozen=True)
 class _Access:
-    """Bytes moved at one place and the stride of every axis there (`None` inside a division)."""
+    """Bytes moved at one place, the stride of every axis there (`None` inside a division), and how far apart neighbours of it
+    lie mostly."""
 
     bytes: int
     strides: Mapping[Axis, int | None]
+    steps: Mapping[Axis, int | None]
 
 
 def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers: Mapping[str, Buffer]) -> Domain:
@@ -69,7 +73,8 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
         slow, fast = _split_where_strides_conflict(_by_strides(cluster.outer, accesses), accesses)
         parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
         folded, folded_first = None, False
-    domain = Domain((), parallel, folded, folded_first, stepped)
+    crosswise = folded_first and any(_is_crosswise(access, cluster) for access in accesses)
+    domain = Domain((), parallel, folded, folded_first, stepped, crosswise)
     loops: list[Loop] = []
     places: dict[str, Index] = {}
     for position in sorted(cluster.maps):
@@ -145,7 +150,8 @@ def _accesses(cluster: Cluster, buffers: Mapping[str, Buffer]) -> list[_Access]:
 
 
 def _access(buffer: Buffer, index: Index, axes: tuple[Axis, ...]) -> _Access:
-    return _Access(access_bytes(buffer, index), _stride_numbers(index, axes))
+    steps = {axis: step_of(index, axis) for axis in axes}
+    return _Access(access_bytes(buffer, index), _stride_numbers(index, axes), steps)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -183,10 +189,10 @@ def _split_where_strides_conflict(
     total = 0
     for access in accesses:
         total += access.bytes
-        if access.bytes < CONFLICT_BYTES or access.strides[fastest] in (0, 1, None):
+        if access.bytes < CONFLICT_BYTES or access.steps[fastest] in (0, 1, None):
             continue
         for axis in wide[:-1]:
-            if access.strides[axis] == 1 and size_of(axis) >= CONFLICT_SIZE:
+            if access.steps[axis] == 1 and size_of(axis) >= CONFLICT_SIZE:
                 weights[axis] = weights.get(axis, 0) + access.bytes
     if not weights:
         return (), order
@@ -201,12 +207,19 @@ def _neighbours_are_folded(outer: tuple[Axis, ...], inner: tuple[Axis, ...], acc
     """Whether most bytes lie contiguous along the folded axes rather than along the parallel ones."""
     balance = 0
     for access in accesses:
-        if any(access.strides[axis] == 1 and size_of(axis) > 1 for axis in inner):
+        if any(access.steps[axis] == 1 and size_of(axis) > 1 for axis in inner):
             balance += access.bytes
-        elif any(access.strides[axis] == 1 and size_of(axis) > 1 for axis in outer):
-            if any(access.strides[axis] != 0 for axis in inner):
+        elif any(access.steps[axis] == 1 and size_of(axis) > 1 for axis in outer):
+            if any(access.steps[axis] != 0 for axis in inner):
                 balance -= access.bytes
     return balance >= 0
+
+
+def _is_crosswise(access: _Access, cluster: Cluster) -> bool:
+    """Whether much is moved that is contiguous along the outer axes and not along the inner ones."""
+    conflicts = any(access.steps[axis] not in (0, 1, None) for axis in cluster.inner if size_of(axis) > 1)
+    along = any(access.steps[axis] == 1 and size_of(axis) >= CONFLICT_SIZE for axis in cluster.outer)
+    return conflicts and along and access.bytes >= CONFLICT_BYTES
 
 
 def recompute_between_passes(loops: Sequence[Loop], folded: Axis) -> tuple[Loop, ...]:

@@ -45,12 +45,13 @@ Chooser = Callable[[MatmulFacts], tuple[str | None, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """A loop over the product's axes, where it came from, and whether the product itself is needed too."""
+    """A loop over the product's axes, where it came from, the traffic it saves, and the bytes of the product if that is
+    needed too."""
 
     loop: Loop
     position: int
-    keeps_product: bool
     bytes_saved: int
+    bytes_kept: int
 
 
 def route_matmuls(
@@ -69,9 +70,8 @@ def route_matmuls(
             continue
         epilogue = _epilogue(routed, position, dependences, buffers, outputs)
         if epilogue is not None:
-            kept = num_bytes(step.outputs[0]) if epilogue.keeps_product and step.outputs[0] else 0
-            flops = loop_flops(epilogue.loop)
-            facts = dataclasses.replace(facts, bytes_saved=epilogue.bytes_saved, flops=flops, bytes_kept=kept)
+            facts = dataclasses.replace(facts, bytes_saved=epilogue.bytes_saved, flops=loop_flops(epilogue.loop),
+                                        bytes_kept=epilogue.bytes_kept)  # fmt: skip
         tile, reason = choose(facts)
         if tile is None:
             routed[position] = dataclasses.replace(step, reason=f"{step.reason}; {reason}")
@@ -79,7 +79,7 @@ def route_matmuls(
         ours = dataclasses.replace(_ours(step, tile), reason=f"{step.reason} by our kernel: {reason}")
         if epilogue is not None:
             routed[position], position = None, epilogue.position
-            kept = ours.outputs if epilogue.keeps_product else ()
+            kept = ours.outputs if epilogue.bytes_kept else ()
             ours = dataclasses.replace(
                 ours, outputs=(buffers[epilogue.loop.buffer], *kept), epilogue=epilogue.loop,
                 origins=tuple(dict.fromkeys((*ours.origins, *epilogue.loop.origins))),
@@ -147,7 +147,8 @@ def _epilogue(
         return None
     keeps = len(readers) > 1 or made.name in outputs
     later = any(isinstance(operations[reader], Loop) for reader in dependences.readers.get(loop.buffer, ()))
-    return Epilogue(moved, readers[0], keeps, (1 if keeps or later else 2) * num_bytes(made))
+    size = num_bytes(made)
+    return Epilogue(moved, readers[0], size if keeps or later else 2 * size, size if keeps else 0)
 
 
 def over_product(loop: Loop, made: Buffer, buffers: Mapping[str, Buffer]) -> Loop | None:

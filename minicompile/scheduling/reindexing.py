@@ -114,6 +114,22 @@ def strides_of(access: Index, axes: tuple[Axis, ...]) -> tuple[Index, tuple[tupl
 
 
 @functools.lru_cache(maxsize=1 << 14)
+def step_of(access: Index, axis: Axis) -> int | None:
+    """How far apart neighbouring places of `axis` lie, but where a division or remainder of it passes a boundary; `None` if
+    that cannot be said. Symbols count as their hints."""
+    step = ZERO
+    for monomial, coefficient in access.terms:
+        if axis not in axes_in(Index(((monomial, 1),))):
+            continue
+        found = _digit(monomial)
+        if found is None:
+            return None
+        (_, low, _), factor = found
+        step = step + factor * coefficient if low is ONE else step
+    return hint(step)
+
+
+@functools.lru_cache(maxsize=1 << 14)
 def is_nested(access: Index, axes: tuple[Axis, ...]) -> bool:
     """Whether different points of `axes` surely give different elements: each stride spans all smaller ones."""
     found = strides_of(access, axes)

@@ -100,6 +100,7 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
         parallel=domain.parallel,
         folded=domain.folded,
         folded_first=domain.folded_first,
+        crosswise=domain.crosswise,
         stepped=domain.stepped,
         itemsize=max(sizes, default=4),
         live_rows=len(rows) + 1,

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from minicompile.ir.expr import Constant, IndexValue, Load, Masked, apply, cast, loads, rewrite
-from minicompile.ir.index import ONE, Axis, Index, as_index, coefficient_of, product
+from minicompile.ir.index import Axis, Index, as_index, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, fold_identity
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.scheduling.profit import MAXIMUM_CROSSED_ROW
-from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, unflatten
+from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, step_of, unflatten
 from minicompile.scheduling.tiling import COLUMN_BYTES, ROW_REGISTERS, next_power_of_two
 from minicompile.scheduling.traffic import points
 from minicompile.scheduling.variance import Chunks, find_exponentials, find_squares, in_chunks, partial_name
@@ -142,15 +142,16 @@ def _splits(
 
 
 def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:
-    """Whether most that is loaded and varies with the reduction is contiguous along the axes of the result."""
+    """Whether half or more of what is loaded over the whole space is contiguous along the axes of the result."""
     votes = 0
-    for load in read:
-        folded = [coefficient_of(load.index, axis) for axis in loop.reduction_axes]
-        if ONE in folded:
+    space = frozenset(loop.axes) | frozenset(loop.reduction_axes)
+    for load in [load for load in read if axes_in(load.index) >= space] or read:
+        folded = [step_of(load.index, axis) for axis in loop.reduction_axes]
+        if 1 in folded:
             votes -= points(axes_in(load.index))
-        elif any(coefficient_of(load.index, axis) is ONE for axis in loop.axes):
-            votes += points(axes_in(load.index)) * any(stride is None or bool(stride.terms) for stride in folded)
-    return votes > 0
+        elif any(step_of(load.index, axis) == 1 for axis in loop.axes):
+            votes += points(axes_in(load.index)) * any(step != 0 for step in folded)
+    return votes >= 0
 
 
 def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...], AxisMap, Index | None]:

@@ -13,6 +13,7 @@ from minicompile.ir.schedule import DeviceProperties, Strategy, TileAxis, TilePl
 
 INTERPRETED_ELEMENTS = 1 << 20
 ROW_REGISTERS = 49152
+SECTOR_BYTES = 32
 BYTES_PER_THREAD = 32
 ROW_BYTES_PER_THREAD = 128
 """Of a row that a program keeps: fewer and fuller threads spend less time waiting for each other's sums."""
@@ -36,6 +37,7 @@ class TileFacts:
     Attributes:
         parallel, stepped, folded: its axes.
         folded_first: memory is contiguous along the folded axis.
+        crosswise: though some that is read or written is contiguous from row to row.
         itemsize: of the widest element moved over the whole space, in bytes.
         live_rows: values over the folded axis that stay in registers from one pass to the next.
         must_persist: a scan whose result other loops use.
@@ -50,6 +52,7 @@ class TileFacts:
     must_persist: bool = False
     stepped: Axis | None = None
     any_size: bool = False
+    crosswise: bool = False
 
     def may_persist(self) -> bool:
         """Whether a row may be kept whole: its length is known, or rows of lengths far from the hint are not expected."""
@@ -62,6 +65,13 @@ class TileFacts:
         if self.folded.size.constant is not None or self.any_size:
             return 0
         return 1 << max(elements, hint(self.folded.size)).bit_length() - 1
+
+    def rows_of_a_sector(self, block: int) -> int:
+        """The number of rows with which a program makes use of all that it moves, or as many as the registers allow."""
+        rows = SECTOR_BYTES // self.itemsize if self.crosswise else 1
+        while rows > 1 and rows * block * self.live_rows > ROW_REGISTERS:
+            rows //= 2
+        return rows
 
 
 def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
@@ -126,11 +136,11 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
         r = min(block, LOOPED_BLOCK)
         warps = max(4, min(16, r * facts.itemsize // (32 * BYTES_PER_THREAD)))
         return _plan(facts, [1, r], "looped", warps, f"a row of {length} does not fit the registers")
-    x = 1
+    x = least = facts.rows_of_a_sector(block)
     while x * block < 1024 and x < 64 and rows >= 2 * x * 4 * device.multiprocessors:
         x *= 2
     if facts.folded.size.constant is None:
-        x = min(x, SYMBOLIC_ROWS)
+        x = min(x, max(least, SYMBOLIC_ROWS))
     per_thread = max(8, (ROW_BYTES_PER_THREAD if x == 1 else BYTES_PER_THREAD) // facts.itemsize)
     while per_thread > 8 and (
         per_thread * facts.live_rows > THREAD_REGISTERS or rows * block < device.multiprocessors * 512 * per_thread
@@ -145,8 +155,8 @@ def _plan_crossed(facts: TileFacts) -> TilePlan:
     """A few rows a step, loaded while the step before is computed."""
     assert facts.folded is not None and facts.stepped is not None
     block, rows = next_power_of_two(hint(facts.folded.size)), hint(facts.stepped.size)
-    w = 1
-    while w * block < CROSSED_TILE and rows % (2 * w) == 0:
+    w, least = 1, facts.rows_of_a_sector(block)
+    while (w * block < CROSSED_TILE or w < least) and rows % (2 * w) == 0:
         w *= 2
     warps = max(1, min(16, w * block // (32 * 32)))
     stages = 3 if rows // w >= 4 else 1

@@ -53,6 +53,18 @@ def test_kinds_of_convolution(groups: int, transposed: bool) -> None:
     check(model, torch.randn(2, 8, 9, 7).to(memory_format=torch.channels_last))
 
 
+@pytest.mark.parametrize("make, sizes", [(nn.Conv1d, (2, 3, 9)), (nn.Conv2d, (2, 3, 5, 4)), (nn.ConvTranspose3d, (1, 3, 3, 4, 2))])
+def test_biases_are_the_business_of_kernels(make: type[nn.Module], sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(make(3, 4, 2), nn.GELU())
+    check(model, torch.randn(*sizes, requires_grad=True))
+    compiled = minicompile.compile(model)
+    compiled(torch.randn(*sizes, requires_grad=True)).sum().backward()
+    partitioned = next(text for name, text in minicompile.stages(compiled).items() if name.endswith("partitioned"))
+    calls = [line for line in partitioned.splitlines() if "= convolution" in line]
+    assert len(calls) == 2 and "None" in calls[0] and "[True, True, False]" in calls[1]
+
+
 def test_attention_over_pixels() -> None:
     def attend(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         b, c, h, w = images.shape

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from minicompile.config import Config
 from minicompile.errors import Location
-from minicompile.ir.loops import Origin
+from minicompile.ir.expr import Load, apply
+from minicompile.ir.index import Axis, as_index
+from minicompile.ir.loops import Buffer, Loop, Origin, Reduction
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.scheduling.inline import InlineFacts, should_inline
 from minicompile.scheduling.naming import MAXIMUM_LENGTH, kernel_name, operator_word
 from minicompile.scheduling.profit import PairFacts, refusal
 from minicompile.scheduling.schedule import schedule_graph
-from minicompile.scheduling.split import choose_splits
+from minicompile.scheduling.split import choose_splits, split_reductions
 from tests.scheduling.hand_made import GraphMaker, softmax
 
 GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
@@ -68,6 +72,23 @@ def test_reductions_are_split_only_where_programs_are_few_and_rows_long() -> Non
     assert choose_splits(8, 1024, 4, False, GPU) == 1
     assert choose_splits(256, 1 << 18, 4, True, GPU) > 1
     assert choose_splits(1, 1 << 27, 4, False, DeviceProperties()) == 1
+
+
+def test_sums_over_what_lies_both_ways_are_split() -> None:
+    column, batch, token = Axis("column", 768), Axis("batch", 64), Axis("token", 196)
+    rows = as_index(batch) * 196 + as_index(token)
+    places = {
+        "across": as_index(batch) * 150528 + as_index(column) * 196 + as_index(token),
+        "along": rows * 768 + as_index(column),
+        "mean": rows,
+        "sum": as_index(column),
+    }
+    buffers = {name: Buffer(name, torch.float32, torch.device("cuda"), (), ()) for name in places}
+    across, along, mean = (Load(name, places[name], torch.float32) for name in ("across", "along", "mean"))
+    value = apply("mul", across, apply("sub", along, mean, dtype=torch.float32), dtype=torch.float32)
+    loop = Loop("sum", (column,), value, places["sum"], Reduction("sum", (batch, token)))
+    (first, second), _ = split_reductions([loop], buffers, GPU)
+    assert isinstance(first, Loop) and isinstance(second, Loop) and first.axes[0].size.constant == 32
 
 
 def test_operators_are_named_plainly() -> None:

@@ -6,7 +6,7 @@ import itertools
 import random
 
 from minicompile.ir.index import Axis, as_index, evaluate, floor_divide, remainder, total
-from minicompile.scheduling.reindexing import flatten, is_one_to_one, match_axes, move, solve, unflatten
+from minicompile.scheduling.reindexing import flatten, is_one_to_one, match_axes, move, solve, step_of, unflatten
 
 I, J, K = Axis("i", 6), Axis("j", 8), Axis("k", 3)
 
@@ -76,3 +76,16 @@ def test_unflatten_is_the_inverse_of_flatten() -> None:
     changes = unflatten(as_index(x), (I, J, K))
     assert is_one_to_one(changes, (x,))
     assert move(flatten((I, J, K)), changes) is as_index(x)
+
+
+def test_steps_are_those_between_neighbours_of_a_block() -> None:
+    generator = random.Random(1)
+    for _ in range(100):
+        inner, stride, factor = generator.choice([2, 4]), generator.choice([1, 3, 40]), generator.choice([7, 100])
+        j = as_index(J)
+        index = floor_divide(j, as_index(inner)) * factor + remainder(j, as_index(inner)) * stride + as_index(I) * 5
+        for values in points_of(I, J):
+            if values[J] % inner != inner - 1:
+                assert evaluate(index, {**values, J: values[J] + 1}) - evaluate(index, values) == step_of(index, J)
+        assert step_of(index, I) == 5 and step_of(index, K) == 0
+    assert step_of(floor_divide(as_index(I) + as_index(J), as_index(3)), I) is None

@@ -35,6 +35,14 @@ def test_rows_that_fit_the_registers_are_read_once(length: int) -> None:
     assert plan.strategy == "persistent" and plan.reduction is not None and plan.reduction.block >= length
 
 
+def test_rows_of_which_some_lie_crosswise_come_in_whole_sectors() -> None:
+    for rows, most in ((1568, 16), (12544, 16), (12544, 4)):
+        row = facts((rows,), 768, itemsize=2, live_rows=48 // most)
+        plan = plan_tile(dataclasses.replace(row, crosswise=True), GPU)
+        assert plan.strategy == "persistent" and plan.parallel[-1].block == most
+        assert plan_tile(row, GPU).parallel[-1].block <= 2
+
+
 @pytest.mark.parametrize("length", [50257, 262144])
 def test_longer_rows_are_walked_in_large_steps(length: int) -> None:
     plan = plan_tile(facts((1024,), length), GPU)
