@@ -48,6 +48,8 @@ def attention_or_none(
     covered = _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if not covered or (dropout_p > 0.0 and seeds is None):
         return None
+    if attn_mask is not None:
+        attn_mask = _with_adjacent_columns(attn_mask)
     added = query.dim() == 3
     if added:
         query, key, value = (part.unsqueeze(1) for part in (query, key, value))
@@ -89,6 +91,15 @@ def _mask_covered(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
     if mask is None:
         return True
     return mask.dtype in (torch.bool, query.dtype) and broadcasts_to(mask.shape, (*query.shape[:-1], key.shape[-2]))
+
+
+def _with_adjacent_columns(mask: Tensor) -> Tensor:
+    """A mask whose rows lie in one piece, as the kernels read them best: a position bias is often an embedding, heads last."""
+    if mask.stride(-1) in (0, 1) or any(isinstance(size, torch.SymInt) for size in mask.stride()):
+        return mask
+    for dim in [dim for dim in range(mask.dim()) if mask.stride(dim) == 0]:
+        mask = mask.narrow(dim, 0, 1)
+    return mask.contiguous()
 
 
 def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:

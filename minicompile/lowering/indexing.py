@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minicompile.ir.expr import Expr, cast
-from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index
+from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.reduction import working_dtype
 from minicompile.lowering.registry import UseExtern, lowers
@@ -22,6 +22,9 @@ from minicompile.lowering.values import TensorValue, loop_axes
 from minicompile.lowering.view import clamped_position, sliced, unsqueezed, wrap
 
 aten = torch.ops.aten
+FEW_ROWS, MANY_TO_A_ROW = 32, 64
+"""Tables of fewer rows, each named more often, get their gradients row by row. On an H200, 262,144 gradients of 12 columns take
+2.4 ms to be added in memory to 32 rows."""
 ADDABLE = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -223,6 +226,9 @@ def lower_embedding_backward(
     """Gradient rows added up by table row, without the padding row."""
     if by_frequency:
         raise UseExtern("gradients scaled by frequency")
+    named = product(index.sizes).constant or 0
+    if isinstance(rows, int) and 0 < rows <= FEW_ROWS and named >= MANY_TO_A_ROW * rows:
+        return _summed_by_row(builder, grad, index, rows, padding)
     if torch.are_deterministic_algorithms_enabled() and builder.device.type != "cpu":
         raise UseExtern("deterministic algorithms are asked for")
     dtype, sizes = working_dtype(grad.dtype), (size_index(rows), grad.sizes[-1])
@@ -235,6 +241,23 @@ def lower_embedding_backward(
 
     target = builder.pointwise(sizes, dtype, lambda _: number(0, dtype), suffix="zeros")
     return _written(builder, target, grad.dtype, grad.sizes, grad.load, place, True, kept)
+
+
+def _summed_by_row(
+    builder: GraphBuilder, grad: TensorValue, index: TensorValue, rows: int, padding: int
+) -> TensorValue:
+    """For every row of a small table the sum of what names it: additions in memory would wait for each other."""
+    dtype = working_dtype(grad.dtype)
+
+    def of_row(indices: Indices) -> Expr:
+        row, *place, column = indices
+        named = Scalar(cast(index.load(place), torch.int64))
+        wanted = named.equals(index_value(row)) & index_value(row).differs(padding)
+        return masked(wanted, cast(grad.load((*place, column)), dtype), number(0, dtype))
+
+    sizes = (size_index(rows), *grad.sizes)
+    total = builder.reduce("sum", sizes, range(1, len(sizes) - 1), dtype, of_row, suffix="sum")
+    return builder.like_node(lambda i: cast(total.load(i), grad.dtype))
 
 
 def _with_region(

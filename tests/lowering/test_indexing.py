@@ -45,6 +45,16 @@ def test_masks():
     check(lambda a, m: a.index_put((m,), a[0]), x, torch.tensor([True, False, True, False]))
 
 
+def test_gradient_of_a_small_table_that_is_read_often():
+    for rows, padding, sizes in ((1, -1, (130,)), (3, 1, (2, 200)), (4, -1, (5, 1, 60))):
+        grad, index = torch.randn(*sizes, 5).transpose(0, -2), torch.randint(0, rows, sizes)
+        backward = lambda g, i, r=rows, p=padding: torch.ops.aten.embedding_dense_backward(g, i, r, p, False)
+        check(backward, grad.reshape(*sizes, 5), index, decompose=False)
+        check(backward, torch.randn(5, *sizes).movedim(0, -1), index, decompose=False)
+        whole = torch.randint(-1, 2, (*sizes, 5)).bfloat16()  # their sums are exact; eager adds up in bf16
+        check(backward, whole, index.int(), decompose=False)
+
+
 def test_gradient_of_an_embedding():
     grad, index = torch.randn(3, 4, 5), torch.randint(0, 7, (3, 4))
     for padding in (-1, 2):

@@ -107,3 +107,11 @@ def test_the_garbage_collector_is_on_again_after_a_compile_in_any_number_of_thre
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_a_compile_made_is_walked_by_no_young_collection() -> None:
+    gc.collect()
+    with collection_postponed():
+        made = [[number] for number in range(20_000)]
+    young = [object for generation in (0, 1) for object in gc.get_objects(generation=generation)]
+    assert len(made) == 20_000 and len(young) < 5_000
