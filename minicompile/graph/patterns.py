@@ -110,10 +110,10 @@ def read_what_was_written(graph: torch.fx.Graph) -> None:
 
 
 def drop_unread(graph: torch.fx.Graph) -> None:
-    """Remove casts to the dtype that a value has already, and dropout that is switched off: they return the value itself,
-    so nobody reads the node."""
+    """Remove casts to the dtype that a value has already, and dropout that is switched off or drops nothing: they return the
+    value itself, so nobody reads the node."""
     for node in reversed(list(graph.nodes)):
-        idle = name_of(node) == "dropout" and not argument(node, 2, "training", True)
+        idle = name_of(node) == "dropout" and 0.0 in (argument(node, 1, "p", 0.5), argument(node, 2, "training", True))
         if not node.users and (name_of(node) in CASTS or idle):
             graph.erase_node(node)
 

@@ -38,9 +38,10 @@ def choose_splits(results: int, length: int, itemsize: int, columns: bool, devic
     width = max(1, min(next_power_of_two(results), COLUMN_BYTES // itemsize)) if columns else 1
     programs = -(-results // width)
     per_program = width * length * itemsize
-    if programs >= device.multiprocessors or per_program < WORTH_A_LAUNCH:
+    enough = PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors
+    if 2 * programs >= enough or per_program < WORTH_A_LAUNCH:
         return 1
-    wanted = -(-PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors // programs)
+    wanted = -(-enough // programs)
     return min(next_power_of_two(wanted), max(1, per_program // CHUNK_BYTES))
 
 

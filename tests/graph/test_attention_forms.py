@@ -203,6 +203,7 @@ FORMS: dict[str, Form] = {
         lambda q, k, v: torch.softmax(scores(q, k).float(), -1).to(v.dtype) @ v, four(torch.bfloat16), PLAIN),
     "softmax with a dtype": (
         lambda q, k, v: F.softmax(scores(q, k), -1, dtype=torch.float32).type_as(v) @ v, four(torch.bfloat16), PLAIN),
+    "dropout of nothing": (lambda q, k, v: F.dropout(torch.softmax(scores(q, k), -1), 0.0, True) @ v, four(), PLAIN),
     "dropout that is off": (lambda q, k, v: F.dropout(torch.softmax(scores(q, k), -1), 0.5, False) @ v, four(), PLAIN),
     "baddbmm (Bloom)": (bloom, four(), PLAIN),
     "repeat_interleave": (
