@@ -158,7 +158,8 @@ def _plan_crossed(facts: TileFacts) -> TilePlan:
     w, least = 1, facts.rows_of_a_sector(block)
     while (w * block < CROSSED_TILE or w < least) and rows % (2 * w) == 0:
         w *= 2
-    warps = max(1, min(16, w * block // (32 * 32)))
+    aligned = facts.folded.size.constant is not None and facts.folded.size.constant % 8 == 0
+    warps = max(1, min(16, w * block // (32 * (32 if aligned else 16))))  # what is not aligned is loaded one by one
     stages = 3 if rows // w >= 4 else 1
     reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
     return _plan(facts, [1, w, block], "crossed", warps, reason, stages, longest=ROW_REGISTERS // (w * facts.live_rows))
