@@ -224,8 +224,8 @@ PASSES: tuple[Pass, ...] = (
     split_of_cat,
     merge_common_subexpressions,
     tokens_first,
-    separate_biases,
     channels_last,
+    separate_biases,
     remove_dead_code,
 )
 
