@@ -31,7 +31,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def channels_last(module: GraphModule) -> GraphModule:
-    """Give two-dimensional convolutions on a GPU their operands in `channels_last`, if most of their work gains."""
+    """Give two-dimensional convolutions on a GPU their operands in `channels_last`, but those that lose, if most of their work
+    gains."""
     convolutions = {node for node in module.graph.nodes if is_convolution(node)}
     work = [(multiplications(node), gains(node)) for node in convolutions]
     gained = sum(count for count, gain in work if gain)
@@ -42,12 +43,13 @@ def channels_last(module: GraphModule) -> GraphModule:
     closing = next(iter(reversed(module.graph.nodes)))
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in closing.args[0]]
     wanted = [value if isinstance(value, torch.Tensor) else None for value in values]
-    copies: dict[Node, Node] = {}
+    copies: dict[tuple[Node, torch.memory_format], Node] = {}
     changed: set[Node] = set()
     for node in list(module.graph.nodes):
         if node in convolutions:
+            wants = torch.contiguous_format if loses(node) else torch.channels_last
             for position, operand in enumerate(operands(node)):
-                node.update_arg(position, in_channels_last(module, node, operand, copies))
+                node.update_arg(position, laid_out_in(wants, module, node, operand, copies))
         if (node in convolutions or not changed.isdisjoint(node.all_input_nodes)) and propagate(node):
             changed.add(node)
     with module.graph.inserting_before(closing):
@@ -114,6 +116,12 @@ def operands(node: Node) -> tuple[Any, ...]:
     return node.args[:2] if name_of(node) == "convolution" else node.args[:3]
 
 
+def groups_of(node: Node) -> int:
+    """The number of groups of a convolution, or of one whose gradient it is."""
+    groups: Any = node.args[8 if name_of(node) == "convolution" else 9]
+    return int(groups)
+
+
 def multiplications(node: Node) -> int:
     """How many products a convolution, or each of its gradients, forms."""
     result: Any = node if name_of(node) == "convolution" else node.args[0]
@@ -123,23 +131,33 @@ def multiplications(node: Node) -> int:
 
 def gains(node: Node) -> bool:
     """Whether the layout speeds a convolution up: dense with many channels, or one group a channel in half precision."""
-    groups: Any = node.args[8 if name_of(node) == "convolution" else 9]
+    groups = groups_of(node)
     weight = operands(node)[-1].meta["val"]
     if groups > 1:
         return groups == weight.shape[0] and weight.dtype in HALVES
     return min(weight.shape[:2]) >= LEAST_CHANNELS
 
 
-def in_channels_last(module: GraphModule, user: Node, operand: Node, copies: dict[Node, Node]) -> Node:
-    """`operand`, or one copy of it for all its users, in `channels_last`."""
-    if operand.meta["val"].is_contiguous(memory_format=torch.channels_last):
+def loses(node: Node) -> bool:
+    """Whether a convolution is slower in `channels_last` by more than the copies cost. On an H200 groups of 24 channels take
+    0.61 ms there, with gradients, and 0.28 in the usual layout (64 x 576 x 14 x 14, bf16), groups of 8, 16 and 32 half."""
+    width = operands(node)[-1].meta["val"].shape[1]
+    return groups_of(node) > 1 and width & (width - 1) != 0
+
+
+def laid_out_in(
+    wanted: torch.memory_format, module: GraphModule, user: Node, operand: Node,
+    copies: dict[tuple[Node, torch.memory_format], Node],
+) -> Node:  # fmt: skip
+    """`operand`, or one copy of it for all its users, in the layout wanted."""
+    if operand.meta["val"].is_contiguous(memory_format=wanted):
         return operand
-    if operand not in copies:
+    if (operand, wanted) not in copies:
         with module.graph.inserting_before(user):
-            copy = module.graph.call_function(aten.clone.default, (operand,), {"memory_format": torch.channels_last})
-        copy.meta = {**user.meta, "val": operand.meta["val"].contiguous(memory_format=torch.channels_last)}
-        copies[operand] = copy
-    return copies[operand]
+            copy = module.graph.call_function(aten.clone.default, (operand,), {"memory_format": wanted})
+        copy.meta = {**user.meta, "val": operand.meta["val"].contiguous(memory_format=wanted)}
+        copies[operand, wanted] = copy
+    return copies[operand, wanted]
 
 
 def propagate(node: Any) -> bool:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile
+from minicompile.api import compiled_function
 from minicompile.graph import layout
 from tests.differential import check
 
@@ -51,6 +52,21 @@ def test_kinds_of_convolution(groups: int, transposed: bool) -> None:
     model = nn.Sequential(make(8, 8, 3, stride=2, groups=groups), nn.GELU(), make(8, 16, 1), nn.PixelShuffle(2))
     check(model, torch.randn(2, 8, 9, 7, requires_grad=True))
     check(model, torch.randn(2, 8, 9, 7).to(memory_format=torch.channels_last))
+
+
+def test_groups_of_an_odd_width_keep_their_layout() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(32, 6, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=2), nn.ReLU(), nn.Conv2d(6, 32, 1))
+    check(model, torch.randn(2, 32, 9, 7, requires_grad=True))
+    compiled = minicompile.compile(model)
+    compiled(torch.randn(2, 32, 9, 7, requires_grad=True)).sum().backward()
+    (graph,) = compiled_function(compiled).compiler.graphs
+    seen = [
+        (layout.loses(node), operand.meta["val"].stride()[1] == 1)
+        for half in (graph.partitioned.forward, graph.partitioned.backward)
+        for node in half.graph.nodes if layout.is_convolution(node) for operand in layout.operands(node)[:-1]
+    ]  # fmt: skip
+    assert len(seen) == 9 and all(last != loses for loses, last in seen)
 
 
 @pytest.mark.parametrize("make, sizes", [(nn.Conv1d, (2, 3, 9)), (nn.Conv2d, (2, 3, 5, 4)), (nn.ConvTranspose3d, (1, 3, 3, 4, 2))])
