@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import minicompile
 from minicompile.capture.collector import collection_postponed
@@ -70,6 +71,27 @@ def test_two_hundred_compiles_leave_nothing_behind() -> None:
 
     x = torch.ones(3)
     assert grown(work, 50, settle=50) < 50 * 1_500
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_the_backward_alone_holds_what_was_kept_unless_the_graph_is_retained(retain: bool) -> None:
+    freed: list[bool] = []
+
+    def watched(graph: Any, half: str, part: Any) -> Any:
+        def call(inputs: list[Any]) -> Any:
+            kept = [StorageWeakRef(value.untyped_storage()) for value in inputs[: len(graph.plan.binding.saved)]]
+            copies = [value.clone() for value in inputs]
+            inputs.clear()
+            freed.extend(value.expired() for value in kept)
+            return part.call(copies)
+
+        return call if half == "backward" else part.call
+
+    compiled = minicompile.compile(lambda x, y: torch.mm(x, y).tanh().mm(y).sum())
+    compiled.compiler.around = watched
+    x, y = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+    compiled(x, y).backward(retain_graph=retain)
+    assert freed and set(freed) == {not retain}
 
 
 def scaled_by(weight: torch.nn.Parameter) -> Any:
