@@ -110,18 +110,13 @@ def broadcasts_to(shape: Any, target: tuple[int, ...]) -> bool:
     return all(torch_interface.surely_equal(size, 1) or size == wanted for size, wanted in pairs)
 
 
-def _autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """The tensors as autocast hands them to attention: those of floating-point numbers but fp64 in its dtype."""
-    kind = next(tensor.device.type for tensor in tensors if tensor is not None)
+def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[Any]:
+    """The arguments in the dtypes that autocast gives them."""
+    tensors, kind = [query, key, value, mask], query.device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(tensor if tensor is None or not casts(tensor) else tensor.to(dtype) for tensor in tensors)
-
-
-def casts(tensor: Tensor) -> bool:
-    """Whether autocast casts a tensor."""
-    return tensor.is_floating_point() and tensor.dtype != torch.float64
+    return [t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors]
 
 
 def written_attention(

@@ -345,6 +345,9 @@ MIXED = {
         "bhid,bhjd->bhij", q, k).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf), -1), v),
     "the library's with a wide bias": lambda q, k, v: F.scaled_dot_product_attention(
         *(x.bfloat16() for x in (q, k, v)), attn_mask=q[..., :1] * k[..., :1].mT),
+    "one call over several dtypes": lambda q, k, v: F.scaled_dot_product_attention(q, k, v.bfloat16()),
+    "one call with a wide mask": lambda q, k, v: F.scaled_dot_product_attention(
+        q.bfloat16(), k.bfloat16(), v.bfloat16(), attn_mask=torch.ones(T, T).cumsum(1) / T),
 }  # fmt: skip
 
 
