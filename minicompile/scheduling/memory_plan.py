@@ -84,7 +84,7 @@ def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
 
 
 def _dying_in_place(group: KernelGroup | ExternKernel, number: int, name: str, lives: _Lives) -> list[str]:
-    """Buffers last read here, by a pointwise kernel over one axis, only where `name` is stored and not after that."""
+    """Storage last read here, by a pointwise kernel over one axis, only where `name` is stored and not after that."""
     if isinstance(group, ExternKernel) or group.tile.strategy != "pointwise" or len(group.tile.axes) != 1 or group.batch:
         return []
     writer = next(number for number, loop in enumerate(group.loops) if loop.buffer == name)
@@ -94,13 +94,10 @@ def _dying_in_place(group: KernelGroup | ExternKernel, number: int, name: str, l
         if member.accumulate or member.condition is not None:
             return []
         for load in member.loads:
-            reads.setdefault(load.buffer, set()).add(load.index if number_in_group <= writer else None)
-    excluded = {*group.writes, *(loop.overwrites for loop in group.loops)}
+            root = lives.root.get(load.buffer, load.buffer)
+            reads.setdefault(root, set()).add(load.index if number_in_group <= writer else None)
+    written = {lives.root[other] for other in group.writes}
     return [
-        other
-        for other, indices in reads.items()
-        if indices == {place}
-        and other not in excluded
-        and lives.root.get(other) == other
-        and lives.last.get(other) == number
-    ]
+        root for root, indices in reads.items()
+        if indices == {place} and root not in written and lives.last.get(root) == number
+    ]  # fmt: skip

@@ -79,6 +79,14 @@ def test_an_elementwise_kernel_works_in_place_when_its_input_dies() -> None:
     assert schedule(maker, "x").memory.allocations["x"].reuses == "b0"
 
 
+def test_an_elementwise_kernel_works_in_place_where_an_older_buffer_was_overwritten() -> None:
+    maker = chain(1)
+    maker.pointwise("w", (64, 64), lambda i, j: op("exp", maker.load("c0", j, i)), overwrites="b0")
+    maker.extern("e", "w")
+    maker.pointwise("x", (64, 64), lambda i, j: op("add", maker.load("w", i, j), maker.load("e", i, j)))
+    assert schedule(maker, "x").memory.allocations["x"].reuses == "b0"
+
+
 def test_a_kernel_that_reads_its_input_elsewhere_does_not_work_in_place() -> None:
     maker = chain(1)
     maker.pointwise("x", (64, 64), lambda i, j: op("add", maker.load("b0", j, i), maker.load("c0", i, j)))
