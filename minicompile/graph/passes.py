@@ -15,11 +15,13 @@ from torch.fx import GraphModule, Node
 from minicompile.graph import torch_interface
 from minicompile.graph.convolution_bias import separate_biases
 from minicompile.graph.layout import channels_last, is_returned, tokens_first
-from minicompile.graph.operators import is_impure, is_view, name_of, operand, storage_root
+from minicompile.graph.operators import is_fusible, is_impure, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
 
 aten = torch.ops.aten
 Pass = Callable[[GraphModule], GraphModule]
+GRADIENTS_OF_POOLING = ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward",
+                        "avg_pool3d_backward")  # fmt: skip
 
 
 def remove_dead_code(module: GraphModule) -> GraphModule:
@@ -182,6 +184,21 @@ def slice_arguments(node: Node) -> tuple[int, int, int, int]:
     return dim, *slice(start, stop, step).indices(length)  # type: ignore[return-value]  # by the schema
 
 
+def let_go_of_pooled_values(module: GraphModule) -> GraphModule:
+    """Gradients of pooling, which take their second argument for its shape alone, take what pointwise work made it from.
+
+    A convolution's result is kept in any case, what batch norm and `relu` make of it need not be.
+    """
+    for node in module.graph.nodes:
+        if name_of(node) in GRADIENTS_OF_POOLING:
+            made, shape = node.args[1], node.args[1].meta["val"].shape
+            while made is not None and is_fusible(made) and made.op == "call_function":
+                made = next((a for a in made.all_input_nodes if getattr(a.meta["val"], "shape", None) == shape), None)
+            if made is not None and made.op == "call_function" and same_layout(made, node.args[1]):
+                node.update_arg(1, made)
+    return module
+
+
 def same_layout(node: Node, other: Any) -> bool:
     """Whether two nodes' values agree in everything but storage."""
     a, b = node.meta.get("val"), other.meta.get("val") if isinstance(other, Node) else None
@@ -223,6 +240,7 @@ PASSES: tuple[Pass, ...] = (
     remove_no_op_views,
     split_of_cat,
     merge_common_subexpressions,
+    let_go_of_pooled_values,
     tokens_first,
     channels_last,
     separate_biases,

@@ -54,6 +54,16 @@ def test_the_sums_of_a_residual_stream_are_not_computed_again() -> None:
     assert len(sums) <= 1, sums
 
 
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
+def test_what_a_gradient_of_pooling_asks_for_its_shape_is_not_kept(pool) -> None:
+    def network(x, w, v):
+        return pool((F.conv2d(x, w) * v).sigmoid(), 2, 2)
+
+    partitioned = check(network, torch.randn(2, 3, 9, 9), leaf(4, 3, 2, 2), torch.randn(4, 1, 1)).partitioned
+    kept = [node for node in partitioned.backward.graph.nodes if node.op == "placeholder" and node.name != "tangent_0"]
+    assert [node.name for node in kept if node.meta["val"].shape == (2, 4, 8, 8)] == ["convolution_default"]
+
+
 def test_every_kept_tensor_has_a_reason() -> None:
     partitioned = check(block, leaf(32, 16), leaf(16, 64), leaf(64, 16), tolerance=1e-3).partitioned
     assert partitioned.saved_tensors and all(saved.reason for saved in partitioned.saved_tensors)
