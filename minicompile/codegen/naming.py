@@ -74,7 +74,7 @@ def buffer_names(schedule: Schedule) -> dict[str, str]:
 def size_symbols(graph: LoweredGraph) -> set[Symbol]:
     """Every size symbol that the host may have to mention."""
     geometry = ((*buffer.sizes, *buffer.strides) for buffer in graph.buffers.values())
-    return set[Symbol]().union(*map(symbols_of, itertools.chain(graph.size_inputs.values(), *geometry)))
+    return set[Symbol]().union(*map(symbols_of, {*graph.size_inputs.values(), *itertools.chain(*geometry)}))
 
 
 def _wishes(graph: LoweredGraph) -> dict[str, str]:

@@ -176,7 +176,7 @@ def indirect_values(index: Index) -> tuple[Expr, ...]:
     return tuple(atom.value for atom in sorted(found, key=lambda atom: atom.digest)) if found else ()
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@functools.lru_cache(maxsize=1 << 14)
 def walk(expression: Expr) -> tuple[Expr, ...]:
     """Every distinct sub-expression once, operands before their users, `expression` last."""
     found: list[Expr] = []

@@ -19,6 +19,7 @@ This module must not import Triton nor touch a GPU.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -82,6 +83,7 @@ class MatmulProblem:
         return self.batch * self.itemsize * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def choose(problem: MatmulProblem) -> tuple[MatmulConfig | None, str]:
     """Our tile (`None`: the vendor's library) for one product and what follows it, and the reason with the estimates."""
     config, ours = rank_configs(problem, 1)[0]
