@@ -45,8 +45,7 @@ def attention_or_none(
 ) -> Tensor | None:
     """The result as one operator, or `None` for arguments that PyTorch's own path must treat."""
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
-    covered = _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    if not covered or (dropout_p > 0.0 and seeds is None):
+    if not _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) or (dropout_p > 0.0 and seeds is None):
         return None
     if attn_mask is not None:
         attn_mask = _with_adjacent_columns(attn_mask)
@@ -80,11 +79,9 @@ def _covered(
         return False
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         return False
-    if query.dim() == 3:
-        return query.shape[0] == key.shape[0] == value.shape[0] and _mask_covered(query, key, mask)
-    same_heads = query.shape[1] == key.shape[1] == value.shape[1]
-    grouped = gqa and key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0
-    return query.shape[0] == key.shape[0] == value.shape[0] and (same_heads or grouped) and _mask_covered(query, key, mask)
+    same_heads = query.dim() == 3 or query.shape[1] == key.shape[1] == value.shape[1]
+    heads_fit = same_heads or gqa and key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0
+    return query.shape[0] == key.shape[0] == value.shape[0] and heads_fit and _mask_covered(query, key, mask)
 
 
 def _mask_covered(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:

@@ -112,16 +112,10 @@ def is_read_in_backward(node: Node) -> bool:
 
 
 def write_copies_plainly(module: GraphModule) -> GraphModule:
-    """A functional `copy(into, value)` overwrites all of `into`: it is a cast and an expand of `value`."""
+    """A functional `copy(into, value)` overwrites all of `into`: where both are laid out alike, it is `value`."""
     for node in list(module.graph.nodes):
-        if name_of(node) != "copy" or len(node.args) < 2 or not isinstance(node.args[1], Node):
-            continue
-        value, result = node.args[1], node.meta["val"]
-        source = value.meta["val"]
-        if source.dtype != result.dtype or source.device != result.device or source.shape != result.shape:
-            continue
-        if source.stride() == result.stride():
-            replace(node, value)
+        if name_of(node) == "copy" and len(node.args) > 1 and same_layout(node, node.args[1]):
+            replace(node, node.args[1])
     return module
 
 
@@ -187,14 +181,16 @@ def slice_arguments(node: Node) -> tuple[int, int, int, int]:
 def let_go_of_pooled_values(module: GraphModule) -> GraphModule:
     """Gradients of pooling, which take their second argument for its shape alone, take what pointwise work made it from.
 
-    A convolution's result is kept in any case, what batch norm and `relu` make of it need not be.
+    A convolution's result is kept in any case, what batch norm and `relu` make of it only if a convolution reads that too.
     """
     for node in module.graph.nodes:
         if name_of(node) in GRADIENTS_OF_POOLING:
-            made, shape = node.args[1], node.args[1].meta["val"].shape
+            pooled = made = node.args[1]
+            readers = (user for user in pooled.users if user is not node and user.meta.get("stage") == "backward")
             while made is not None and is_fusible(made) and made.op == "call_function":
-                made = next((a for a in made.all_input_nodes if getattr(a.meta["val"], "shape", None) == shape), None)
-            if made is not None and made.op == "call_function" and same_layout(made, node.args[1]):
+                same = (a for a in made.all_input_nodes if getattr(a.meta["val"], "shape", None) == pooled.meta["val"].shape)
+                made = next(same, None)
+            if made is not None and made.op == "call_function" and same_layout(made, pooled) and all(map(is_fusible, readers)):
                 node.update_arg(1, made)
     return module
 

@@ -80,10 +80,8 @@ class JointView:
                 return True
             if user in self.backward:
                 continue
-            if is_view(user) or is_item(user):
-                if self.is_materialised(user):
-                    return True
-            elif self.level[user] > self.level[node]:
+            only_picks = is_view(user) or is_item(user)
+            if self.is_materialised(user) if only_picks else self.level[user] > self.level[node]:
                 return True
         return False
 

@@ -133,20 +133,16 @@ def _autograd_function(
             values = kept.unchanged(needed)
         else:
             values = list(ctx.saved_tensors)
-            if saved_sizes:
-                values[len(saved_tensors) : len(saved_tensors)] = ctx.sizes
+            values[len(saved_tensors) : len(saved_tensors)] = ctx.sizes if saved_sizes else ()
         if any(sources and not sources & given for sources in plan.gradient_sources):
             ctx.kept = Kept(values, given | (kept.used if kept is not None else 0))
         return values
 
-    def differentiate(ctx: Any, grads: Any, half: str, is_last: bool = False) -> tuple[Any, ...]:
-        """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing.
-
-        `is_last`: unless the user retains the graph, the program alone holds what was kept, and frees each value once it is read.
-        """
+    def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
+        """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
         arguments = saved_values(ctx, came(grads))
-        if is_last:
-            ctx.maybe_clear_saved_tensors()
+        if not hasattr(ctx, "split_task"):  # else the node's own backward is still to come
+            ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read
         given = [grads.get(tangent.position) for tangent in tangents]
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
             if grad is not None or tangent.shape is None:
@@ -168,7 +164,7 @@ def _autograd_function(
         if not given:
             return tuple(gradients)
         split = binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id()
-        found = differentiate(ctx, by_output, "split_backward" if split else "backward", is_last=True)
+        found = differentiate(ctx, by_output, "split_backward" if split else "backward")
         for slot, gradient in zip(gradient_slots, found):  # the split backward returns more
             gradients[slot] = gradient
         for slot, sources in zip(gradient_slots, plan.gradient_sources):

@@ -78,9 +78,7 @@ def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:
     if new.sizes == old.sizes and new.strides == old.strides:
         return True
     needed, there = extent(new.sizes, new.strides), extent(old.sizes, old.strides)
-    if needed is None or there is None:
-        return False
-    return needed == there or (not exact and needed <= there <= WASTE * needed)
+    return needed is not None and there is not None and (needed == there or not exact and needed <= there <= WASTE * needed)
 
 
 def _dying_in_place(group: KernelGroup | ExternKernel, number: int, name: str, lives: _Lives) -> list[str]:
@@ -94,8 +92,8 @@ def _dying_in_place(group: KernelGroup | ExternKernel, number: int, name: str, l
         if member.accumulate or member.condition is not None:
             return []
         for load in member.loads:
-            root = lives.root.get(load.buffer, load.buffer)
-            reads.setdefault(root, set()).add(load.index if number_in_group <= writer else None)
+            places = reads.setdefault(lives.root.get(load.buffer, load.buffer), set())
+            places.add(load.index if number_in_group <= writer else None)
     written = {lives.root[other] for other in group.writes}
     return [
         root for root, indices in reads.items()

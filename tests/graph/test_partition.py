@@ -64,6 +64,15 @@ def test_what_a_gradient_of_pooling_asks_for_its_shape_is_not_kept(pool) -> None
     assert [node.name for node in kept if node.meta["val"].shape == (2, 4, 8, 8)] == ["convolution_default"]
 
 
+def test_what_pooling_and_a_convolution_read_is_kept_once() -> None:
+    def network(x, w, v):
+        y = F.conv2d(x, w).relu()
+        return F.max_pool2d(y, 2, 2), F.conv2d(y, v)
+
+    partitioned = check(network, torch.randn(2, 3, 9, 9), leaf(4, 3, 2, 2), leaf(4, 4, 1, 1)).partitioned
+    assert sum(saved.num_bytes == 4 * 2 * 4 * 8 * 8 for saved in partitioned.saved_tensors) == 1
+
+
 def test_every_kept_tensor_has_a_reason() -> None:
     partitioned = check(block, leaf(32, 16), leaf(16, 64), leaf(64, 16), tolerance=1e-3).partitioned
     assert partitioned.saved_tensors and all(saved.reason for saved in partitioned.saved_tensors)
