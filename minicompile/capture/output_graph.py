@@ -31,11 +31,16 @@ DTYPES_OF_NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.flo
 class Traced:
     """A fake tensor (or symbolic number) of the graph: its node, and its source if it came from outside."""
 
-    __slots__ = ("value", "node", "source", "kind", "real", "version")
+    __slots__ = ("value", "node", "source", "kind", "real", "version", "differentiable")
 
     def __init__(self, value: Any, node: torch.fx.Node | None, source: Source | None, kind: str, real: Any) -> None:
         self.value, self.node, self.source, self.kind, self.real = value, node, source, kind, real
         self.version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+        self.differentiable = needs_gradient(value)
+
+    def example(self) -> Any:
+        """The value as it came in: a write in place may have given it a history."""
+        return self.value if self.differentiable == needs_gradient(self.value) else self.value.detach()
 
 
 class InferenceRegion:
@@ -365,7 +370,7 @@ class OutputGraph:
     def graph_inputs(self) -> tuple[GraphInput, ...]:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
-                                entry.kind, entry.value) for entry in self.inputs)
+                                entry.kind, entry.example()) for entry in self.inputs)
 
 
 def holds_numpy_numbers(value: Any) -> bool:

@@ -480,6 +480,22 @@ def integers_beside_floats(wrap: Wrap) -> Any:
     return best.requires_grad, place.requires_grad, count.requires_grad, place, count, x.grad
 
 
+@scenario
+def a_write_with_gradients_is_no_gradient_of_what_was_there(wrap: Wrap) -> Any:
+    """`x` has no history until it is written; what was computed from it before has none afterwards."""
+
+    def function(weight: Tensor, x: Tensor, kept: Tensor) -> Tensor:
+        before = x * 3
+        kept.copy_(x)
+        x.mul_(weight)
+        return before
+
+    weight, x, kept = leaf(3), torch.ones(3), torch.zeros(3)
+    before = wrap(function)(weight, x, kept)
+    x.sum().backward()
+    return before, kept, x, weight.grad
+
+
 @pytest.mark.parametrize("function", SCENARIOS, ids=lambda function: function.__name__.replace("_", " "))
 def test_the_caller_sees_what_it_sees_in_eager(function: Callable[[Wrap], Any]) -> None:
     torch.manual_seed(7)
