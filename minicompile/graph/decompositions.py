@@ -69,13 +69,27 @@ def more_from_torch() -> dict[Any, Decomposition]:
     """Decompositions of PyTorch's table beyond its core list."""
     available = torch_interface.torch_decompositions()
     wanted = (
-        "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
-        "_native_batch_norm_legit_functional _batch_norm_with_update_functional batch_norm_backward std_mean "
+        "native_layer_norm native_group_norm native_group_norm_backward native_batch_norm _native_batch_norm_legit "
+        "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional _batch_norm_with_update_functional "
+        "batch_norm_backward std_mean "
         "addmv nll_loss_forward nll_loss2d_forward rrelu_with_noise_functional rrelu_with_noise_backward "
         "unfold_backward dist binary_cross_entropy"
     ).split()
     return {found: CHANGED.get(name, lambda function: function)(available[found])
             for name in (*wanted, *RESIZING) for found in overloads(name, "") if found in available}  # fmt: skip
+
+
+def wider_on_cpu(function: Decomposition) -> Decomposition:
+    """`function`, computed in fp32 for halves among values of fp32 on the CPU: eager's statistics are then fp32 too."""
+
+    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        mixed = any(isinstance(value, Tensor) and value.dtype != first.dtype for value in args)
+        if not mixed or first.device.type != "cpu" or wide(first.dtype) == first.dtype:
+            return function(first, *args, **kwargs)
+        result, *rest = function(*(value.float() if isinstance(value, Tensor) else value for value in (first, *args)), **kwargs)
+        return (None if result is None else result.to(first.dtype), *rest)
+
+    return run
 
 
 def in_double_on_cpu(function: Decomposition) -> Decomposition:
@@ -88,7 +102,7 @@ def in_double_on_cpu(function: Decomposition) -> Decomposition:
         results = function(*doubled, **kwargs)
         return tuple(value.float() if value.dtype == torch.float64 else value for value in results)
 
-    return run
+    return wider_on_cpu(run)
 
 
 def upsample_linear(value: Tensor, size: list[int], align_corners: bool, *scales: float | None) -> Tensor:
@@ -127,6 +141,11 @@ def unless_a_size_stays(function: Decomposition) -> Decomposition:
     return run
 
 
+def of_fractions(function: Decomposition) -> Decomposition:
+    """`function`, but not of bytes, which eager's kernels weigh by whole numbers."""
+    return lambda value, *args: function(value, *args) if value.is_floating_point() else NotImplemented
+
+
 def of_probabilities(function: Decomposition) -> Decomposition:
     """`function` of a value and a target that eager refuses unless they lie between 0 and 1."""
 
@@ -145,7 +164,10 @@ CHANGED: dict[str, Callable[[Decomposition], Decomposition]] = {
     "binary_cross_entropy": of_probabilities,
     "_native_batch_norm_legit_functional": in_double_on_cpu,
     "_batch_norm_with_update_functional": in_double_on_cpu,
+    **dict.fromkeys(
+        "native_layer_norm native_group_norm native_group_norm_backward _native_batch_norm_legit".split(), wider_on_cpu),
     **dict.fromkeys(RESIZING, unless_a_size_stays),
+    "upsample_bicubic2d": lambda function: of_fractions(unless_a_size_stays(function)),
 }
 
 
