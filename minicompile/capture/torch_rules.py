@@ -16,7 +16,7 @@ from torch.utils import checkpoint as checkpointing
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from minicompile.capture.attributes import get_attribute
-from minicompile.capture.break_kinds import Break
+from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.calls import call, special
 from minicompile.capture.iteration import drain
 from minicompile.capture.operators import note_identity
@@ -139,6 +139,18 @@ def rule_batch_norm(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         tracer.operation("call_method", "mul_", (old, operator.sub(1, momentum)))
         tracer.operation("call_method", "add_", (old, tracer.operation("call_method", "mul", (new, momentum))))
     return result
+
+
+@special(torch.compiler.is_compiling)
+def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Yes; a `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes instead."""
+    frame = tracer.frames[-1]
+    if frame.code is torch.nn.TransformerEncoder.forward.__code__ and not torch.is_autocast_enabled():
+        parameters = frame.variables["self"].layers[0].parameters()
+        if not torch.is_grad_enabled() or not any(value.requires_grad for value in parameters):
+            reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"
+            raise RunEager(reason) if len(tracer.frames) == 1 else Break("unsupported tensor", reason)
+    return True
 
 
 @special(torch._C._group_tensors_by_device_and_dtype)
