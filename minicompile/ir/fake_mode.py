@@ -112,8 +112,8 @@ def writes_each_element(func: Any) -> bool:
 def memory_format(func: Any, args: Any) -> torch.memory_format | None:
     """The layout of an operator's first result in eager; `None` where fake kernels know it."""
     if func.overloadpacket in BATCH_NORMS:
-        last = args[0].dim() == 4 and args[0].is_contiguous(memory_format=torch.channels_last)
-        return torch.channels_last if last else torch.contiguous_format
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[0].dim(), torch.contiguous_format)
+        return last if args[0].is_contiguous(memory_format=last) else torch.contiguous_format
     if func in ON_CPU and args[0].fake_device.type == "cpu":
         return ON_CPU[func](args[0])
     contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()

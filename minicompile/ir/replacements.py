@@ -188,8 +188,11 @@ def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **nam
 def interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *how: Any, **named: Any
 ) -> Tensor:
-    """`interpolate`; eager writes the nearest of a sequence in order, PyTorch's rule for symbolic sizes does not."""
+    """`interpolate`; eager writes the nearest of a sequence in order, and weighs bytes by whole numbers, PyTorch's rules for
+    symbolic sizes do not."""
     result = F.interpolate(input, size, scale_factor, mode, *how, **named)
+    if input.dtype == torch.uint8 and "nearest" not in mode and varies(result):
+        raise NotImplementedError("bytes are weighed to a size that varies")
     return result.contiguous() if input.dim() == 3 and mode.startswith("nearest") else result
 
 

@@ -272,6 +272,7 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "grids under autocast": (lambda t: autocast_grid(t), lambda: (leaf(2, 2, 3),)),
     "bytes of a picture between others": (lambda x: [F.interpolate(x, scale_factor=s, mode="bilinear", recompute_scale_factor=True) for s in (0.6, 1.7)],
                                           lambda: (integers(2, 3, 4, 4, low=0, high=256, dtype=torch.uint8),)),
+    "bytes of a picture by cubes": (lambda x: F.interpolate(x, size=(5, 13), mode="bicubic"), lambda: (integers(2, 3, 8, 9, low=0, high=256, dtype=torch.uint8),)),
     "half products with bias": (lambda x, w, b: F.linear(x, w, b).relu() @ w, lambda: (leaf(4, 8, dtype=torch.bfloat16), leaf(6, 8, dtype=torch.bfloat16), leaf(6, dtype=torch.bfloat16))),
     "convolutions": (lambda x, w, b: (F.conv2d(x, w, b, stride=2, padding=1), F.conv2d(x, w[:, :1], groups=2), F.conv_transpose2d(x, w.transpose(0, 1)), F.conv2d(x, w, padding="same", dilation=2)), lambda: (leaf(2, 2, 6, 6), leaf(4, 2, 3, 3), leaf(4))),
     "channels last": (lambda x, w: F.relu(F.conv2d(x.to(memory_format=torch.channels_last), w)).mean((2, 3)), lambda: (leaf(2, 3, 6, 6), leaf(4, 3, 3, 3))),
@@ -321,3 +322,32 @@ def test_labels_after_minus_one_are_none_at_any_size() -> None:
     for rows in (3, 4, 5):
         x, labels = torch.randn(rows, 4), torch.tensor([[2, 0, -1, 1]]).repeat(rows, 1)
         torch.testing.assert_close(compiled(x, labels), F.multilabel_margin_loss(x, labels))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+def test_bytes_are_weighed_by_whole_numbers_at_any_size(mode: str) -> None:
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=(5, 13), mode=mode) + 1
+
+    compiled = minicompile.compile(resized, dynamic=True)
+    for rows in (8, 9):
+        x = integers(2, 3, rows, 9, low=0, high=256, dtype=torch.uint8)
+        assert torch.equal(compiled(x), resized(x))
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:minicompile runs")
+def test_an_encoder_without_gradients_leaves_out_padding_as_eager_does(outer: bool) -> None:
+    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1).eval()
+
+    def forward(x: Tensor, padding: Tensor) -> Tensor:
+        return encoder(x, src_key_padding_mask=padding) + 1
+
+    compiled = minicompile.compile(forward if outer else encoder)
+    for rows in ([[0, 0, 1], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]], [[0, 1, 1], [0, 0, 1]]):
+        x, padding = torch.randn(2, 3, 4), torch.tensor(rows).bool()
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients):
+                expected, found = (f(x, padding) if outer else f(x, src_key_padding_mask=padding)
+                                   for f in ((forward if outer else encoder), compiled))  # fmt: skip
+            torch.testing.assert_close(found, expected)
