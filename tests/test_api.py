@@ -214,6 +214,16 @@ def test_is_compiling_is_true_only_while_capturing() -> None:
     torch.testing.assert_close(compiled(X), X + 1)
 
 
+def test_a_way_for_compilers_that_raises_is_not_taken() -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        masks = [] if minicompile.is_compiling() else [torch.ones_like(x)]
+        return x * masks[0][:, None]
+
+    compiled = minicompile.compile(masked, fullgraph=True)
+    torch.testing.assert_close(compiled(torch.arange(3.0)), masked(torch.arange(3.0)))
+    assert compiled.stats.graphs == 1
+
+
 def test_reset_forgets_what_was_compiled() -> None:
     compiled = minicompile.compile(double_plus_one)
     compiled(X)

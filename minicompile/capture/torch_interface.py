@@ -214,7 +214,7 @@ def restore_state(state: tuple[Any, ...]) -> None:
 def compiling(flag: bool = True) -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` true (or false), and let fake tensors fail without a word on stderr."""
     before = torch.compiler._is_compiling_flag, FAKE_TENSOR_LOG.disabled
-    torch.compiler._is_compiling_flag = FAKE_TENSOR_LOG.disabled = flag
+    torch.compiler._is_compiling_flag, FAKE_TENSOR_LOG.disabled = flag, True
     try:
         yield
     finally:

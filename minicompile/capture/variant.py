@@ -39,7 +39,7 @@ from minicompile.errors import Location, Unsupported, warn_user
 from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
-MAXIMUM_ATTEMPTS = 5
+MAXIMUM_ATTEMPTS = 8
 RULES = Rules(HANDLERS, wrap, call, call_class)
 assert copying and custom_function and kernel_launch and opcodes_calls and transforms  # imported for the rules that they register
 
@@ -77,6 +77,7 @@ class Context:
     raise_originally: Callable[..., Any]
     expects: bool
     inference: bool = True
+    compiling: bool = True
 
 
 class Attempt:
@@ -197,7 +198,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
     for _ in range(MAXIMUM_ATTEMPTS):
         attempt = Attempt(context, function, args, kwargs)
         try:
-            with torch_interface.compiling():
+            with torch_interface.compiling(context.compiling):
                 try:
                     value = attempt.trace(step)
                     return complete(attempt, Assembly(attempt).returning(value))
@@ -208,6 +209,10 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                 except (Break, RunEager):
                     if attempt.tracer.inference_scopes and not context.config.fullgraph:
                         raise TraceAgain(inference=False) from None  # a graph that ends in one has to begin in it
+                    raise
+                except RaisedInUserCode:
+                    if context.compiling:
+                        raise TraceAgain(compiling=False) from None  # only its way for compilers may raise
                     raise
                 finally:
                     attempt.close()
