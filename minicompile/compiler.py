@@ -25,7 +25,7 @@ from minicompile.errors import CompileFailed, Location, warn_user
 from minicompile.graph.build import build_graph
 from minicompile.graph.missing_gradients import backward_without
 from minicompile.ir import printer, verify
-from minicompile.ir.graph import CapturedGraph
+from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 from minicompile.ir.loops import LoweredGraph
 from minicompile.ir.program import Program
 from minicompile.ir.schedule import DeviceProperties, FusionRefusal
@@ -109,7 +109,7 @@ class Compiler:
             with clock.stage("lookup"):
                 key = graph_key(captured, self.config) if self._cache else None
                 stored = self._stored(key)
-            if stored is not None:
+            if stored is not None and key is not None and key.allows(stored.assumptions):
                 compiled = self._from_disk(captured, stored, clock)
             else:
                 compiled = self._from_stages(captured, key, clock, artifacts)
@@ -140,19 +140,21 @@ class Compiler:
         return StoredGraph.from_bytes(content) if content else None
 
     def _from_disk(self, captured: CapturedGraph, stored: StoredGraph, clock: StageClock) -> CompiledGraph:
-        partition = functools.partial(build_graph, captured, self.config)
+        def partition() -> PartitionedGraph:
+            made = build_graph(captured, self.config)
+            if call_plan(made, captured).taken != stored.plan.taken:
+                raise CompileFailed("lookup", RuntimeError("the forward on the disk keeps other values for a backward"), None)
+            return made
+
         compiled = CompiledGraph(captured, stored.plan, partition, backward_without, clock.seconds)
-        forward = self._stored_part(compiled, "forward", stored.programs[0])
         programs = dict(zip(stored.halves, stored.programs, strict=True))
 
-        def other_half(half: str) -> CompiledPart:
+        def half_of(half: str) -> CompiledPart:
             if half in programs:
                 return self._stored_part(compiled, half, programs[half])
-            if call_plan(compiled.partitioned, captured).taken != stored.plan.taken:
-                raise CompileFailed("lookup", RuntimeError("the forward on the disk keeps other values for a backward"), None)
             return self._compile_part(compiled, half, ArtifactFolder.create(None, compiled.plan.name))
 
-        self._bind(compiled, forward, other_half)
+        self._bind(compiled, half_of("forward"), half_of)
         return compiled
 
     def _bind(self, compiled: CompiledGraph, forward: CompiledPart, other_half: Callable[[str], CompiledPart]) -> None:
@@ -167,7 +169,9 @@ class Compiler:
 
     def _stored_part(self, compiled: CompiledGraph, half: str, program: Program) -> CompiledPart:
         clock = StageClock(compiled.captured.location)
-        return self._finish(compiled, half, self._load(compiled.plan, half, program, clock))
+        part = self._load(compiled.plan, half, program, clock, lambda: self._for_any_size(
+            compiled, half, lower_graph(compiled.module(half), self.config, compiled.plan.name)))
+        return self._finish(compiled, half, part)
 
     def _compile_part(self, compiled: CompiledGraph, half: str, artifacts: ArtifactFolder) -> CompiledPart:
         """Lower, schedule, generate and load one half; on failure the half runs its ATen graph."""
@@ -212,7 +216,7 @@ class Compiler:
             return
         programs = {half: part.program for half, part in compiled.parts.items() if part.program is not None}
         if len(programs) == len(compiled.parts) and (len(programs) > 1 or compiled.plan.tangents is None):
-            content = StoredGraph(compiled.plan, tuple(programs), tuple(programs.values())).to_bytes()
+            content = StoredGraph(compiled.plan, tuple(programs), tuple(programs.values()), key.assumptions()).to_bytes()
             if content is not None:
                 self._cache.write("graphs", key.text, content)
 

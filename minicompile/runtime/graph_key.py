@@ -1,8 +1,9 @@
 """The key under which a whole compiled graph is kept: everything that the stages after capture could read.
 
 It holds the captured graph with all tensor metadata, values of constants, names and lines, the settings, torch's global
-flags, versions, a hash of this library's own sources, and the device. What cannot be described completely (sizes that
-vary, functions that are not torch's own, large constants) has no key: such a graph is compiled anew in every process.
+flags, versions, a hash of this library's own sources, and the device. Of sizes that vary it holds what capture assumed and
+their present values, by which tiles are chosen. What cannot be described completely (functions that are not torch's own,
+large constants) has no key: such a graph is compiled anew in every process.
 """
 
 from __future__ import annotations
@@ -66,10 +67,26 @@ class NotKeyed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class GraphKey:
-    """The key, and torch's lasting flags when it was made: a half compiled under others is not kept under it."""
+    """The key of a graph, and what is compared when something is kept or found under it.
+
+    Attributes:
+        text: the key.
+        flags: torch's lasting flags when it was made: a half compiled under others is not kept under it.
+        shape_env: what is known of sizes that vary, if any do; assumed: how much of that capture had assumed.
+    """
 
     text: str
     flags: tuple[str, ...]
+    shape_env: Any = None
+    assumed: int = 0
+
+    def assumptions(self) -> tuple[Any, ...]:
+        """What the stages after capture assumed of sizes that vary: the graph is right where this holds, too."""
+        return tuple(guard.expr for guard in self.shape_env.guards[self.assumed :]) if self.shape_env is not None else ()
+
+    def allows(self, assumptions: tuple[Any, ...]) -> bool:
+        """Whether what an earlier process assumed holds at the present sizes; it is assumed from now on."""
+        return all(self.shape_env.evaluate_expr(assumption) for assumption in assumptions)
 
 
 def graph_key(captured: CapturedGraph, config: Config) -> GraphKey | None:
@@ -85,7 +102,9 @@ def graph_key(captured: CapturedGraph, config: Config) -> GraphKey | None:
         ]  # fmt: skip
     except NotKeyed:
         return None
-    return GraphKey(hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest(), flags)
+    env = description.shape_env
+    assumed = len(env.guards) if env is not None else 0
+    return GraphKey(hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest(), flags, env, assumed)
 
 
 class Description:
@@ -94,6 +113,7 @@ class Description:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.devices: set[torch.device] = set()
+        self.shape_env: Any = None
         self._storages: dict[int, int] = {}
 
     def graph(self, captured: CapturedGraph) -> Description:
@@ -111,6 +131,9 @@ class Description:
             unknown = node.meta.keys() - {"example_value", "variable", "location"}
             if unknown:
                 self.lines.append(self.value({name: node.meta[name] for name in sorted(unknown)}))
+        if self.shape_env is not None:
+            known = [guard.expr for guard in self.shape_env.guards], self.shape_env.var_to_range, self.shape_env.replacements
+            self.lines.append(f"sizes: {known}")
         return self
 
     def fields(self, record: Any, except_for: set[str]) -> None:
@@ -135,6 +158,9 @@ class Description:
         kind = type(value)
         if kind in PLAIN or kind is Location:
             return repr(value)
+        if kind in (torch.SymInt, torch.SymFloat) and value.node.has_hint():
+            self.shape_env = value.node.shape_env
+            return f"{value.node.expr} = {value.node.hint}"
         if kind is torch.fx.Node:
             return "%" + value.name
         if isinstance(value, torch.Tensor):
@@ -154,16 +180,13 @@ class Description:
         if tensor.layout is not torch.strided:
             raise NotKeyed(tensor.layout)
         storage = tensor.untyped_storage()
-        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset(), storage.nbytes())
-        if any(type(number) is not int for number in numbers):
-            raise NotKeyed("a size that varies")
+        numbers = tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), storage.nbytes()
         if tensor.device.type != "cpu":
             self.devices.add(tensor.device)
         shared = self._storages.setdefault(storage._cdata, len(self._storages))
         return (
-            f"{type(tensor).__name__} {tuple(tensor.shape)} {tensor.stride()} {numbers[-2:]} {tensor.dtype} "
-            f"{tensor.device} {shared} {tensor.requires_grad} {tensor.is_conj()} {tensor.is_neg()} "
-            f"{tensor.is_inference()}"
+            f"{type(tensor).__name__} {self.value(numbers)} {tensor.dtype} {tensor.device} {shared} "
+            f"{tensor.requires_grad} {tensor.is_conj()} {tensor.is_neg()} {tensor.is_inference()}"
         )
 
     def constant(self, value: Any) -> str:

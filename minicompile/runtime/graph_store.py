@@ -11,7 +11,9 @@ import dataclasses
 import json
 from typing import Any
 
+import sympy
 import torch
+from torch.utils._sympy import functions as of_sizes
 
 from minicompile.ir import graph as graph_ir
 from minicompile.ir.program import KernelArgument, KernelSource, Program
@@ -21,11 +23,13 @@ from minicompile.runtime.graph_key import LARGEST_CONSTANT, NotKeyed, function_n
 
 @dataclasses.dataclass(frozen=True)
 class StoredGraph:
-    """What is kept of one compiled graph: the forward's program, and those of the backwards that were needed, by name."""
+    """What is kept of one compiled graph: the forward's program, and those of the backwards that were needed, by name; and
+    what they assume of sizes that vary."""
 
     plan: CallPlan
     halves: tuple[str, ...]
     programs: tuple[Program, ...]
+    assumptions: tuple[sympy.Basic, ...] = ()
 
     def to_bytes(self) -> bytes | None:
         """A form for the disk, or `None` if some part has none."""
@@ -49,7 +53,7 @@ RECORDS: dict[str, Any] = {
     for record in (
         CallPlan, KernelArgument, KernelSource, Program, StoredGraph, Tangent, graph_ir.Binding,
         graph_ir.Connection, graph_ir.ConstantOutput, graph_ir.FreshOutput, graph_ir.InputOutput, graph_ir.MutatedInput,
-        graph_ir.RepeatedOutput, graph_ir.ViewOutput,
+        graph_ir.RepeatedOutput, graph_ir.SizeOutput, graph_ir.ViewOutput,
     )
 }  # fmt: skip
 
@@ -71,6 +75,12 @@ def encoded(value: Any) -> Any:
         return {"device": str(value)}
     if kind is torch.Tensor:
         return {"tensor": encoded_tensor(value)}
+    if isinstance(value, sympy.Symbol):
+        return {"symbol": [value.name, dict(value._assumptions_orig)]}
+    if isinstance(value, sympy.Integer):
+        return int(value)
+    if isinstance(value, sympy.Basic) and value.args:
+        return {"expression": [kind.__name__, *map(encoded, value.args)]}
     if RECORDS.get(kind.__name__) is kind:
         return {kind.__name__: {f.name: encoded(getattr(value, f.name)) for f in dataclasses.fields(value)}}
     if callable(value):
@@ -96,10 +106,18 @@ def decoded(value: Any) -> Any:
             raise ValueError(content)
         return found
     if kind == "tensor":
-        flat = torch.frombuffer(bytearray(base64.b64decode(content["bytes"])), dtype=torch.uint8)
-        return flat.view(getattr(torch, content["dtype"])).reshape(content["shape"])
+        content_bytes, dtype = bytearray(base64.b64decode(content["bytes"])), getattr(torch, content["dtype"])
+        flat = torch.frombuffer(content_bytes, dtype=torch.uint8) if content_bytes else torch.empty(0, dtype=torch.uint8)
+        return flat.view(dtype).reshape(content["shape"])
     if kind == "device":
         return torch.device(content)
+    if kind == "symbol":
+        return sympy.Symbol(content[0], **content[1])
+    if kind == "expression":
+        made = getattr(of_sizes, content[0], None) or getattr(sympy, content[0])
+        if not (isinstance(made, type) and issubclass(made, sympy.Basic)):
+            raise ValueError(content[0])
+        return made(*map(decoded, content[1:]))
     if kind == "dict":
         return {decoded(key): decoded(item) for key, item in content}
     return {"tuple": tuple, "list": list}[kind](decoded(item) for item in content)
@@ -108,7 +126,7 @@ def decoded(value: Any) -> Any:
 def encoded_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     """A small contiguous constant with its values."""
     size = tensor.numel() * tensor.element_size()
-    if not 0 < size <= LARGEST_CONSTANT or not tensor.is_contiguous() or tensor.requires_grad:
+    if size > LARGEST_CONSTANT or not tensor.is_contiguous() or tensor.requires_grad:
         raise NotKeyed("a constant")
     content = tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     dtype = str(tensor.dtype).removeprefix("torch.")

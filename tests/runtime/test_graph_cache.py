@@ -10,14 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
+from torch.utils._sympy.functions import FloorDiv, Max
 
 import minicompile
 from minicompile import compiler as pipeline
 from minicompile.runtime import graph_key
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.graph_store import StoredGraph, decoded, encoded
+from minicompile.scheduling import tiling
+
+SIZE = sympy.Symbol("s1", integer=True, positive=True)
 
 
 @pytest.fixture(autouse=True)
@@ -212,12 +217,34 @@ def test_a_changed_source_file_of_the_library_ends_the_caching(monkeypatch: pyte
         graph_key.library_version()
 
 
-def test_sizes_that_vary_are_compiled_anew(tmp_path: pathlib.Path, stages: Stages) -> None:
+def halves(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Stages assume of it that the first size is even."""
+    return (x.softmax(-1) * x.shape[0]).view(x.shape[0] // 2, 2, -1).sum(0) * scale
+
+
+def test_graphs_of_sizes_that_vary_come_back_with_what_they_assume(
+    tmp_path: pathlib.Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiling, "INTERPRETED_ELEMENTS", 64)
+    for runs in (2, 3, 4):  # from the disk, the program for rows far longer than those seen first is made in every process
+        function = compiled(halves, tmp_path)
+        for rows, columns in ((4, 6), (8, 9), (12, 5), (10, 90)):
+            given, expected = ([torch.rand(rows, columns), torch.ones(columns, requires_grad=True)] for _ in range(2))
+            expected[0] = given[0]
+            for program, (x, scale) in ((function, given), (halves, expected)):
+                program(x, scale).sum().backward()
+            torch.testing.assert_close(given[1].grad, expected[1].grad)
+        assert stages.runs == runs
+    with pytest.raises(RuntimeError, match="is invalid for input of size"):
+        function(torch.ones(5, 7), torch.ones(7))
+
+
+def test_a_float_that_varies_comes_back(tmp_path: pathlib.Path, stages: Stages) -> None:
     for _ in range(2):
-        function = compiled(base, tmp_path, dynamic=True)
-        for size in (4, 7):
-            given = torch.ones(size, 4), torch.ones(size, 4)
-            torch.testing.assert_close(function(*given), base(*given))
+        function = compiled(lambda x, factor: x.sin() * factor, tmp_path)
+        for factor in (0.5, 0.25, 3.0):
+            x = torch.ones(4)
+            torch.testing.assert_close(function(x, factor), x.sin() * factor)
     assert stages.runs == 2
 
 
@@ -259,15 +286,17 @@ def test_a_damaged_entry_is_compiled_anew(damage: str, tmp_path: pathlib.Path, s
 def test_values_survive_the_way_to_the_disk_and_back() -> None:
     values = (
         1, -0.0, True, None, "text", (1, (2.5, "x")), [1, 2], {"a": (1,)}, torch.float16, torch.device("cuda", 1),
-        torch.ops.aten.view.default, torch.channels_last, float("inf"),
+        torch.ops.aten.view.default, torch.channels_last, float("inf"), sympy.Eq(FloorDiv(SIZE * 3 + 1, 2), Max(SIZE, 4)),
     )  # fmt: skip
     again = decoded(encoded(values))
-    assert repr(again) == repr(values)
-    for constant in (torch.tensor(3.5), torch.arange(6).view(2, 3), torch.ones(2, dtype=torch.bfloat16)):
+    assert repr(again) == repr(values) and again[-1] == values[-1]
+    for constant in (torch.tensor(3.5), torch.arange(6).view(2, 3), torch.ones(2, dtype=torch.bfloat16), torch.ones(0, 3)):
         assert torch.equal(decoded(encoded(constant)), constant)
-    for hostile in (torch.ones(2, 2).t(), object(), slice(1), torch.ones(3, requires_grad=True)):
+    for hostile in (torch.ones(2, 2).t(), object(), slice(1), torch.ones(3, requires_grad=True), sympy.Rational(1, 2) * SIZE):
         with pytest.raises(graph_key.NotKeyed):
             encoded(hostile)
+    with pytest.raises(ValueError, match="sympify"):
+        decoded({"expression": ["sympify", 1]})
 
 
 def test_a_backward_compiled_under_other_flags_is_not_kept(tmp_path: pathlib.Path, stages: Stages) -> None:
