@@ -162,7 +162,8 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 PURE_CACHES = ("einops",)
-"""Libraries whose functions with a cache depend on their arguments alone, and whose results nobody changes."""
+"""Libraries whose functions with a cache depend on their arguments alone, and whose results nobody changes. Others are marked
+as such by `torch.compiler.assume_constant_result`."""
 
 
 def is_constant(value: Any) -> bool:
@@ -173,7 +174,8 @@ def is_constant(value: Any) -> bool:
 def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function with a cache, for constants: what it returns is a value from outside, fetched again in each call."""
     label = getattr(function, "__qualname__", "a function")  # a `partial` with a cache has no name
-    items, pure = (*args, *kwargs.values()), (function.__module__ or "").partition(".")[0] in PURE_CACHES
+    items, marked = (*args, *kwargs.values()), "_dynamo_marked_constant" in getattr(function, "__dict__", ())
+    pure = marked or (function.__module__ or "").partition(".")[0] in PURE_CACHES
     if function.cache_parameters()["maxsize"] == 0 or id(function) in tracer.fresh:
         raise Break("unknown call", f"`{label}` has a cache that is not kept")
     for item in items:

@@ -275,3 +275,18 @@ def test_a_table_of_sizes_that_a_known_library_keeps_is_made_in_the_graph(monkey
         x = torch.randn(rows, 6)
         assert torch.equal(compiled(x), rearranged(x))
     assert len(compiled.compiler.graphs) == 2
+
+
+def test_a_cached_function_marked_as_constant_is_called_whatever_was_changed_before() -> None:
+    @functools.lru_cache
+    @torch.compiler.assume_constant_result
+    def installed(name: str) -> bool:
+        return name in ("torch", "triton")
+
+    def program(x: torch.Tensor, seen: list[int]) -> torch.Tensor:
+        seen.append(x.dim())
+        with torch.no_grad():
+            return x * 2 if installed("torch") and not installed("other") else x
+
+    compiled, seen = capture(program, fullgraph=True), [0]
+    assert equal(compiled(torch.ones(2, 3), seen), torch.full((2, 3), 2.0)) and seen == [0, 2]
