@@ -16,6 +16,7 @@ from minicompile.codegen.naming import Namer
 from minicompile.codegen.triton_kernel import KernelWriter
 from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
 from minicompile.ir.loops import Loop, Reduction, rewrite_loop
+from minicompile.ir.program import KernelArgument
 from minicompile.ir.schedule import KernelGroup
 
 SIZES = ("size", "length")
@@ -35,32 +36,31 @@ def write_batched_kernel(group: KernelGroup, name: str, context: KernelContext) 
     }
     inner = dataclasses.replace(context, names={**context.names, **names})
     text = KernelWriter(model, name, inner, geometry).write()
-    namer = Namer([*text.parameters, *SIZES, "block", "program"])
-    parameters: list[str] = []
+    namer = Namer([*(argument.name for argument in text.arguments), *SIZES, "block", "program"])
+    arguments: list[KernelArgument] = []
     pointers: list[str] = []
     chosen_names: list[str] = []
     chosen: list[list[str]] = [[] for _ in members]
-    for local, pointer in zip(text.parameters, text.pointers, strict=False):
+    for argument, pointer in zip(text.arguments, text.pointers, strict=False):
         if len(set(alike[pointer])) == 1:
-            parameters.append(local)
+            arguments.append(argument)
             pointers.append(pointer)
             continue
-        chosen_names.append(local)
+        chosen_names.append(argument.name)
         for number, buffer in enumerate(alike[pointer]):
-            parameters.append(namer.fresh(f"{local.removesuffix('_ptr')}_{number}_ptr"))
+            chosen[number].append(namer.fresh(f"{argument.name.removesuffix('_ptr')}_{number}_ptr"))
+            arguments.append(dataclasses.replace(argument, name=chosen[number][-1]))
             pointers.append(buffer)
-            chosen[number].append(parameters[-1])
     block = geometry.plan.axes[0].block
     programs = [-(-hint(member.tile.axes[0].axis.size) // block) for member in members]
-    sizes = [[hint(tile.axis.size) for tile, name in zip(member.tile.axes, SIZES, strict=False) if name in text.symbols]
+    sizes = [[hint(tile.axis.size) for tile, name in zip(member.tile.axes, SIZES, strict=False) if name in text.sizes]
              for member in members]  # fmt: skip
-    targets = [name for name in SIZES if name in text.symbols] + chosen_names
+    targets = [name for name in SIZES if name in text.sizes] + chosen_names
     values = [[*map(str, own), *names] for own, names in zip(sizes, chosen, strict=True)]
     return dataclasses.replace(
         text,
-        parameters=tuple(parameters),
+        arguments=tuple(arguments),
         pointers=tuple(pointers),
-        symbols=(),
         setup=(*_choice(programs, targets, values, any("block" in line for line in text.setup)), *text.setup),
         grid=(str(sum(programs)), "1", "1"),
     )

@@ -20,7 +20,7 @@ from minicompile.codegen.wrapper import FUSED_MATMUL, HostWriter, Launch, sizes_
 from minicompile.config import Config
 from minicompile.ir.index import Index, as_index, hint
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, numbered
-from minicompile.ir.program import KernelArgument, KernelSource, Program
+from minicompile.ir.program import KernelSource, Program
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 
 EMBEDDED_CONSTANT = 64
@@ -116,7 +116,7 @@ def _print_kernels(
             name = namer.fresh(group.name if re.search(r"_kernel(_\d+)?$", group.name) else f"{group.name}_kernel")
             kernel = printed[key] = _print_kernel(group, name, context, buffers)
         pointers = tuple(buffers[n] for n in kernel.numbers)
-        launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.symbols)
+        launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.sizes)
         launched.append(kernel.source.name)
     return list(printed.values()), launches, launched
 
@@ -130,34 +130,22 @@ def kernel_shape(group: KernelGroup, context: KernelContext) -> tuple[object, li
     facts = tuple((new, context.buffers[loop.buffer].dtype, loop.buffer in group.stored) for new, loop in zip(loops, group.loops))
     roots: dict[str, int] = {}
     shared = tuple(roots.setdefault(context.storage.get(name, name), len(roots)) for name in names)
-    online = tuple((names.index(pair.maximum), names.index(pair.total)) for pair in group.online)
     plan = (group.tile.axes, group.tile.strategy, group.tile.num_warps, group.tile.num_stages)
-    return (facts, shared, online, plan), names
+    return (facts, shared, plan), names
 
 
 def _print_kernel(group: KernelGroup, name: str, context: KernelContext, order: list[str]) -> _Printed:
     text = write_kernel(group, name, context)
     definition = kernel_source(text)
-    arguments = [
-        KernelArgument(parameter, context.buffers[buffer].dtype)
-        for parameter, buffer in zip(text.parameters, text.pointers, strict=False)
-    ]
-    arguments += [
-        KernelArgument(symbol, None, divisible_by_16=False, wide=text.wide, hint=number)
-        for symbol, number in zip(text.symbols, text.hints, strict=False)
-    ]
     source = KernelSource(
         name=name,
         text="\n\n\n".join([*device_sources.sources(text.functions), definition]),
-        arguments=tuple(arguments),
+        arguments=text.arguments,
         constants=text.constants,
-        grid=text.grid,
         num_warps=group.tile.num_warps,
         num_stages=group.tile.num_stages,
         bytes_read=group.bytes_read,
         bytes_written=group.bytes_written,
-        flops=group.flops,
-        buffers=text.pointers,
         row=text.row,
     )
     return _Printed(source, text, definition, _comment(group), tuple(order.index(buffer) for buffer in text.pointers))

@@ -32,7 +32,7 @@ from minicompile.ir.expr import (
 )
 from minicompile.ir.index import Axis, Index, as_index, hint, is_nonnegative, lower_bound, upper_bound
 from minicompile.ir.loops import Buffer, Loop, Reduction, Scan
-from minicompile.ir.schedule import KernelGroup, OnlineSoftmax
+from minicompile.ir.schedule import KernelGroup
 
 LARGEST_INT32 = 2**31 - 1
 ALWAYS = Constant(True, torch.bool)
@@ -149,7 +149,7 @@ class GroupValues:
                 indices.append(expression.counter)
         return indices
 
-    def levels(self, axis: Axis, online: Mapping[str, OnlineSoftmax]) -> dict[str, int]:
+    def levels(self, axis: Axis, online: Mapping[str, str]) -> dict[str, int]:
         """By buffer, the first pass over `axis` in which a loop's value can be computed."""
         levels: dict[str, int] = {}
         for loop in self.group.loops:
@@ -158,7 +158,7 @@ class GroupValues:
                 if isinstance(expression, Load) and expression.buffer in levels:
                     after = axis in self.loops[expression.buffer].reduction_axes
                     level = max(level, levels[expression.buffer] + after)
-            levels[loop.buffer] = levels[online[loop.buffer].maximum] if loop.buffer in online else level
+            levels[loop.buffer] = levels[online[loop.buffer]] if loop.buffer in online else level
         return levels
 
     def scans_in(self, roots: list[Expr]) -> list[Loop]:
@@ -170,17 +170,20 @@ class GroupValues:
                 needed.add(loop.buffer)
         return [loop for loop in self.folds(Scan) if loop.buffer in needed]
 
-    def is_online(self, online: OnlineSoftmax) -> bool:
-        """Whether the pair is a maximum and the sum of `exp(value - maximum)` for certain."""
-        highest, total = self.loops[online.maximum], self.loops[online.total]
-        if self.first_fold(highest) is not highest or self.first_fold(total) is not total:
-            return False
-        kinds = [loop.fold.kind if isinstance(loop.fold, Reduction) else None for loop in (highest, total)]
-        parts = exponential_below(self.values[online.total])
-        if kinds != ["max", "sum"] or parts is None or compute_dtype(highest.value.dtype) != torch.float32:
-            return False
-        same = without_widening(parts[0]) is without_widening(self.values[online.maximum])
-        return same and parts[1] is self.leaf(highest)
+    def online_softmax(self) -> dict[str, str]:
+        """Sums of `exp(value - maximum)`, each to the maximum of the same values: one walk does both."""
+        found: dict[str, str] = {}
+        for total in self.folds(Reduction):
+            parts = exponential_below(self.values[total.buffer])
+            highest = self.loops.get(parts[1].buffer) if parts is not None and isinstance(parts[1], Load) else None
+            if parts is None or highest is None or parts[1] is not self.leaf(highest):
+                continue
+            folds = total.fold, highest.fold
+            same = without_widening(parts[0]) is without_widening(self.values[highest.buffer])
+            if same and folds == (Reduction("sum", total.reduction_axes), Reduction("max", total.reduction_axes)):
+                if compute_dtype(highest.value.dtype) == torch.float32:
+                    found[total.buffer] = highest.buffer
+        return found
 
 
 _INTEGER_ARITHMETIC: dict[str, Callable[[int, int], int]] = {

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from minicompile.ir.index import Index
 from minicompile.ir.loops import Buffer
+from minicompile.ir.program import KernelArgument
 from minicompile.ir.schedule import DeviceProperties
 
 
@@ -26,7 +27,7 @@ class KernelText:
     """What the template of kernels prints.
 
     Attributes:
-        parameters: run-time parameters: one per buffer of `pointers`, then the sizes `symbols`.
+        arguments: run-time parameters: one per buffer of `pointers`, then sizes.
         constants: compile-time parameters.
         setup: lines that define positions and masks.
         passes: walks over the reduction axis of a looped kernel.
@@ -35,13 +36,11 @@ class KernelText:
         grid: three Python expressions.
         limits: expressions over symbols that must not exceed a number for the kernel to be right.
         row: where the block of the reduction axis is chosen at every launch, the expression of the row's length.
-        wide: sizes are passed as 64 bits; hints: the values of the symbols when the kernel was made.
     """
 
     name: str
-    parameters: tuple[str, ...]
+    arguments: tuple[KernelArgument, ...]
     pointers: tuple[str, ...]
-    symbols: tuple[str, ...]
     constants: tuple[tuple[str, int], ...]
     setup: tuple[str, ...]
     passes: tuple[Pass, ...]
@@ -50,8 +49,11 @@ class KernelText:
     grid: tuple[str, str, str]
     limits: frozenset[tuple[Index, int]] = frozenset()
     row: str = ""
-    wide: bool = False
-    hints: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of the size arguments."""
+        return tuple(argument.name for argument in self.arguments if argument.dtype is None)
 
 
 @dataclasses.dataclass(frozen=True)

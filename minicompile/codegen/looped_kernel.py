@@ -39,7 +39,7 @@ class LoopedKernelWriter(KernelWriter):
         tile = group.tile.stepped or group.tile.reduction
         assert tile is not None
         self.axis: Axis = tile.axis
-        self.online = {pair.total: pair for pair in group.online if self.values.is_online(pair)}
+        self.online = self.values.online_softmax() if group.tile.strategy == "looped" else {}
         self.levels = self.values.levels(self.axis, self.online)
         self.store_levels = self._store_levels()
 
@@ -109,7 +109,7 @@ class LoopedKernelWriter(KernelWriter):
         scans = self.values.scans_in(self._roots(number))
         for scan in scans:
             self._scan_step(scan)
-        maxima = {pair.maximum for pair in self.online.values()}
+        maxima = set(self.online.values())
         finish: list[Callable[[], None]] = []
         for loop in self._reductions(number):
             if self.axis not in loop.reduction_axes:
@@ -158,7 +158,7 @@ class LoopedKernelWriter(KernelWriter):
     def _accumulate(self, loop: Loop) -> Callable[[], None]:
         """One step of a reduction; returns what prints the result after the loop."""
         if loop.buffer in self.online:
-            return self._online_step(self.values.loops[self.online[loop.buffer].maximum], loop)
+            return self._online_step(self.values.loops[self.online[loop.buffer]], loop)
         folds, writer, fold = self.folds, self.writer, fold_of(loop)
         lanes = writer.shortened("candidates", folds.lanes(fold, self.values.values[loop.buffer]))
         name = writer.namer.fresh(f"{self.context.names[loop.buffer]}_lanes")

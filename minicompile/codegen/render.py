@@ -37,7 +37,7 @@ def kernel_source(kernel: KernelText) -> str:
 
 
 def _signature(kernel: KernelText) -> str:
-    parameters = [*kernel.parameters, *(f"{name}: tl.constexpr" for name, _ in kernel.constants)]
+    parameters = [*(argument.name for argument in kernel.arguments), *(f"{name}: tl.constexpr" for name, _ in kernel.constants)]
     line = ", ".join(parameters)
     if len(f"def {kernel.name}({line}):") <= LINE_LENGTH:
         return line

@@ -16,6 +16,7 @@ from minicompile.codegen.triton_text import Text, call, compute_dtype, infix, li
 from minicompile.ir.expr import Constant
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Loop, Reduction, Scan
+from minicompile.ir.program import KernelArgument
 from minicompile.ir.schedule import KernelGroup
 
 
@@ -62,13 +63,13 @@ class KernelWriter:
         """Print everything, then the lines that define the positions and masks that were used."""
         passes = self.print_passes()
         writer, geometry = self.writer, self.geometry
-        hints = {symbol.name: symbol.hint for symbol in writer.symbols | geometry.symbols()}
-        symbols = sorted(hints)
+        symbols = {symbol.name: symbol for symbol in writer.symbols | geometry.symbols()}
+        pointers = [KernelArgument(self.parameters[name], self.context.buffers[name].dtype) for name in self.pointers]
+        sizes = [KernelArgument(name, None, False, geometry.wide, symbols[name].hint) for name in sorted(symbols)]
         return KernelText(
             name=self.name,
-            parameters=(*(self.parameters[p] for p in self.pointers), *symbols),
+            arguments=(*pointers, *sizes),
             pointers=tuple(self.pointers),
-            symbols=tuple(symbols),
             constants=geometry.constants(),
             setup=tuple(self._setup()),
             passes=passes,
@@ -77,8 +78,6 @@ class KernelWriter:
             grid=geometry.grid(),
             limits=frozenset(self.limits) if symbols else frozenset(),
             row=self.row,
-            wide=geometry.wide,
-            hints=tuple(hints[name] for name in symbols),
         )
 
     def _setup(self) -> list[str]:

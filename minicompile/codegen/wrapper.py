@@ -5,6 +5,7 @@ This module must not print kernels, and must not decide what lives where: it fol
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,13 +73,10 @@ class HostWriter:
         self.helpers: set[str] = set()
         self.steps: list[tuple[str, tuple[str, ...]]] = []
         self._namer = Namer([*names.values(), *kernel_names, *(f"run_{name}" for name in kernel_names)])
-        self._sharers: dict[str, set[str]] = collections.defaultdict(set)
-        self._freed: set[str] = set()
-        taken = sorted((a.first_step, a.reuses) for a in schedule.memory.allocations.values() if a.reuses is not None)
-        self._last_taken = {name: step for step, name in taken}
-        self._taken_at: dict[int, list[str]] = collections.defaultdict(list)
-        for step, name in taken:
-            self._taken_at[step].append(name)
+        for step in schedule.steps:
+            for name, older in step.inherits.items():
+                self._variables[name] = self._variables[older]
+        self._last_uses = self._find_last_uses()
 
     def write(self, launches: Mapping[int, Launch | None]) -> None:
         """Print the whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
@@ -91,10 +89,22 @@ class HostWriter:
                 self.steps.append(("", ()) if launch is None else (f"run_{launch.kernel}", launch.pointers))
             else:
                 self.steps.append((self._extern(step, launches.get(number)), ()))
-            if number + 1 < len(steps):
-                self._free(number)
+            gone = [variable for variable, last in self._last_uses.items() if last == number]
+            if gone and number + 1 < len(steps):
+                self.lines.append(f"del {', '.join(gone)}")
         texts = [self._argument(output) for output in self._graph.outputs]
         self.lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
+
+    def _find_last_uses(self) -> dict[str, float]:
+        """The last step that uses each variable: none of its buffers is read later, and none is taken over."""
+        ends = {name: step for step, freed in self._schedule.memory.freed_after.items() for name in freed}
+        for allocation in self._schedule.memory.allocations.values():
+            if allocation.reuses in ends:
+                ends[allocation.reuses] = max(ends[allocation.reuses], allocation.first_step)
+        last: dict[str, float] = {}
+        for name, variable in sorted(self._variables.items()):
+            last[variable] = max(last.get(variable, 0), ends.get(name, math.inf))
+        return last
 
     # Inputs
 
@@ -109,7 +119,6 @@ class HostWriter:
                 defined.add(atom.name if atom is not None else "")
             else:
                 targets.append(self._variables[name])
-                self._sharers[self._variables[name]].add(name)
         if targets:
             self.lines.append(f"{_targets(targets)} = inputs")
         for symbol in sorted(size_symbols(graph), key=lambda s: s.name):
@@ -118,7 +127,6 @@ class HostWriter:
         self.lines += late + self._limit_check() + (["inputs.clear()"] if targets else [])
         for name in graph.constants:
             self.lines.append(f'{self._variables[name]} = CONSTANTS["{name}"]')
-            self._sharers[self._variables[name]].add(name)
 
     def _limit_check(self) -> list[str]:
         """Statements that refuse sizes for which some kernel is not made, before anything has happened."""
@@ -145,12 +153,9 @@ class HostWriter:
 
     # Buffers
 
-    def _obtain(self, name: str, overwritten: str | None) -> None:
+    def _obtain(self, name: str) -> None:
         """Make the variable of a buffer that a step is about to write."""
         buffer = self._graph.buffers[name]
-        if overwritten is not None:
-            self._share(name, overwritten)
-            return
         allocation = self._schedule.memory.allocations.get(name)
         if allocation is None or allocation.reuses is None:
             self._allocate(buffer)
@@ -162,11 +167,6 @@ class HostWriter:
             self.helpers.add("reinterpret")
             source = f"reinterpret({source}, {sizes_text(layout[0])}, {sizes_text(layout[1])})"
         self.lines.append(f"{target} = {source}  # the memory is free again")
-        self._sharers[target].add(name)
-
-    def _share(self, name: str, older: str) -> None:
-        self._variables[name] = self._variables[older]
-        self._sharers[self._variables[name]].add(name)
 
     def _allocate(self, buffer: Buffer) -> None:
         target = self._variables[buffer.name]
@@ -178,29 +178,13 @@ class HostWriter:
         else:
             made = f'torch.empty_strided({layout}, dtype={buffer.dtype}, device="{buffer.device}")'
         self.lines.append(f"{target} = {made}")
-        self._sharers[target].add(buffer.name)
-
-    def _free(self, number: int) -> None:
-        """Drop variables whose buffers are dead, except memory that a later step takes over."""
-        freed = self._schedule.memory.freed_after.get(number, ())
-        self._freed.update(freed)
-        dead = {*freed, *(name for name in self._taken_at.get(number, ()) if name in self._freed)}
-        gone: list[str] = []
-        for name in sorted(name for name in dead if self._last_taken.get(name, number) <= number):
-            variable = self._variables.get(name, "")
-            if name in self._sharers[variable]:
-                self._sharers[variable].discard(name)
-                if not self._sharers[variable]:
-                    gone.append(variable)
-        if gone:
-            self.lines.append(f"del {', '.join(gone)}")
 
     # Steps
 
     def _kernel(self, group: KernelGroup, launch: Launch | None) -> None:
         for loop in group.loops:
-            if loop.buffer in group.stored:
-                self._obtain(loop.buffer, loop.overwrites)
+            if loop.buffer in group.stored and not loop.inherits:
+                self._obtain(loop.buffer)
         if launch is None:
             return
         grid = f"({', '.join(launch.grid)})"
@@ -221,12 +205,12 @@ class HostWriter:
         arguments = linear or [self._argument(a) for a in step.args]
         arguments += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         if step.overwrites:
-            self._in_place(step, f"{function}({', '.join(arguments)})")
+            self.lines.append(f"{function}({', '.join(arguments)})")
             return function
         if step.out_argument:
             buffer = step.outputs[0]
             assert buffer is not None
-            self._obtain(buffer.name, None)
+            self._obtain(buffer.name)
             self.lines.append(f"{function}({', '.join([*arguments, f'out={self.view(whole(buffer))}'])})")
             return function
         targets = ["_" if b is None else self._variables[b.name] for b in step.outputs]
@@ -251,7 +235,7 @@ class HostWriter:
         """Our product writes into memory of the program's; what its epilogue reads follows the operands."""
         made = [buffer for buffer in step.outputs if buffer is not None]
         for buffer in made:
-            self._obtain(buffer.name, None)
+            self._obtain(buffer.name)
         out = whole(made[0])
         pointers: tuple[str, ...] = ()
         if step.epilogue is not None and epilogue is not None:
@@ -270,20 +254,11 @@ class HostWriter:
     def _check_layout(self, buffer: Buffer) -> None:
         """An operator may lay its result out otherwise than its fake result promised."""
         variable = self._variables[buffer.name]
-        self._sharers[variable].add(buffer.name)
         allocation = self._schedule.memory.allocations.get(buffer.name)
         if allocation is None or allocation.last_step > allocation.first_step:  # else nobody reads it
             self.helpers.add("with_layout")
             layout = f"{sizes_text(buffer.sizes)}, {sizes_text(buffer.strides)}"
             self.lines.append(f"{variable} = with_layout({variable}, {layout})")
-
-    def _in_place(self, step: ExternKernel, called: str) -> None:
-        new = [b for b in step.outputs if b is not None]
-        if len(new) != len(step.overwrites):
-            raise Unsupported("generated code", f"{step.target} both overwrites and creates tensors")
-        self.lines.append(called)
-        for buffer, older in zip(new, step.overwrites, strict=True):
-            self._share(buffer.name, older)
 
     def _function(self, step: ExternKernel, *more: Any) -> str:
         """The module-level name of what an extern kernel calls; `more` are arguments that are not the step's own."""

@@ -114,12 +114,14 @@ class Loop:
         return (self.buffer,)
 
     @functools.cached_property
+    def inherits(self) -> dict[str, str]:
+        """The buffer written, if it lies in the storage of an older one, to that one."""
+        return {} if self.overwrites is None else {self.buffer: self.overwrites}
+
+    @functools.cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of the buffers read, each once; an overwritten buffer counts."""
-        found = dict.fromkeys(load.buffer for load in self.loads)
-        if self.overwrites is not None:
-            found[self.overwrites] = None
-        return tuple(found)
+        return tuple(dict.fromkeys((*(load.buffer for load in self.loads), *self.inherits.values())))
 
     @functools.cached_property
     def loads(self) -> tuple[Load, ...]:
@@ -247,6 +249,11 @@ class ExternKernel:
     def writes(self) -> tuple[str, ...]:
         """Names of the buffers written."""
         return tuple(b.name for b in self.outputs if b is not None)
+
+    @functools.cached_property
+    def inherits(self) -> dict[str, str]:
+        """Buffers written to the older ones in whose storage they lie."""
+        return dict(zip(self.writes, self.overwrites, strict=True)) if self.overwrites else {}
 
     @functools.cached_property
     def reads(self) -> tuple[str, ...]:

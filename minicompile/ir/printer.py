@@ -262,8 +262,6 @@ def group_text(group: KernelGroup) -> str:
     ]
     if group.tile.reason:
         lines.append(f"    because {group.tile.reason}")
-    for pair in group.online:
-        lines.append(f"    online softmax: {pair.maximum} and {pair.total} in one pass")
     for loop in group.loops:
         lines += ["    " + line for line in loop_text(loop).splitlines()]
     return "\n".join(lines)

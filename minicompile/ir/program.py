@@ -34,10 +34,8 @@ class KernelSource:
         text: its source, decorator included.
         arguments: run-time parameters in order.
         constants: compile-time parameters (block sizes), name to value.
-        grid: three Python expressions over the host wrapper's names.
         num_warps, num_stages: launch options.
-        bytes_read, bytes_written, flops: at the hinted sizes.
-        buffers: names of the buffers behind `arguments`, in order.
+        bytes_read, bytes_written: at the hinted sizes.
         row: Python text over the size arguments for the length of a row that is held whole, in a block `RBLOCK` that is
             chosen at every launch; empty where `constants` has the block.
     """
@@ -46,13 +44,10 @@ class KernelSource:
     text: str
     arguments: tuple[KernelArgument, ...]
     constants: tuple[tuple[str, int], ...]
-    grid: tuple[str, str, str]
     num_warps: int
     num_stages: int
     bytes_read: int = 0
     bytes_written: int = 0
-    flops: int = 0
-    buffers: tuple[str, ...] = ()
     row: str = ""
 
     @property

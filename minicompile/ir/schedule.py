@@ -70,17 +70,6 @@ class TilePlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class OnlineSoftmax:
-    """Two reductions of a group done in one pass: a row's maximum, and the sum of `exp(value - maximum)`.
-
-    `maximum` and `total` are the buffers of the two loops; `total`'s own value expression is kept for printing.
-    """
-
-    maximum: str
-    total: str
-
-
-@dataclasses.dataclass(frozen=True)
 class KernelGroup:
     """Loops that become one kernel.
 
@@ -94,7 +83,6 @@ class KernelGroup:
         loops: in an order that respects dependence.
         tile: the iteration space.
         stored: buffers that other kernels or the graph's outputs read; the rest never reach memory.
-        online: reductions to be merged into one pass.
         batch: kernels of one body over other buffers and sizes that one launch does; `loops` are then those of all,
             `tile` is the first one's.
         bytes_read, bytes_written: exact, at the hinted sizes.
@@ -105,7 +93,6 @@ class KernelGroup:
     loops: tuple[Loop, ...]
     tile: TilePlan
     stored: frozenset[str]
-    online: tuple[OnlineSoftmax, ...] = ()
     batch: tuple[KernelGroup, ...] = ()
     bytes_read: int = 0
     bytes_written: int = 0
@@ -115,6 +102,11 @@ class KernelGroup:
     def writes(self) -> tuple[str, ...]:
         """Buffers that reach memory, in the order of the loops."""
         return tuple(loop.buffer for loop in self.loops if loop.buffer in self.stored)
+
+    @property
+    def inherits(self) -> dict[str, str]:
+        """Buffers written to the older ones in whose storage they lie."""
+        return {new: old for loop in self.loops for new, old in loop.inherits.items()}
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -102,15 +102,13 @@ class _LoweredCheck:
                 self.require(name not in self.overwritten, f"{name} is read after its storage was overwritten")
             if isinstance(operation, Loop):
                 self.loop(operation)
-                gone = [operation.overwrites] if operation.overwrites else []
             else:
                 self.extern(operation)
-                gone = list(operation.overwrites)
             for name in operation.writes:
                 self.require(name in self.graph.buffers, f"{name} is written but is no buffer")
                 self.require(name not in self.defined, f"{name} is written twice")
                 self.defined.add(name)
-            self.overwritten.update(gone)
+            self.overwritten.update(operation.inherits.values())
         for output in self.graph.outputs:
             if isinstance(output, BufferView):
                 self.require(output.buffer in self.defined, f"the output {output.buffer} is never computed")

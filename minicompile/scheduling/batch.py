@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
 from minicompile.ir.loops import Buffer, ExternKernel, Scan, numbered
 from minicompile.ir.schedule import DeviceProperties, KernelGroup
-from minicompile.scheduling.dependencies import bits, find_dependences, is_scatter, overwritten, topological
+from minicompile.scheduling.dependencies import bits, find_dependences, is_scatter, topological
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 
 MAXIMUM_POINTERS = 112
@@ -58,8 +58,8 @@ def _has_room(steps: Steps, members: Sequence[int]) -> bool:
     """Whether one launch can take the pointers, and no new tensor has to live for long."""
     groups = [group for group in (steps[i] for i in members) if isinstance(group, KernelGroup)]
     pointers = {name for group in groups for name in (*group.reads, *group.writes)}
-    lasting = any(g.bytes_written > SMALL_RESULT and len(overwritten(g)) < len(g.writes) for g in groups)
-    shared = sum(len(overwritten(group)) for group in groups)
+    lasting = any(g.bytes_written > SMALL_RESULT and len(g.inherits) < len(g.writes) for g in groups)
+    shared = sum(len(group.inherits) for group in groups)
     return len(pointers) - shared <= MAXIMUM_POINTERS and not (lasting and members[-1] - members[0] > MAXIMUM_DISTANCE)
 
 

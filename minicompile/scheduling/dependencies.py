@@ -59,15 +59,6 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def overwritten(operation: Operation | KernelGroup) -> tuple[str, ...]:
-    """The buffers whose storage the operation changes."""
-    if isinstance(operation, KernelGroup):
-        return tuple(name for loop in operation.loops for name in overwritten(loop))
-    if isinstance(operation, ExternKernel):
-        return operation.overwrites
-    return () if operation.overwrites is None else (operation.overwrites,)
-
-
 def topological(owner: Sequence[int], predecessors: Sequence[int]) -> list[list[int]]:
     """The operations by owner, in an order that respects dependence and is close to the given one."""
     members: dict[int, list[int]] = {}
@@ -103,7 +94,7 @@ def find_dependences(operations: Sequence[Operation | KernelGroup]) -> Dependenc
             if name in writer:
                 before |= 1 << writer[name]
             readers.setdefault(name, []).append(position)
-        for name in overwritten(operation):
+        for name in operation.inherits.values():
             overwriters[name] = position
             for reader in readers[name]:
                 before |= 1 << reader

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from minicompile.ir.expr import Expr, Load, cast, rewrite
+from minicompile.ir.expr import Load
 from minicompile.ir.index import ZERO, Axis, Index, coefficient_of, hint, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan, rewrite_loop
 from minicompile.scheduling.cluster import Cluster
@@ -220,25 +220,3 @@ def _is_crosswise(access: _Access, cluster: Cluster) -> bool:
     conflicts = any(access.steps[axis] not in (0, 1, None) for axis in cluster.inner if size_of(axis) > 1)
     along = any(access.steps[axis] == 1 and size_of(axis) >= CONFLICT_SIZE for axis in cluster.outer)
     return conflicts and along and access.bytes >= CONFLICT_BYTES
-
-
-def recompute_between_passes(loops: Sequence[Loop], folded: Axis) -> tuple[Loop, ...]:
-    """The loops with every value over the folded axis recomputed where it is used.
-
-    A kernel that steps over the folded axis keeps no such value from one pass to the next, so no loop may load what
-    another loop computes over the folded axis.
-    """
-    values: dict[str, Loop] = {}
-    result: list[Loop] = []
-
-    def replaced(load: Load) -> Expr:
-        source = values.get(load.buffer)
-        return load if source is None else cast(source.value, load.dtype)
-
-    for loop in loops:
-        if values and any(load.buffer in values for load in loop.loads):
-            loop = dataclasses.replace(loop, value=rewrite(loop.value, on_load=replaced))
-        if loop.fold is None and folded in loop.axes:
-            values[loop.buffer] = loop
-        result.append(loop)
-    return tuple(result)

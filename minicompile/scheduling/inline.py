@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, rewrite_index, walk
 from minicompile.ir.index import ZERO, Axis, Index, as_index
 from minicompile.ir.loops import BufferView, ExternKernel, Loop, LoweredGraph, Operation, Reduction
-from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter, overwritten
+from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter
 from minicompile.scheduling.masks import Ranges, ranges_of_loads, solve_within
 from minicompile.scheduling.reindexing import is_nested, move, solve
 from minicompile.scheduling.traffic import access_bytes, loads_by_buffer, points, read_bytes, space_of
@@ -221,7 +221,7 @@ def drop_unread(operations: list[Operation], graph: LoweredGraph) -> tuple[Opera
     needed = set(output_buffers(graph))
     visible = {name for name, buffer in graph.buffers.items() if buffer.role != "computed"}
     for operation in operations:
-        if any(name in visible for name in overwritten(operation)):
+        if not visible.isdisjoint(operation.inherits.values()):
             visible.update(operation.writes)
     kept: list[Operation] = []
     for operation in reversed(operations):

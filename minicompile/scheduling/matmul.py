@@ -12,7 +12,7 @@ import torch
 from minicompile.ir.expr import Apply, Constant, IndexValue, Load, Random, indirect_values, rewrite, walk
 from minicompile.ir.index import ZERO, Atom, Axis, Index, as_index, coefficient_of, product, upper_bound
 from minicompile.ir.loops import PRODUCT, Buffer, BufferView, ExternKernel, Loop, Operation, num_bytes
-from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter, overwritten
+from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter
 from minicompile.scheduling.reindexing import flatten, match_axes, move
 from minicompile.scheduling.traffic import loop_flops
 
@@ -140,7 +140,7 @@ def _epilogue(
     if not isinstance(loop, Loop):
         return None
     between = [op for op in operations[position + 1 : readers[0]] if op is not None]
-    if any(name in step.reads for op in between for name in overwritten(op)):
+    if any(name in step.reads for op in between for name in op.inherits.values()):
         return None
     moved = over_product(loop, made, buffers)
     if moved is None:

@@ -25,7 +25,7 @@ class _Lives:
             for name in step.reads:
                 self.last[self.root.setdefault(name, name)] = self.last_of_buffer[name] = number
             for name in step.writes:
-                older = _overwritten_by(step, name)
+                older = step.inherits.get(name)
                 root = self.root[name] = name if older is None else self.root.get(older, older)
                 self.first.setdefault(root, number)
                 self.last[root] = self.last_of_buffer[name] = number
@@ -46,7 +46,7 @@ def plan_memory(
         dying.setdefault(lives.last[name], []).append(name)
     for number, step in enumerate(steps):
         for name in step.writes:
-            donor = _overwritten_by(step, name)
+            donor = step.inherits.get(name)
             if donor is None and (isinstance(step, KernelGroup) or step.out_argument):
                 exact = lives.last[name] == lives.end
                 in_place = [other for other in _dying_in_place(step, number, name, lives) if other in storage]
@@ -62,13 +62,6 @@ def plan_memory(
         if number < lives.end:  # a storage handed on is freed under its new name too
             freed.setdefault(number, []).append(name)
     return MemoryPlan(allocations, {number: tuple(sorted(names)) for number, names in sorted(freed.items())})
-
-
-def _overwritten_by(step: KernelGroup | ExternKernel, name: str) -> str | None:
-    """The older buffer whose storage `name` takes."""
-    if isinstance(step, ExternKernel):
-        return dict(zip(step.writes, step.overwrites, strict=False)).get(name)
-    return next((loop.overwrites for loop in step.loops if loop.buffer == name), None)
 
 
 def _fits(new: Buffer, old: Buffer, exact: bool) -> bool:

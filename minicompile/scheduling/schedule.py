@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from minicompile.config import Config
 from minicompile.ir.index import Axis
 from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Scan
-from minicompile.ir.schedule import DeviceProperties, KernelGroup, OnlineSoftmax, Schedule
+from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.batch import batch_steps
-from minicompile.scheduling.domain import Domain, recompute_between_passes, write_over_tiles
+from minicompile.scheduling.domain import Domain, write_over_tiles
 from minicompile.scheduling.fusion import Fuser, Step
 from minicompile.scheduling.inline import inline_producers, output_buffers
 from minicompile.scheduling.matmul import Chooser, route_matmuls
@@ -21,7 +21,6 @@ from minicompile.scheduling.reindexing import axes_in
 from minicompile.scheduling.split import split_reductions
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 from minicompile.scheduling.traffic import loop_flops
-from minicompile.scheduling.variance import find_online_softmax
 from minicompile.scheduling.verify import verify_schedule
 
 
@@ -64,22 +63,15 @@ def _finish(
         return operation
     domain = write_over_tiles(step.cluster, operations, buffers)
     tile = plan_tile(dataclasses.replace(_tile_facts(domain, buffers, step.stored), any_size=any_size), device)
-    loops = domain.loops
-    online: tuple[OnlineSoftmax, ...] = ()
-    if domain.folded is not None and tile.strategy == "looped":
-        alone = recompute_between_passes(loops, domain.folded)
-        needed = step.stored.union(*(loop.reads for loop in alone))
-        loops, online = tuple(loop for loop in alone if loop.buffer in needed), find_online_softmax(alone)
     origins = dict.fromkeys(origin for loop in domain.loops for origin in loop.origins)
     return KernelGroup(
         name=kernel_name(origins, taken),
-        loops=loops,
+        loops=domain.loops,
         tile=tile,
         stored=step.stored,
-        online=online,
         bytes_read=step.bytes_read,
         bytes_written=step.bytes_written,
-        flops=sum(map(loop_flops, loops)),
+        flops=sum(map(loop_flops, domain.loops)),
     )
 
 

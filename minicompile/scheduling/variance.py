@@ -16,7 +16,6 @@ import torch
 from minicompile.ir.expr import Apply, Constant, Expr, Load, apply, cast, exponential_below, rewrite, without_widening
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction
-from minicompile.ir.schedule import OnlineSoftmax
 from minicompile.scheduling.reindexing import AxisMap, axes_in_value
 from minicompile.scheduling.traffic import points
 
@@ -66,11 +65,6 @@ def find_exponentials(operations: Sequence[Operation]) -> dict[int, int]:
             if same_rows and without_widening(parts[0]) is without_widening(maximum.value):
                 found[position] = maxima[maximum.buffer]
     return found
-
-
-def find_online_softmax(loops: Sequence[Loop]) -> tuple[OnlineSoftmax, ...]:
-    """Pairs of reductions of one kernel that one pass can do: a row's maximum, and the sum of `exp(value - maximum)`."""
-    return tuple(OnlineSoftmax(loops[highest].buffer, loops[sum_].buffer) for sum_, highest in find_exponentials(loops).items())
 
 
 def exponent(loop: Loop) -> tuple[Expr, Load] | None:

@@ -6,7 +6,7 @@ from minicompile.errors import VerificationFailed
 from minicompile.ir.index import Axis
 from minicompile.ir.loops import ExternKernel, Loop, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup, Schedule
-from minicompile.scheduling.dependencies import is_scatter, overwritten
+from minicompile.scheduling.dependencies import is_scatter
 from minicompile.scheduling.inline import output_buffers
 from minicompile.scheduling.reindexing import axes_in, axes_in_value
 
@@ -24,10 +24,7 @@ def verify_schedule(schedule: Schedule) -> None:
             verify_group(step)
             _require(step.name not in names, f"two kernels are called {step.name}", step)
             names.add(step.name)
-            for loop in step.loops:
-                dead.update(overwritten(loop))
-        else:
-            dead.update(step.overwrites)
+        dead.update(step.inherits.values())
         for name in step.writes:
             _require(name in schedule.memory.allocations, f"{name} has no memory", step)
         available.update(step.writes)
@@ -71,13 +68,9 @@ def verify_group(group: KernelGroup) -> None:
                 _require(load.index is source.store, f"{name} is read elsewhere than it is computed", group)
                 _require(not is_scatter(source), f"{name} is read in the kernel that scatters it", group)
                 _require(stepped is None or stepped in source.axes, f"{name} is read before it is complete", group)
-                lasts = tile.strategy != "looped" or source.fold is not None or folded not in source.axes
-                _require(lasts, f"{name} does not survive from one pass to the next", group)
         computed[loop.buffer] = loop
     _verify_overwrites(group.loops, computed)
     _require(group.stored <= set(computed), "stores what it does not compute", group)
-    for pair in group.online:
-        _require(pair.maximum in computed and pair.total in computed, "an online pair without its loops", group)
 
 
 def _verify_overwrites(loops: Sequence[Loop], computed: dict[str, Loop]) -> None:

@@ -25,7 +25,6 @@ from minicompile.ir.schedule import (
     DeviceProperties,
     KernelGroup,
     MemoryPlan,
-    OnlineSoftmax,
     Schedule,
     TileAxis,
     TilePlan,
@@ -59,11 +58,9 @@ def reduction_plan(strategy: str, *tiles: tuple[Axis, int], num_warps: int = 4) 
     return TilePlan(tuple(axes), strategy, num_warps, 1)  # type: ignore[arg-type]
 
 
-def group(
-    name: str, loops: Sequence[Loop], plan: TilePlan, stored: Sequence[str], online: Sequence[OnlineSoftmax] = ()
-) -> KernelGroup:
+def group(name: str, loops: Sequence[Loop], plan: TilePlan, stored: Sequence[str]) -> KernelGroup:
     """A kernel group."""
-    return KernelGroup(name, tuple(loops), plan, frozenset(stored), tuple(online))
+    return KernelGroup(name, tuple(loops), plan, frozenset(stored))
 
 
 def schedule(

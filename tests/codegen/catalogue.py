@@ -11,7 +11,7 @@ from minicompile.errors import Location
 from minicompile.ir.expr import Constant, Expr, IndexValue, Load, Masked, Random, apply, cast
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, as_index
 from minicompile.ir.loops import Loop, LoweredGraph, Origin, Reduction, Scan
-from minicompile.ir.schedule import OnlineSoftmax, Schedule
+from minicompile.ir.schedule import Schedule
 from minicompile.scheduling.schedule import schedule_graph
 from tests.codegen.build import GPU, buffer, group, pointwise_plan, reduction_plan, schedule
 from tests.scheduling.hand_made import GraphMaker
@@ -103,7 +103,7 @@ def many_tiles_in_one_grid_dimension() -> Schedule:
     return schedule([group("neg", loops, pointwise_plan((y, 1), (x, 64)), ["out"])], buffers, ["out"])
 
 
-def softmax(rows: int, length: int, dtype: torch.dtype, strategy: str, block: int, online: bool) -> Schedule:
+def softmax(rows: int, length: int, dtype: torch.dtype, strategy: str, block: int) -> Schedule:
     x, r = Axis("x", rows), Axis("r", length)
     at_x, place = as_index(x), as_index(x) * length + as_index(r)
     value = cast(Load("scores", place, dtype), F32)
@@ -115,19 +115,18 @@ def softmax(rows: int, length: int, dtype: torch.dtype, strategy: str, block: in
     ]
     buffers = [buffer("scores", (rows, length), dtype, "input"), buffer("highest", (rows,)), buffer("total", (rows,)),
                buffer("weights", (rows, length), dtype)]  # fmt: skip
-    pairs = [OnlineSoftmax("highest", "total")] if online else []
     plan = reduction_plan(strategy, (x, 1), (r, block))
-    return schedule([group("softmax", loops, plan, ["weights"], pairs)], buffers, ["weights"])
+    return schedule([group("softmax", loops, plan, ["weights"])], buffers, ["weights"])
 
 
 @entry
 def softmax_persistent() -> Schedule:
-    return softmax(4096, 1000, BF16, "persistent", 1024, False)
+    return softmax(4096, 1000, BF16, "persistent", 1024)
 
 
 @entry
 def softmax_online() -> Schedule:
-    return softmax(512, 50257, F32, "looped", 4096, True)
+    return softmax(512, 50257, F32, "looped", 4096)
 
 
 def layer_norm(rows: int, length: int, strategy: str, rows_block: int, block: int, dtype: torch.dtype) -> Schedule:

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from minicompile.ir.expr import Constant, Expr, IndexValue, Load, Masked, Random, apply, cast
-from minicompile.ir.index import Axis, Index, Indirect, as_index
+from minicompile.ir.index import Axis, Index, Indirect, Symbol, as_index
 from minicompile.ir.loops import Loop, Reduction, Scan
-from minicompile.ir.schedule import OnlineSoftmax
 from tests.codegen.build import buffer, group, load, pointwise_plan, programs, reduction_plan, run_both, schedule
+from tests.codegen.catalogue import scheduled
+from tests.scheduling.hand_made import GraphMaker, softmax
 
 F32 = torch.float32
 STRATEGIES = ("persistent", "looped")
@@ -88,7 +89,7 @@ def test_nan_and_infinity_land_where_eager_puts_them(kind: str, strategy: str) -
         torch.testing.assert_close(found, EAGER[kind](a), equal_nan=True)
 
 
-def softmax_schedule(rows: int, length: int, dtype: torch.dtype, strategy: str, online: bool):
+def softmax_schedule(rows: int, length: int, dtype: torch.dtype, strategy: str):
     x, r, at_x, at_r = rows_and_row(rows, length)
     place = at_x * length + at_r
     value = cast(Load("a", place, dtype), F32)
@@ -102,13 +103,12 @@ def softmax_schedule(rows: int, length: int, dtype: torch.dtype, strategy: str, 
     plan = reduction_plan(strategy, (x, 1), (r, rblock))
     buffers = [buffer("a", (rows, length), dtype, "input"), buffer("m", (rows,)), buffer("s", (rows,)),
                buffer("out", (rows, length), dtype)]  # fmt: skip
-    pairs = [OnlineSoftmax("m", "s")] if online else []
-    return schedule([group("softmax", loops, plan, ["out"], pairs)], buffers, ["out"])
+    return schedule([group("softmax", loops, plan, ["out"])], buffers, ["out"])
 
 
-@pytest.mark.parametrize(("strategy", "online"), [("persistent", False), ("looped", False), ("looped", True)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16, torch.float16])
-def test_softmax(dtype: torch.dtype, strategy: str, online: bool) -> None:
+def test_softmax(dtype: torch.dtype, strategy: str) -> None:
     a = (numbers(F32, (9, 333)) * 5).to(dtype)
     a[1, 5:300] = -torch.inf
     a[2] = -torch.inf
@@ -118,8 +118,17 @@ def test_softmax(dtype: torch.dtype, strategy: str, online: bool) -> None:
     a[6] = torch.finfo(dtype).min
     a[7, 100] = torch.finfo(dtype).max
     wanted = torch.softmax(a.double(), -1).to(dtype)
-    for (found,) in run_both(softmax_schedule(9, 333, dtype, strategy, online), [a]):
+    for (found,) in run_both(softmax_schedule(9, 333, dtype, strategy), [a]):
         torch.testing.assert_close(found, wanted, equal_nan=True, rtol=4 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [64, as_index(Symbol("s0", 64, 2))])
+def test_a_scheduled_softmax_of_long_rows_finds_maximum_and_sum_in_one_walk(rows: int | Index) -> None:
+    maker = GraphMaker()
+    maker.input("a", rows, 50257)
+    _, on_gpu = programs(scheduled(maker.graph(softmax(maker, "a", rows, 50257))))
+    (kernel,) = on_gpu.kernels
+    assert kernel.text.count("tl.load") == kernel.text.count("for r_start") == 2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -15,7 +15,7 @@ from minicompile.runtime.launcher import SizedLaunch
 
 KERNEL = KernelSource(
     "rows", "", (KernelArgument("x", torch.float32), KernelArgument("s0", None, False), KernelArgument("s1", None, False)),
-    (("XBLOCK", 4), ("RBLOCK", 128)), ("s0", "1", "1"), 4, 1, row="s1 * 2",
+    (("XBLOCK", 4), ("RBLOCK", 128)), 4, 1, row="s1 * 2",
 )  # fmt: skip
 
 

@@ -52,7 +52,6 @@ def program(device: str) -> Program:
         text=KERNEL,
         arguments=(KernelArgument("source", torch.float32), KernelArgument("target", torch.float32)),
         constants=(("BLOCK", 128),),
-        grid=("1", "1", "1"),
         num_warps=4,
         num_stages=1,
     )

@@ -11,7 +11,7 @@ from minicompile.errors import VerificationFailed
 from minicompile.ir.expr import Load
 from minicompile.ir.index import Symbol, as_index
 from minicompile.ir.loops import extent
-from minicompile.ir.schedule import Allocation, DeviceProperties, KernelGroup, OnlineSoftmax, Schedule
+from minicompile.ir.schedule import Allocation, DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.schedule import schedule_graph
 from minicompile.scheduling.verify import verify_schedule
 from tests.scheduling.hand_made import GraphMaker, op, softmax
@@ -127,7 +127,6 @@ def test_the_verifier_catches_known_wrong_kernels() -> None:
         {"stored": frozenset({"softmax", "nothing"})},
         {"loops": (*group.loops[:-1], elsewhere)},
         {"stored": frozenset()},
-        {"online": (OnlineSoftmax("amax", "nothing"),)},
         {"loops": (dataclasses.replace(first, axes=()), *others)},
     ):
         with pytest.raises(VerificationFailed):
