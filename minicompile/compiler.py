@@ -32,7 +32,7 @@ from minicompile.ir.schedule import DeviceProperties, FusionRefusal
 from minicompile.kernels import interpret
 from minicompile.kernels.attention_problem import tf32_allowed
 from minicompile.kernels.matmul_model import route
-from minicompile.lowering.lower import lower_graph, main_device
+from minicompile.lowering.lower import lower_graph
 from minicompile.report.artifacts import ArtifactFolder
 from minicompile.report.checked import Checker
 from minicompile.runtime.autocast import without_autocast
@@ -230,9 +230,9 @@ class Compiler:
             if self.config.verify:
                 verify.verify_lowered(lowered)
         artifacts.write(f"{half}_loops.txt", lambda: printer.lowered_text(lowered))
-        device = device_properties(main_device(module))
+        device = device_properties(lowered.device)
         if device.kind == "cuda" and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
-            EARLY.start(lowered, main_device(module))
+            EARLY.start(lowered)
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
         tuning = ""
@@ -252,7 +252,7 @@ class Compiler:
     def _for_any_size(self, compiled: CompiledGraph, half: str, lowered: LoweredGraph) -> FlatCall:
         """One half again, right for all values of its symbolic sizes."""
         with self._lock:
-            device = device_properties(main_device(compiled.module(half)))
+            device = device_properties(lowered.device)
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device), any_size=True)
             program = generate_program(schedule, self.config, device, any_size=True)
             return self._load(compiled.plan, half, program, StageClock(compiled.captured.location)).call

@@ -5,7 +5,6 @@ This module must not know Triton's syntax or the host's: `triton_kernel` and `wr
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Mapping
 
 import torch
@@ -55,7 +54,7 @@ def generate_program(
     `reference` is the text of a function `reference(*inputs)` that computes the graph's outputs with torch's own
     operators; the file's `__main__` checks against it.
     """
-    target = program_device(schedule)
+    target = schedule.graph.device
     names = buffer_names(schedule)
     storage, emulated = schedule.memory.roots, config.emulate_precision_casts
     context = KernelContext(schedule.graph.buffers, names, storage, device, emulated, any_size)
@@ -88,15 +87,6 @@ def generate_program(
     )
 
 
-def program_device(schedule: Schedule) -> torch.device:
-    """Where the kernels run."""
-    for step in schedule.steps:
-        if isinstance(step, KernelGroup) and step.writes:
-            return schedule.graph.buffers[step.writes[0]].device
-    devices = [buffer.device for buffer in schedule.graph.buffers.values()]
-    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
-
-
 def _print_kernels(
     schedule: Schedule, context: KernelContext, namer: Namer
 ) -> tuple[list[_Printed], dict[int, Launch | None], list[str]]:
@@ -113,8 +103,7 @@ def _print_kernels(
         key, buffers = kernel_shape(group, context)
         kernel = printed.get(key)
         if kernel is None:
-            name = namer.fresh(group.name if re.search(r"_kernel(_\d+)?$", group.name) else f"{group.name}_kernel")
-            kernel = printed[key] = _print_kernel(group, name, context, buffers)
+            kernel = printed[key] = _print_kernel(group, namer.fresh(f"{group.name}_kernel"), context, buffers)
         pointers = tuple(buffers[n] for n in kernel.numbers)
         launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.sizes)
         launched.append(kernel.source.name)

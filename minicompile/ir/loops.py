@@ -280,6 +280,7 @@ class LoweredGraph:
         operations: in an order that respects every dependence.
         outputs: one per graph output: a view of a buffer, an `Index` (a size), a Python number, or `None`.
         name: as in `CapturedGraph`.
+        device: where loops run.
     """
 
     inputs: tuple[str, ...]
@@ -289,3 +290,4 @@ class LoweredGraph:
     operations: tuple[Operation, ...]
     outputs: tuple[BufferView | Index | int | float | bool | None, ...]
     name: str = "graph"
+    device: torch.device = torch.device("cpu")

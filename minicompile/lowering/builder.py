@@ -323,7 +323,8 @@ class GraphBuilder:
 
     def finish(self, inputs: tuple[str, ...], size_inputs: dict[str, Index], outputs: tuple[Any, ...]) -> LoweredGraph:
         """The finished graph."""
-        return LoweredGraph(inputs, size_inputs, self.buffers, self.constants, tuple(self.operations), outputs, self.name)
+        operations = tuple(self.operations)
+        return LoweredGraph(inputs, size_inputs, self.buffers, self.constants, operations, outputs, self.name, self.device)
 
 
 def _plain(index: Index) -> int | Index:

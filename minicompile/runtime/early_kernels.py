@@ -38,17 +38,17 @@ class EarlyKernels:
         self._running: list[threading.Thread] = []
         self._known: set[Any] = set()
 
-    def start(self, lowered: LoweredGraph, device: torch.device) -> None:
-        """Compile what the hand-written kernels of a graph will launch on `device`, without waiting for it."""
+    def start(self, lowered: LoweredGraph) -> None:
+        """Compile what the hand-written kernels of a graph will launch, without waiting for it."""
         for step in lowered.operations:
             if isinstance(step, ExternKernel) and step.target.removeprefix("kernels.") in WRAPPERS:
                 try:
                     call = step.target.removeprefix("kernels."), described(step.args), described(step.kwargs)
                 except SizesVary:
                     continue
-                if (call, device) not in self._known:
-                    self._known.add((call, device))
-                    self._running.append(threading.Thread(target=compile_call, args=(*call, device), daemon=True))
+                if (call, lowered.device) not in self._known:
+                    self._known.add((call, lowered.device))
+                    self._running.append(threading.Thread(target=compile_call, args=(*call, lowered.device), daemon=True))
                     self._running[-1].start()
 
     def wait(self) -> None:

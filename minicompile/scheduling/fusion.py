@@ -5,7 +5,6 @@ buffer. The pair that saves most bytes goes first. Legality is dependence (`Fuse
 profit is `profit.refusal`. This module must not rewrite loop bodies.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import cost
@@ -21,17 +20,6 @@ from minicompile.scheduling.traffic import access_bytes, points, read_bytes
 MAXIMUM_ROUNDS = 6
 SIBLINGS = 2
 LEAST_SHARED = 256
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A cluster with its traffic, or (`cluster` is `None`) the extern kernel at `position`."""
-
-    cluster: Cluster | None
-    position: int
-    stored: frozenset[str] = frozenset()
-    bytes_read: int = 0
-    bytes_written: int = 0
 
 
 def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRefusal, ...]:
@@ -277,15 +265,6 @@ class Fuser:
         self.clusters[keep] = merged
         del self.clusters[gone]
 
-    def step(self, owner: int) -> Step:
-        """The finished step of a cluster or an extern kernel."""
-        cluster = self.clusters.get(owner)
-        if cluster is None:
-            return Step(None, owner)
-        stored = frozenset(name for name in cluster.stores if self.is_stored(name, cluster.mask))
-        return Step(cluster, owner, stored, *self.reads_and_writes(cluster))
-
-    def ordered_steps(self) -> tuple[Step, ...]:
+    def ordered_owners(self) -> list[int]:
         """Clusters and extern kernels in an order that respects dependence, close to the program's."""
-        order = topological(self.owner, self.dependences.predecessors)
-        return tuple(self.step(self.owner[members[0]]) for members in order)
+        return [self.owner[members[0]] for members in topological(self.owner, self.dependences.predecessors)]

@@ -1,4 +1,4 @@
-"""Kernel names from the user's operations: `softmax_kernel`, `add_rms_norm_kernel`. No other naming happens here."""
+"""Kernel names from the user's operations: `softmax`, `add_rms_norm`. No other naming happens here."""
 
 import functools
 import re
@@ -35,8 +35,8 @@ def is_called(operation: Operation, name: str) -> bool:
     )
 
 
-def kernel_name(origins: Iterable[Origin], taken: set[str]) -> str:
-    """A short name that is not in `taken`, and is added to it."""
+def kernel_name(origins: Iterable[Origin]) -> str:
+    """A short name, which other kernels may have too."""
     words = list(dict.fromkeys(operator_word(origin.operator) for origin in origins))
     telling = [word for word in words if word not in UNREMARKABLE] or words or ["copy"]
     chosen: list[str] = []
@@ -44,11 +44,4 @@ def kernel_name(origins: Iterable[Origin], taken: set[str]) -> str:
         if len("_".join([*chosen, word])) <= MAXIMUM_LENGTH - len("_kernel_9999"):
             chosen.append(word)
     base = "_".join(chosen) or telling[-1][: MAXIMUM_LENGTH - len("_kernel_9999")]
-    if not base.isidentifier():
-        base = f"op_{base}"
-    name, number = f"{base}_kernel", 1
-    while name in taken:
-        number += 1
-        name = f"{base}_kernel_{number}"
-    taken.add(name)
-    return name
+    return base if base.isidentifier() else f"op_{base}"

@@ -4,15 +4,14 @@ Each step is a pure function in a module of its own. This module must not contai
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from minicompile.config import Config
-from minicompile.ir.index import Axis
-from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Operation, Scan
+from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Scan
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.batch import batch_steps
 from minicompile.scheduling.domain import Domain, write_over_tiles
-from minicompile.scheduling.fusion import Fuser, Step
+from minicompile.scheduling.fusion import Fuser
 from minicompile.scheduling.inline import inline_producers, output_buffers
 from minicompile.scheduling.matmul import Chooser, route_matmuls
 from minicompile.scheduling.memory_plan import plan_memory
@@ -38,8 +37,7 @@ def schedule_graph(
     if choose_matmul is not None:
         operations = route_matmuls(operations, buffers, outputs, choose_matmul)
     fuser = Fuser(operations, buffers, outputs, config.fuse)
-    taken: set[str] = set()
-    steps = tuple(_finish(step, operations, buffers, device, taken, any_size) for step in fuser.ordered_steps())
+    steps = tuple(_finish(fuser, owner, device, any_size) for owner in fuser.ordered_owners())
     steps = batch_steps(steps, buffers, device)
     schedule = Schedule(
         graph=dataclasses.replace(lowered, operations=operations, buffers=buffers),
@@ -52,35 +50,32 @@ def schedule_graph(
     return schedule
 
 
-def _finish(
-    step: Step, operations: Sequence[Operation], buffers: Mapping[str, Buffer], device: DeviceProperties, taken: set[str],
-    any_size: bool,
-) -> KernelGroup | ExternKernel:  # fmt: skip
-    """The kernel of one step."""
-    if step.cluster is None:
-        operation = operations[step.position]
+def _finish(fuser: Fuser, owner: int, device: DeviceProperties, any_size: bool) -> KernelGroup | ExternKernel:
+    """The kernel of a cluster, or the extern kernel."""
+    cluster = fuser.clusters.get(owner)
+    if cluster is None:
+        operation = fuser.operations[owner]
         assert isinstance(operation, ExternKernel)
         return operation
-    domain = write_over_tiles(step.cluster, operations, buffers)
-    tile = plan_tile(dataclasses.replace(_tile_facts(domain, buffers, step.stored), any_size=any_size), device)
+    stored = frozenset(name for name in cluster.stores if fuser.is_stored(name, cluster.mask))
+    domain = write_over_tiles(cluster, fuser.operations, fuser.buffers)
     origins = dict.fromkeys(origin for loop in domain.loops for origin in loop.origins)
+    bytes_read, bytes_written = fuser.reads_and_writes(cluster)
     return KernelGroup(
-        name=kernel_name(origins, taken),
+        name=kernel_name(origins),
         loops=domain.loops,
-        tile=tile,
-        stored=step.stored,
-        bytes_read=step.bytes_read,
-        bytes_written=step.bytes_written,
+        tile=plan_tile(_tile_facts(domain, fuser.buffers, stored, any_size), device),
+        stored=stored,
+        bytes_read=bytes_read,
+        bytes_written=bytes_written,
         flops=sum(map(loop_flops, domain.loops)),
     )
 
 
-def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset[str]) -> TileFacts:
+def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset[str], any_size: bool) -> TileFacts:
     """What the tile model wants to know about a kernel."""
     computed = {loop.buffer for loop in domain.loops}
-    everywhere: frozenset[Axis] = frozenset(domain.outer)
-    if domain.folded is not None:
-        everywhere |= {domain.folded}
+    everywhere = {*domain.outer, *filter(None, [domain.folded])}
     moved = [
         (load.buffer, load.index) for loop in domain.loops for load in loop.loads if load.buffer not in computed
     ] + [(loop.buffer, loop.store) for loop in domain.loops if loop.buffer in stored]
@@ -97,4 +92,5 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
         itemsize=max(sizes, default=4),
         live_rows=len(rows) + 1,
         must_persist=scans and len(domain.loops) > 1,
+        any_size=any_size,
     )

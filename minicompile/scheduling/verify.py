@@ -15,15 +15,12 @@ def verify_schedule(schedule: Schedule) -> None:
     """Raise `VerificationFailed` if a kernel, the order of kernels or the memory plan breaks a rule."""
     available = {name for name, buffer in schedule.graph.buffers.items() if buffer.role != "computed"}
     dead: set[str] = set()
-    names: set[str] = set()
     for step in schedule.steps:
         for name in step.reads:
             _require(name in available, f"{name} is read before it is written", step)
             _require(name not in dead, f"{name} is read after its storage was overwritten", step)
         if isinstance(step, KernelGroup):
             verify_group(step)
-            _require(step.name not in names, f"two kernels are called {step.name}", step)
-            names.add(step.name)
         dead.update(step.inherits.values())
         for name in step.writes:
             _require(name in schedule.memory.allocations, f"{name} has no memory", step)

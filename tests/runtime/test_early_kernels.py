@@ -40,7 +40,7 @@ def test_a_kind_of_call_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
         ("kernels.attention_forward", (view("r", length), 0.5, None)), ("torch.ops.aten.mm.default", (view("q"), view("q"))),
     )  # fmt: skip
     for _ in range(2):
-        early.start(layers, torch.device("cpu"))
+        early.start(layers)
         early.wait()
     ((tensor, scale, mask, options),) = seen
     assert (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype) == ((6, 4), (1, 8), 4, torch.bfloat16)
@@ -49,5 +49,5 @@ def test_a_kind_of_call_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_cannot_be_compiled_is_left_to_the_call() -> None:
     early = EarlyKernels()
-    early.start(graph(("kernels.mask_bounds", (view("mask"), "not a number"))), torch.device("cpu"))
+    early.start(graph(("kernels.mask_bounds", (view("mask"), "not a number"))))
     early.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from minicompile.codegen.generate import generate_program
 from minicompile.config import Config
 from minicompile.ir.index import Symbol, as_index, floor_divide, remainder
 from minicompile.ir.loops import ExternKernel, LoweredGraph
@@ -205,11 +206,13 @@ def test_costly_arithmetic_is_not_repeated_for_every_column() -> None:
     assert len(kernels(schedule(maker.graph("out")))) == 2
 
 
-def test_names_come_from_the_operators_and_are_unique() -> None:
+def test_names_come_from_the_operators_and_are_unique_in_the_program() -> None:
     maker = GraphMaker()
     maker.input("a", 64, 64)
     maker.pointwise("b", (64, 64), lambda i, j: op("exp", maker.load("a", i, j)), "aten.gelu.default")
     maker.extern("c", "b")
     maker.pointwise("d", (64, 64), lambda i, j: op("exp", maker.load("c", i, j)), "aten.gelu.default")
-    names = [kernel.name for kernel in kernels(schedule(maker.graph("d")))]
-    assert names == ["gelu_kernel", "gelu_kernel_2"]
+    maker.pointwise("e", (32, 32), lambda i, j: op("neg", maker.load("d", i, j)), "aten.gelu.default")
+    made = schedule(maker.graph("d", "e"))
+    assert [kernel.name for kernel in kernels(made)] == ["gelu"] * 3
+    assert generate_program(made, Config(), GPU).launches == ("gelu_kernel", "gelu_kernel", "gelu_kernel_1")

@@ -103,12 +103,10 @@ def test_kernel_names_leave_out_what_tells_nothing_and_stay_short() -> None:
     def origins(*operators: str) -> list[Origin]:
         return [Origin(f"n{i}", operator, location=Location("f.py", i)) for i, operator in enumerate(operators)]
 
-    taken: set[str] = set()
-    assert kernel_name(origins("add", "aten.view.default", "rms_norm"), taken) == "add_rms_norm_kernel"
-    assert kernel_name(origins("add", "rms_norm"), taken) == "add_rms_norm_kernel_2"
-    assert kernel_name(origins("clone"), taken) == "clone_kernel"
-    assert kernel_name([], taken) == "copy_kernel"
-    long = kernel_name(origins(*(f"operator_with_a_long_name_{i}" for i in range(9))), taken)
+    assert kernel_name(origins("add", "aten.view.default", "rms_norm")) == "add_rms_norm"
+    assert kernel_name(origins("clone")) == "clone"
+    assert kernel_name([]) == "copy"
+    long = kernel_name(origins(*(f"operator_with_a_long_name_{i}" for i in range(9))))
     assert len(long) <= MAXIMUM_LENGTH and long.isidentifier()
 
 
