@@ -27,7 +27,7 @@ with collection_postponed():  # amid all that is loaded here a collection takes 
     from minicompile.ir.schedule import FusionRefusal
     from minicompile.report import compare as comparing
     from minicompile.report import explain as explaining
-    from minicompile.report import logs, profiling
+    from minicompile.report import logs, watch
     from minicompile.report.compare import Comparison
     from minicompile.report.explanation import Explanation
     from minicompile.report.sandbox import copied
@@ -302,7 +302,7 @@ def profile(path: str | None = None) -> contextlib.AbstractContextManager[torch.
     """
     compilers = [function.compiler for function in _living]
     pairs = [(graph, compiler.products) for compiler in compilers for graph in compiler.graphs]
-    return profiling.profile(pairs, path)
+    return watch.profile(pairs, path)
 
 
 def reset() -> None:

@@ -35,7 +35,6 @@ from minicompile.kernels.matmul_model import route
 from minicompile.lowering.lower import lower_graph
 from minicompile.report.artifacts import ArtifactFolder
 from minicompile.report.checked import Checker
-from minicompile.runtime.autocast import without_autocast
 from minicompile.runtime.autograd_function import bind
 from minicompile.runtime.autotune import Tuner, measure_on_device
 from minicompile.runtime.call_plan import CallPlan, call_plan
@@ -182,8 +181,7 @@ class Compiler:
             if not self.config.suppress_errors:
                 raise
             warn_user(f"{failure}; this part runs eagerly")
-            call = without_autocast(eager_call(compiled.module(half)))
-            part = CompiledPart(call=call, fallback=str(failure), timings=clock.seconds)
+            part = CompiledPart(call=eager_call(compiled.module(half)), fallback=str(failure), timings=clock.seconds)
         part = self._finish(compiled, half, part)
         self._store(compiled)
         return part
@@ -262,8 +260,6 @@ class Compiler:
         """A program's kernels compiled and bound, as a CUDA graph if asked for."""
         with clock.stage("kernels"):
             call, path = load_program(program, self._cache, plan.overwritten if half == "forward" else (), other)
-            if program.extern_calls:
-                call = without_autocast(call)
         part = CompiledPart(call, program=program, path=path, timings=clock.seconds)
         if self.config.mode not in ("reduce-overhead", "max-autotune") or program.device.type != "cuda":
             return part
@@ -334,7 +330,7 @@ def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any,
     def call(inputs: list[Any]) -> tuple[Any, ...]:
         arguments = tuple(inputs)
         inputs.clear()
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():  # whose casts stand in the graph
             return tuple(module(*arguments))
 
     return call

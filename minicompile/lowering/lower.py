@@ -24,7 +24,6 @@ from minicompile.lowering import (  # noqa: F401  (they register their rules)
     indexing,
     pointwise,
     products,
-    random,
     reduction,
     view,
 )

@@ -1,21 +1,23 @@
 """Watching a compiled half run: every step through a function of ours, with the tensors that it writes.
 
-A generated file calls one module-level function per step (`Program.steps`); those are replaced for a while. This module
-must not change what a step computes.
+A generated file calls one module-level function per step (`Program.steps`); those are replaced for a while. So a profile gets
+ranges with the user's names, `blocks.0.attention / softmax_kernel`, where compiled code itself marks nothing and calls cost
+nothing more. This module must not change what a step computes.
 """
 
 import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from minicompile.ir.loops import Buffer, extent
 from minicompile.ir.schedule import KernelGroup
-from minicompile.report.collect import globals_of
+from minicompile.report.collect import globals_of, step_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,3 +104,36 @@ def in_layout(tensor: torch.Tensor, buffer: Buffer) -> torch.Tensor:
     if extent(buffer.sizes, buffer.strides) is None:
         return tensor
     return tensor.as_strided(list(map(int, buffer.sizes)), list(map(int, buffer.strides)))
+
+
+Profiled = Sequence[tuple[Any, Callable[[Any, str], Any]]]
+"""Compiled graphs, each with what gives a half of it with every stage's product."""
+
+
+@contextlib.contextmanager
+def profile(graphs: Profiled, path: str | pathlib.Path | None) -> Iterator[torch.profiler.profile]:
+    """A `torch.profiler` profile in which every step of the graphs is a range (on a GPU an NVTX range too); written as a
+    Chrome trace to `path`."""
+    labels = {
+        (place, half): [label(graph, half, number, part) for number in range(len(part.program.steps))]
+        for place, (graph, products) in enumerate(graphs)
+        for half in graph.parts
+        if (part := products(graph, half)).program is not None
+    }
+
+    def around(which: Watched, step: Callable[[], Any]) -> Any:
+        name = labels[which.graph, which.half][which.number]
+        nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
+        with torch.profiler.record_function(name), nvtx:
+            return step()
+
+    with watching([graph for graph, _ in graphs], around), torch.profiler.profile() as taken:
+        yield taken
+    if path is not None:
+        taken.export_chrome_trace(str(path))
+
+
+def label(graph: Any, half: str, number: int, part: Any) -> str:
+    """The module, and the kernel in it."""
+    step = step_record(graph.captured.name, half, number, part)
+    return f"{step.module or step.graph} / {step.name}" + (" (backward)" if half != "forward" else "")

@@ -34,6 +34,10 @@ from minicompile.runtime.worker_pool import MOST_HERE, POOL, most_workers
 RECORDED = ("attention_forward", "attention_backward", "mask_bounds", "fused_matmul")
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
+# Private, the same in torch 2.11 to 2.13.
+_autocast_is_on = torch._C._is_any_autocast_enabled
+_autocast_off = torch._C._DisableAutocast
+
 
 def load_program(
     program: Program, cache: CodeCache | None, overwritten_inputs: Sequence[int] = (),
@@ -49,6 +53,8 @@ def load_program(
     aligned = align_inputs(call, program.aligned_inputs, frozenset(overwritten_inputs), program.name)
     if overwritten_inputs and program.device.type == "cpu":
         aligned = undone_on_failure(aligned, overwritten_inputs)
+    if program.extern_calls:
+        aligned = without_autocast(aligned)
     return aligned, pathlib.Path(str(module.__file__))
 
 
@@ -179,6 +185,23 @@ def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCach
         return None
     path = cache.path("cubins", binary_key(kernel, target))
     return path if _kept(path, code) else None
+
+
+def without_autocast(call: Call) -> Call:
+    """`call` with autocast switched off on every device.
+
+    The casts that autocast asks for stand in the graph, put there when it was captured. An extern kernel called under an
+    autocast that is still on would cast a second time, also where the user had switched autocast off inside.
+    """
+
+    @functools.wraps(call)
+    def run(inputs: list[Any]) -> tuple[Any, ...]:
+        if not _autocast_is_on():
+            return call(inputs)
+        with _autocast_off():
+            return call(inputs)
+
+    return run
 
 
 def for_any_size(call: Call, other: Callable[[], Call]) -> Call:
