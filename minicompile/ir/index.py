@@ -464,12 +464,17 @@ def substituted(index: Index, replacements: tuple[tuple[Atom, Index], ...]) -> I
 
 
 def _substitute_terms(index: Index, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None) -> Index:
-    result = ZERO
+    return as_index(_computed(index, lambda atom: _substitute_atom(atom, replacements, in_value)))
+
+
+def _computed(index: Index, value_of: Callable[[Atom], Any]) -> Any:
+    """The sum of products with other values for atoms."""
+    result: Any = 0
     for monomial, coefficient in index.terms:
-        term = as_index(coefficient)
+        term: Any = coefficient
         for atom in monomial:
-            term = term * _substitute_atom(atom, replacements, in_value)
-        result = result + term
+            term = value_of(atom) * term
+        result = term + result
     return result
 
 
@@ -521,13 +526,7 @@ def evaluate(index: Index, values: Mapping[Atom, Any], load: Callable[[Any], Any
 
     `load` computes the scalar expression of an `Indirect` atom.
     """
-    result: Any = 0
-    for monomial, coefficient in index.terms:
-        term: Any = coefficient
-        for atom in monomial:
-            term = term * _evaluate_atom(atom, values, load)
-        result = result + term
-    return result
+    return _computed(index, lambda atom: _evaluate_atom(atom, values, load))
 
 
 def _evaluate_atom(atom: Atom, values: Mapping[Atom, Any], load: Callable[[Any], Any] | None) -> Any:

@@ -17,11 +17,11 @@ import torch
 
 from minicompile.errors import warn_user
 from minicompile.ir.graph import CapturedGraph
-from minicompile.report.accuracy import Values, named, node_values, ulp_errors
-from minicompile.report.collect import draws_random_numbers, globals_of
+from minicompile.report.accuracy import Values, ulp_errors
+from minicompile.report.collect import draws_random_numbers
 from minicompile.report.reproducer import as_captured, minimised, write_reproducer
 from minicompile.report.sandbox import copied, plain
-from minicompile.report.watch import Watched, watching_part, written_tensors
+from minicompile.report.watch import compare_steps
 
 EVERY = 100
 EAGER_FACTOR, FEW_ULP = 2.0, 16.0
@@ -170,29 +170,19 @@ class Checker:
 
     def first_deviation(self, graph: Any, half: str, given: list[Any]) -> tuple[str, str]:
         """The first step whose result is not that of the graph's operators: its name and source."""
-        part, module = graph.parts[half], graph.module(half)
-        names = globals_of(part)
-        eager, exact = (node_values(module, given, double) for double in (False, True))
-        if not names or eager is None or part.schedule is None:
-            return "not looked for", ""
+        part = graph.parts[half]
         found: list[tuple[str, str]] = []
 
-        def around(which: Watched, step: Callable[[], Any]) -> Any:
-            result = step()
-            for buffer, tensor in written_tensors(part, which, result).items():
-                expected = named(eager, buffer)
-                if not found and isinstance(expected, torch.Tensor) and expected.shape == tensor.shape:
-                    reference = named(exact, buffer) if exact is not None else None
-                    if disagrees(tensor, expected, lambda: reference):
-                        name = part.program.steps[which.number][0].removeprefix("run_")
-                        sources = [kernel.text for kernel in part.program.kernels if kernel.name == name]
-                        found.append((f"{name}, in {buffer}", sources[0] if sources else ""))
-            return result
+        def judge(label: str, buffer: str, tensor: torch.Tensor, eager: Any, exact: Any) -> None:
+            comparable = isinstance(eager, torch.Tensor) and eager.shape == tensor.shape
+            if not found and comparable and disagrees(tensor, eager, lambda: exact):
+                sources = [kernel.text for kernel in part.program.kernels if kernel.name == label]
+                found.append((f"{label}, in {buffer}", sources[0] if sources else ""))
 
         self._searching = True
         try:
-            with torch.no_grad(), watching_part(0, half, part.program.steps, names, around):
-                part.call(copied(given))
+            if not compare_steps(part, graph.module(half), given, judge):
+                return "not looked for", ""
         finally:
             self._searching = False
         return found[0] if found else ("no kernel: the graph stage, before kernels were made", "")

@@ -10,20 +10,20 @@ import io
 import pathlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from minicompile.report import collect, rewrites, verdict
-from minicompile.report.accuracy import accuracy, named, node_values, output_accuracies
+from minicompile.report.accuracy import accuracy, output_accuracies
 from minicompile.report.binary import resources
 from minicompile.report.clock import Clock, milliseconds, synchronize
 from minicompile.report.explanation import Explanation
 from minicompile.report.records import Accuracy, Certificate, ExplainedBreak, GuardCost, SizePoint, Step
 from minicompile.report.roofs import roofs_of
 from minicompile.report.sandbox import Sandbox
-from minicompile.report.watch import Watched, replaced, watching, written_tensors
+from minicompile.report.watch import compare_steps, replaced, watching
 
 SWEEP = (0.25, 0.5, 1.0, 2.0, 4.0)
 GuardTest = tuple[tuple[str, str], Callable[[Any, Any, Any], Any]]
@@ -77,8 +77,8 @@ def explain(
         breaks=case.breaks(),
         guards=guards,
         guards_ns=guards_ns,
-        recompiles=tuple(map(collect.explained_recompile, [*former, *case.records.recompiles])),
-        fallbacks=tuple(f"{f.function}: {f.reason}" for f in case.records.fallbacks),
+        recompiles=tuple(map(collect.explained_recompile, [*former, *case.function.records.recompiles])),
+        fallbacks=tuple(f"{f.function}: {f.reason}" for f in case.function.records.fallbacks),
         saved=tuple(entry for graph in graphs for entry in graph.partitioned.saved_tensors),
         recomputed=tuple(entry for graph in graphs for entry in graph.partitioned.recomputed),
         steps=steps,
@@ -107,7 +107,7 @@ class Case:
         self.clock = tools.clock(self.sandbox.device)
         self.roofs = roofs_of(self.sandbox.device if self.clock.is_gpu else "cpu", tools.directory, milliseconds)
         self.notes: list[str] = []
-        self.inputs: dict[tuple[int, str], list[Any]] | None = None
+        self.inputs: dict[tuple[int, str], tuple[Any, str, list[Any]]] | None = None
         self.function.compiler.around = self.around
         self.first_seconds = 0.0
         self.peak_bytes: int | None = None
@@ -121,11 +121,6 @@ class Case:
     def graphs(self) -> list[Any]:
         """Every compiled graph so far."""
         return list(self.function.compiler.graphs)
-
-    @property
-    def records(self) -> Any:
-        """What capture recorded."""
-        return self.function.records
 
     def first_call(self) -> None:
         """Compile by calling, backward included."""
@@ -222,7 +217,7 @@ class Case:
     def breaks(self) -> tuple[ExplainedBreak, ...]:
         """Every graph break with a rewrite; mechanical ones as patches that were tried."""
         found: dict[Any, ExplainedBreak] = {}
-        for record in self.records.graph_breaks:
+        for record in self.function.records.graph_breaks:
             place = collect.user_location(record.stack)
             if (record.kind, place) not in found:
                 patch = rewrites.patch(record.kind, place, self.sandbox, self.tools) if place else None
@@ -234,9 +229,12 @@ class Case:
         if any(map(collect.draws_random_numbers, self.graphs)):
             return Certificate((), (), "random numbers differ from eager's; compile with fallback_random to compare")
         kernels: list[Accuracy] = []
+        self.inputs = {}
         try:
-            with self.recording(kernels):
-                found = self.quietly(functools.partial(self.sandbox.once, self.compiled))
+            found = self.quietly(functools.partial(self.sandbox.once, self.compiled))
+            ran, self.inputs = self.inputs, None
+            for graph, half, inputs in ran.values():
+                compare_steps(graph.parts[half], graph.module(half), inputs, functools.partial(self.judge, kernels))
             eager = self.quietly(functools.partial(self.sandbox.once, self.target))
             exact = self.quietly(lambda: self.sandbox.once(self.sandbox.in_double(), double=True))
         except Exception as failure:  # not every function has an fp64 form
@@ -245,32 +243,12 @@ class Case:
         names += [f"gradient of {name}" for name in self.sandbox.differentiable_names]
         return Certificate(tuple(output_accuracies(found, eager, exact, names)), tuple(kernels), advice(self.graphs))
 
-    @contextlib.contextmanager
-    def recording(self, found: list[Accuracy]) -> Iterator[None]:
-        """Append the errors of every kernel's buffers in a run: against the graph's operators, and those in fp64."""
-        written: dict[tuple[int, str], list[tuple[str, str, torch.Tensor]]] = {}
-        graphs = self.graphs
-
-        def around(which: Watched, step: Callable[[], Any]) -> Any:
-            result = step()
-            part = graphs[which.graph].parts[which.half]
-            for name, tensor in written_tensors(part, which, result).items():
-                label = part.program.steps[which.number][0].removeprefix("run_")
-                written.setdefault((which.graph, which.half), []).append((label, name, tensor.clone()))
-            return result
-
-        self.inputs = {}
-        with watching(graphs, around):
-            yield
-        inputs, self.inputs = self.inputs, None
-        for (place, half), buffers in written.items():
-            given = inputs.get((id(graphs[place]), half))
-            module = getattr(graphs[place].partitioned, half)
-            values = [node_values(module, given, double) for double in (False, True)] if given else [None]
-            if None not in values:
-                entries = (accuracy(name, label, tensor, *(named(v, name) for v in values if v is not None))
-                           for label, name, tensor in buffers)  # fmt: skip
-                found += [entry for entry in entries if entry is not None]
+    @staticmethod
+    def judge(found: list[Accuracy], label: str, buffer: str, *values: Any) -> None:
+        """Append the errors of a buffer that a step wrote."""
+        entry = accuracy(buffer, label, *values)
+        if entry is not None:
+            found.append(entry)
 
     def around(self, graph: Any, half: str, part: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
         """The call of a half that keeps copies of its inputs while a certificate is made."""
@@ -278,7 +256,7 @@ class Case:
         @functools.wraps(part.call)
         def call(inputs: list[Any]) -> tuple[Any, ...]:
             if self.inputs is not None:
-                self.inputs[id(graph), half] = [v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]
+                self.inputs[id(graph), half] = graph, half, [v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]
             return tuple(part.call(inputs))
 
         return call
@@ -298,6 +276,6 @@ def advice(graphs: Iterable[Any]) -> str:
 def source_files(case: Case, steps: Iterable[Step]) -> dict[str, str]:
     """The text of the user's files that records point at."""
     places = [line for step in steps for line in step.lines]
-    places += [place for record in case.records.graph_breaks for place in record.stack]
+    places += [place for record in case.function.records.graph_breaks for place in record.stack]
     names = dict.fromkeys(place.file for place in places if "site-packages" not in place.file)
     return {name: pathlib.Path(name).read_text() for name in names if pathlib.Path(name).is_file()}

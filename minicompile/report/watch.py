@@ -17,7 +17,11 @@ import torch
 
 from minicompile.ir.loops import Buffer, extent
 from minicompile.ir.schedule import KernelGroup
+from minicompile.report.accuracy import named, node_values
 from minicompile.report.collect import globals_of, step_record
+from minicompile.report.sandbox import copied
+
+Around = Callable[["Watched", Callable[[], Any]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +36,12 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watching(graphs: Iterable[Any], around: Callable[[Watched, Callable[[], Any]], Any]) -> Iterator[None]:
+def watching(graphs: Iterable[Any], around: Around) -> Iterator[None]:
     """Have `around(which, step)` called in place of every step of every compiled half; it has to call `step()`."""
     with contextlib.ExitStack() as stack:
         for place, graph in enumerate(graphs):
             for half, part in graph.parts.items():
-                names = globals_of(part)
-                if names:
-                    stack.enter_context(watching_part(place, half, part.program.steps, names, around))
-                    call = inspect.unwrap(part.call)
-                    if hasattr(call, "fallback"):  # a CUDA graph, whose replay runs no step
-                        stack.enter_context(replaced(call, "fallback", "it is being watched"))
+                stack.enter_context(watching_part(place, half, part, around))
         yield
 
 
@@ -58,10 +57,10 @@ def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watching_part(
-    graph: int, half: str, steps: tuple[tuple[str, tuple[str, ...]], ...], names: dict[str, Any], around: Any
-) -> Iterator[None]:
-    """The same for one generated file."""
+def watching_part(graph: int, half: str, part: Any, around: Around) -> Iterator[None]:
+    """The same for one half."""
+    names, called = globals_of(part), inspect.unwrap(part.call)
+    steps = part.program.steps if names else ()
     originals = {name: names[name] for name, _ in steps if name}
     position = [0]
 
@@ -78,11 +77,33 @@ def watching_part(
 
         return call
 
+    # A CUDA graph's replay runs no step.
+    eager = replaced(called, "fallback", "it is being watched") if hasattr(called, "fallback") else contextlib.nullcontext()
     names.update({name: watched(name) for name in originals})
     try:
-        yield
+        with eager:
+            yield
     finally:
         names.update(originals)
+
+
+def compare_steps(part: Any, module: torch.fx.GraphModule, inputs: list[Any], judge: Callable[..., None]) -> bool:
+    """Run a half on copies of its inputs and call `judge` with what every step writes: the step's name, the buffer, its value,
+    that of the graph's operator and that in fp64 (`None` where there is none). Whether that was possible."""
+    eager, exact = (node_values(module, inputs, double) for double in (False, True))
+    if not globals_of(part) or eager is None or part.schedule is None:
+        return False
+
+    def around(which: Watched, step: Callable[[], Any]) -> Any:
+        result = step()
+        label = part.program.steps[which.number][0].removeprefix("run_")
+        for buffer, tensor in written_tensors(part, which, result).items():
+            judge(label, buffer, tensor, named(eager, buffer), named(exact or {}, buffer))
+        return result
+
+    with torch.no_grad(), watching_part(0, "", part, around):
+        part.call(copied(inputs))
+    return True
 
 
 def written_tensors(part: Any, which: Watched, result: Any) -> dict[str, torch.Tensor]:

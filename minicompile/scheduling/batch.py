@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
 from minicompile.ir.loops import Buffer, ExternKernel, Scan, numbered
 from minicompile.ir.schedule import DeviceProperties, KernelGroup
-from minicompile.scheduling.dependencies import bits, find_dependences, is_scatter, topological
+from minicompile.scheduling.dependencies import Order, find_dependences, is_scatter
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 
 MAXIMUM_POINTERS = 112
@@ -25,33 +25,21 @@ def batch_steps(steps: Steps, buffers: Mapping[str, Buffer], device: DevicePrope
     """The steps with batches in place of kernels that differ only in their buffers and sizes, in a valid order."""
     if device.kind == "cpu" or len(steps) < 2:
         return steps
-    dependences = find_dependences(steps)
-    before, after = dependences.ancestors(), dependences.descendants()
-    masks = [1 << position for position in range(len(steps))]
+    order = Order(find_dependences(steps))
     open_batches: dict[object, list[int]] = {}
-    owner = list(range(len(steps)))
     for position, step in enumerate(steps):
         key = _body(step, buffers)
         if key is None:
             continue
         members = open_batches.setdefault(key, [])
         first = members[0] if members else position
-        free = not (before[position] | after[position]) & masks[first]
+        free = not (order.before[position] | order.after[position]) & order.masks[first]
         if not members or not free or not _has_room(steps, [*members, position]):
             open_batches[key] = [position]
             continue
         members.append(position)
-        owner[position] = first
-        mask = masks[first] | masks[position]
-        above, below = before[first] | before[position], after[first] | after[position]
-        for member in members:
-            masks[member], before[member], after[member] = mask, above, below
-        for other in bits(below):
-            before[other] |= above | mask
-        for other in bits(above):
-            after[other] |= below | mask
-    order = topological(owner, dependences.predecessors)
-    return tuple(_batch([steps[i] for i in members], buffers, device) for members in order)
+        order.join(first, position)
+    return tuple(_batch([steps[i] for i in members], buffers, device) for members in order.groups())
 
 
 def _has_room(steps: Steps, members: Sequence[int]) -> bool:

@@ -5,8 +5,10 @@ both have side effects. This module must not decide anything: it only states fac
 """
 
 import dataclasses
+import functools
 import graphlib
 import heapq
+import operator
 from collections.abc import Iterator, Sequence
 
 from minicompile.errors import VerificationFailed
@@ -31,25 +33,6 @@ class Dependences:
     overwriters: dict[str, int]
     predecessors: list[int]
 
-    def ancestors(self) -> list[int]:
-        """For each operation, the bit set of all operations that must come before it."""
-        found: list[int] = []
-        for direct in self.predecessors:
-            mask = direct
-            for position in bits(direct):
-                mask |= found[position]
-            found.append(mask)
-        return found
-
-    def descendants(self) -> list[int]:
-        """For each operation, the bit set of all operations that must come after it."""
-        found = [0] * len(self.predecessors)
-        for position in range(len(self.predecessors) - 1, -1, -1):
-            mask = found[position] | 1 << position
-            for before in bits(self.predecessors[position]):
-                found[before] |= mask
-        return found
-
 
 def bits(mask: int) -> Iterator[int]:
     """Positions of the set bits, lowest first."""
@@ -59,24 +42,58 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def topological(owner: Sequence[int], predecessors: Sequence[int]) -> list[list[int]]:
-    """The operations by owner, in an order that respects dependence and is close to the given one."""
-    members: dict[int, list[int]] = {}
-    for position, own in enumerate(owner):
-        members.setdefault(own, []).append(position)
-    before = {own: {owner[i] for position in positions for i in bits(predecessors[position])} - {own}
-              for own, positions in members.items()}  # fmt: skip
-    sorter = graphlib.TopologicalSorter(before)
-    sorter.prepare()
-    ready: list[tuple[int, int]] = []
-    order: list[list[int]] = []
-    while sorter.is_active():
-        for own in sorter.get_ready():
-            heapq.heappush(ready, (members[own][-1], own))
-        _, own = heapq.heappop(ready)
-        order.append(members[own])
-        sorter.done(own)
-    return order
+class Order:
+    """What must come before and after what, while groups of operations grow. The first of a group stands for it.
+
+    Attributes:
+        owner: for each operation, the first of its group.
+        masks: by owner, the bit set of the group.
+        before, after: by owner, the bit sets of all operations that must come before, and after, the group.
+    """
+
+    def __init__(self, dependences: Dependences) -> None:
+        self._predecessors = dependences.predecessors
+        self.owner = list(range(len(self._predecessors)))
+        self.masks = [1 << position for position in self.owner]
+        self.before: list[int] = []
+        self.after = [0] * len(self.owner)
+        for direct in self._predecessors:
+            self.before.append(direct | functools.reduce(operator.or_, (self.before[i] for i in bits(direct)), 0))
+        for position in reversed(self.owner):
+            for earlier in bits(self._predecessors[position]):
+                self.after[earlier] |= self.after[position] | self.masks[position]
+
+    def join(self, a: int, b: int) -> None:
+        """Make one group of two."""
+        mask = self.masks[a] | self.masks[b]
+        before, after = (self.before[a] | self.before[b]) & ~mask, (self.after[a] | self.after[b]) & ~mask
+        for owner in {self.owner[i] for i in bits((self.after[a] ^ self.after[b]) & ~mask)}:
+            self.before[owner] |= before | mask
+        for owner in {self.owner[i] for i in bits((self.before[a] ^ self.before[b]) & ~mask)}:
+            self.after[owner] |= after | mask
+        keep = min(a, b)
+        self.before[keep], self.after[keep], self.masks[keep] = before, after, mask
+        for position in bits(mask):
+            self.owner[position] = keep
+
+    def groups(self) -> list[list[int]]:
+        """The groups, in an order that respects dependence and is close to that of the operations."""
+        members: dict[int, list[int]] = {}
+        for position, own in enumerate(self.owner):
+            members.setdefault(own, []).append(position)
+        before = {own: {self.owner[i] for position in positions for i in bits(self._predecessors[position])} - {own}
+                  for own, positions in members.items()}  # fmt: skip
+        sorter = graphlib.TopologicalSorter(before)
+        sorter.prepare()
+        ready: list[tuple[int, int]] = []
+        order: list[list[int]] = []
+        while sorter.is_active():
+            for own in sorter.get_ready():
+                heapq.heappush(ready, (members[own][-1], own))
+            _, own = heapq.heappop(ready)
+            order.append(members[own])
+            sorter.done(own)
+        return order
 
 
 def find_dependences(operations: Sequence[Operation | KernelGroup]) -> Dependences:

@@ -11,7 +11,7 @@ from minicompile.ir.expr import cost
 from minicompile.ir.loops import Buffer, ExternKernel, Loop, Operation
 from minicompile.ir.schedule import FusionRefusal, Schedule
 from minicompile.scheduling.cluster import Alignment, Cluster, align, cluster_of, merge
-from minicompile.scheduling.dependencies import bits, find_dependences, topological
+from minicompile.scheduling.dependencies import Order, bits, find_dependences
 from minicompile.scheduling.inline import output_buffers
 from minicompile.scheduling.naming import is_called
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
@@ -30,11 +30,11 @@ def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRe
     """
     graph = schedule.graph
     fuser = Fuser(graph.operations, graph.buffers, output_buffers(graph))
-    found: dict[tuple[int, int], FusionRefusal] = {}
+    order, found = fuser.order, dict[tuple[int, int], FusionRefusal]()
     for left in bits(fuser.called(first)):
         for right in bits(fuser.called(second)):
-            a, b = fuser.owner[left], fuser.owner[right]
-            a, b = (b, a) if fuser.masks[b] & fuser.before[a] or b < a and not fuser.masks[a] & fuser.before[b] else (a, b)
+            a, b = order.owner[left], order.owner[right]
+            a, b = (b, a) if order.masks[b] & order.before[a] or b < a and not order.masks[a] & order.before[b] else (a, b)
             if (a, b) not in found and left != right:
                 found[a, b] = fuser.answer(a, b)
     return tuple(found.values())
@@ -43,7 +43,7 @@ def why_not_fused(schedule: Schedule, first: str, second: str) -> tuple[FusionRe
 class Fuser:
     """Groups the loops of `operations` into clusters; pairs of operations in `forced` wherever that is legal.
 
-    Its state: which cluster owns each operation, what reaches what, and the ledger of refusals.
+    Its state: the clusters by their first operation, the order of operations, and the ledger of refusals.
     """
 
     def __init__(
@@ -53,10 +53,8 @@ class Fuser:
         self.operations, self.buffers, self.outputs = operations, buffers, outputs
         self.forced = [(self.called(one), self.called(other)) for one, other in forced]
         self.dependences = find_dependences(operations)
-        self.before, self.after = self.dependences.ancestors(), self.dependences.descendants()
-        self.owner = list(range(len(operations)))
+        self.order = Order(self.dependences)
         self.clusters = {i: cluster_of(i, op) for i, op in enumerate(operations) if isinstance(op, Loop)}
-        self.masks = [1 << i for i in range(len(operations))]
         self.overwriting = {op.buffer for op in operations if isinstance(op, Loop) and op.overwrites is not None}
         self.reader_masks = {
             name: sum(1 << reader for reader in readers) for name, readers in self.dependences.readers.items()
@@ -67,7 +65,7 @@ class Fuser:
         self.fuse_pairs([(a, b) for one, other in self.forced for a in bits(one) for b in bits(other)])
         self.fuse_pairs(self.candidate_pairs())
         self.fuse_pairs(self.small_neighbours())
-        self.refusals = {k: r for k, r in self.refusals.items() if self.owner[k[0]] != self.owner[k[1]]}
+        self.refusals = {k: r for k, r in self.refusals.items() if self.order.owner[k[0]] != self.order.owner[k[1]]}
 
     def fuse_pairs(self, pairs: list[tuple[int, int]]) -> None:
         """Try `pairs` until nothing changes."""
@@ -75,7 +73,7 @@ class Fuser:
         for _ in range(MAXIMUM_ROUNDS):
             changed = False
             for left, right in pairs:
-                a, b = self.owner[left], self.owner[right]
+                a, b = self.order.owner[left], self.order.owner[right]
                 if a == b or a not in self.clusters or b not in self.clusters:
                     continue
                 key = (min(a, b), max(a, b))
@@ -120,8 +118,8 @@ class Fuser:
         for key, cluster in self.clusters.items():
             if cluster.alone or self.cluster_bytes(cluster) > SMALL_KERNEL_BYTES:
                 continue
-            ordered = self.before[key] | self.after[key] | self.masks[key]
-            if any(self.masks[other] & ~ordered for other in alike[self.kind(cluster)]):
+            ordered = self.order.before[key] | self.order.after[key] | self.order.masks[key]
+            if any(self.order.masks[other] & ~ordered for other in alike[self.kind(cluster)]):
                 continue
             space = (cluster.rows, cluster.row_length if cluster.inner else 0)
             if space in last:
@@ -156,13 +154,15 @@ class Fuser:
 
     def try_pair(self, a: int, b: int) -> bool:
         """Fuse two clusters if that is legal and pays; else record why not."""
-        if self.masks[b] & self.before[a]:
+        if self.order.masks[b] & self.order.before[a]:
             a, b = b, a
         verdict = self.judge(a, b)
         if isinstance(verdict, FusionRefusal):
             self.refusals[self.clusters[a].key, self.clusters[b].key] = verdict
             return False
-        self.replace(a, b, merge(self.clusters[a], self.clusters[b], verdict))
+        self.order.join(a, b)
+        self.clusters[min(a, b)] = merge(self.clusters[a], self.clusters[b], verdict)
+        del self.clusters[max(a, b)]
         return True
 
     def judge(self, a: int, b: int) -> Alignment | FusionRefusal:
@@ -170,7 +170,7 @@ class Fuser:
         first, second = self.clusters[a], self.clusters[b]
         apart, fused = self.traffic(first, second)
         names = next(iter(first.stores)), next(iter(second.stores))
-        between = self.after[a] & self.before[b] & ~(self.masks[a] | self.masks[b])
+        between = self.order.after[a] & self.order.before[b] & ~(self.order.masks[a] | self.order.masks[b])
         if between:
             middle = self.operations[next(bits(between))]
             reason = f"{middle.writes[0]} depends on one and the other on it"
@@ -246,25 +246,6 @@ class Fuser:
             programs=target.rows // points(target.stepped),
         )
 
-    def replace(self, a: int, b: int, merged: Cluster) -> None:
-        """Put `merged` in the place of clusters `a`, which comes first, and `b`; keep what reaches what up to date."""
-        mask = merged.mask
-        before = (self.before[a] | self.before[b]) & ~mask
-        after = (self.after[a] | self.after[b]) & ~mask
-        only_after_a, only_after_b = self.after[a] & ~self.after[b], self.after[b] & ~self.after[a]
-        only_before_a, only_before_b = self.before[a] & ~self.before[b], self.before[b] & ~self.before[a]
-        for owner in {self.owner[i] for i in bits((only_after_a | only_after_b) & ~mask)}:
-            self.before[owner] |= before | mask
-        for owner in {self.owner[i] for i in bits((only_before_a | only_before_b) & ~mask)}:
-            self.after[owner] |= after | mask
-        keep, gone = merged.key, max(a, b)
-        assert keep == min(a, b)
-        self.before[keep], self.after[keep], self.masks[keep] = before, after, mask
-        for position in merged.maps:
-            self.owner[position] = keep
-        self.clusters[keep] = merged
-        del self.clusters[gone]
-
     def ordered_owners(self) -> list[int]:
         """Clusters and extern kernels in an order that respects dependence, close to the program's."""
-        return [self.owner[members[0]] for members in topological(self.owner, self.dependences.predecessors)]
+        return [members[0] for members in self.order.groups()]
