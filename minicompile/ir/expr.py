@@ -20,7 +20,6 @@ from minicompile.ir.interned import Interned
 class Load(Interned):
     """The element of `buffer` at flat element offset `index` (offset from the buffer's first element)."""
 
-    __slots__ = ("buffer", "index", "dtype")
     buffer: str
     index: Index
     dtype: torch.dtype
@@ -32,7 +31,6 @@ class Load(Interned):
 class Constant(Interned):
     """A Python number of a given dtype."""
 
-    __slots__ = ("value", "dtype")
     value: int | float | bool
     dtype: torch.dtype
 
@@ -48,7 +46,6 @@ class Constant(Interned):
 class IndexValue(Interned):
     """An index expression used as a value (`arange`, positions, sizes)."""
 
-    __slots__ = ("index", "dtype")
     index: Index
     dtype: torch.dtype
 
@@ -59,7 +56,6 @@ class IndexValue(Interned):
 class Apply(Interned):
     """A scalar operation of `SCALAR_OPS` applied to expressions."""
 
-    __slots__ = ("operation", "arguments", "dtype")
     operation: str
     arguments: tuple[Expr, ...]
     dtype: torch.dtype
@@ -72,7 +68,6 @@ class Apply(Interned):
 class Masked(Interned):
     """`value` where `condition` holds, else `other`; loads inside `value` happen only where the condition holds."""
 
-    __slots__ = ("condition", "value", "other", "dtype")
     condition: Expr
     value: Expr
     other: Expr
@@ -88,7 +83,6 @@ class Random(Interned):
     `kind` is `uniform` (`[0, 1)`), `normal` (mean 0, deviation 1) or `bits` (a non-negative int64 below 2**32).
     """
 
-    __slots__ = ("kind", "seed", "counter", "dtype")
     kind: str
     seed: Expr
     counter: Index

@@ -28,7 +28,6 @@ class Axis(Interned):
     Fields: `name` (a Python identifier) and `size` (an `Index`, constant where the size is static).
     """
 
-    __slots__ = ("name", "size")
     name: str
     size: Index
 
@@ -42,7 +41,6 @@ class Axis(Interned):
 class Symbol(Interned):
     """A size that is known only at run time and is at least `minimum`; `hint` is the value seen at compile time."""
 
-    __slots__ = ("name", "hint", "minimum")
     name: str
     hint: int
     minimum: int
@@ -54,7 +52,6 @@ class Symbol(Interned):
 class FloorDiv(Interned):
     """`numerator // divisor`, both `Index`, divisor positive."""
 
-    __slots__ = ("numerator", "divisor")
     numerator: Index
     divisor: Index
 
@@ -65,7 +62,6 @@ class FloorDiv(Interned):
 class Mod(Interned):
     """`numerator % divisor`, both `Index`, divisor positive, result in `[0, divisor)`."""
 
-    __slots__ = ("numerator", "divisor")
     numerator: Index
     divisor: Index
 
@@ -77,7 +73,6 @@ class Indirect(Interned):
     """An integer read from memory, used as an index. `value` is a scalar expression of integer dtype; the program
     guarantees `0 <= value < size` (lowering wraps negative values and checks where eager would)."""
 
-    __slots__ = ("value", "size")
     value: Any
     size: Index
 
@@ -91,7 +86,6 @@ Atom = Axis | Symbol | FloorDiv | Mod | Indirect
 class Index(Interned):
     """A polynomial with integer coefficients: `terms` maps products of atoms to coefficients, in a fixed order."""
 
-    __slots__ = ("terms",)
     terms: tuple[tuple[Monomial, int], ...]
 
     def __add__(self, other: int | Index) -> Index:

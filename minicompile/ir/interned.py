@@ -1,6 +1,6 @@
 """Hash-consing: equal values are one object, so equality is identity and shared sub-expressions are found for free.
 
-This module knows nothing of what is interned. Subclasses list their fields in `__slots__` and are immutable.
+This module knows nothing of what is interned. Subclasses annotate their fields and are immutable.
 """
 
 import hashlib
@@ -13,8 +13,16 @@ _table: weakref.WeakValueDictionary[tuple[Any, ...], Any] = weakref.WeakValueDic
 _references: dict[tuple[Any, ...], weakref.ref[Any]] = vars(_table)["data"]  # its own `get` would be half of the time
 
 
-class Interned:
-    """Base of immutable values that exist once. Construct positionally, in the order of `__slots__`."""
+class WithSlots(type):
+    """The class of classes whose slots are their annotated fields."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
+        """The class, with its slots."""
+        return super().__new__(cls, name, bases, {"__slots__": tuple(members.get("__annotations__", ())), **members})
+
+
+class Interned(metaclass=WithSlots):
+    """Base of immutable values that exist once. Construct positionally, in the order of the fields."""
 
     __slots__: ClassVar[tuple[str, ...]] = ("__weakref__", "_digest")
 

@@ -22,15 +22,9 @@ if TYPE_CHECKING:
     from minicompile.kernels.matmul import fused_matmul, matmul
 
 _HOMES = {
-    "flash_attention": "flash_attention",
-    "attention_forward": "flash_attention",
-    "attention_backward": "flash_attention",
-    "flash_decode": "flash_decode",
-    "fused_matmul": "matmul",
-    "linear_cross_entropy": "linear_cross_entropy",
-    "mask_bounds": "mask_bounds",
-    "matmul": "matmul",
-}
+    **{name: name for name in ("flash_attention", "flash_decode", "linear_cross_entropy", "mask_bounds", "matmul")},
+    "attention_forward": "flash_attention", "attention_backward": "flash_attention", "fused_matmul": "matmul",
+}  # fmt: skip
 
 
 class _Package(types.ModuleType):

@@ -229,12 +229,16 @@ class Case:
         if any(map(collect.draws_random_numbers, self.graphs)):
             return Certificate((), (), "random numbers differ from eager's; compile with fallback_random to compare")
         kernels: list[Accuracy] = []
+
+        def judge(step: str, buffer: str, *values: Any) -> None:
+            kernels.extend(filter(None, [accuracy(buffer, step, *values)]))
+
         self.inputs = {}
         try:
             found = self.quietly(functools.partial(self.sandbox.once, self.compiled))
             ran, self.inputs = self.inputs, None
             for graph, half, inputs in ran.values():
-                compare_steps(graph.parts[half], graph.module(half), inputs, functools.partial(self.judge, kernels))
+                compare_steps(graph.parts[half], graph.module(half), inputs, judge)
             eager = self.quietly(functools.partial(self.sandbox.once, self.target))
             exact = self.quietly(lambda: self.sandbox.once(self.sandbox.in_double(), double=True))
         except Exception as failure:  # not every function has an fp64 form
@@ -242,13 +246,6 @@ class Case:
         names = [f"output {number}" for number in range(self.sandbox.output_count)]
         names += [f"gradient of {name}" for name in self.sandbox.differentiable_names]
         return Certificate(tuple(output_accuracies(found, eager, exact, names)), tuple(kernels), advice(self.graphs))
-
-    @staticmethod
-    def judge(found: list[Accuracy], label: str, buffer: str, *values: Any) -> None:
-        """Append the errors of a buffer that a step wrote."""
-        entry = accuracy(buffer, label, *values)
-        if entry is not None:
-            found.append(entry)
 
     def around(self, graph: Any, half: str, part: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
         """The call of a half that keeps copies of its inputs while a certificate is made."""

@@ -42,35 +42,28 @@ class CompiledPart:
         return self.never_replayed or getattr(self.call, "fallback", "")
 
 
+@dataclasses.dataclass(eq=False)
 class CompiledGraph:
     """One compiled graph: call it with the captured graph's inputs; it returns the user's flat outputs.
 
     Attributes:
         captured: the first stage's product.
         plan: how the parts are called.
+        partition: makes the graph stage's product; reduced: a backward for some of its tangents.
         key: where the programs may be kept for later processes, if anywhere.
         run: the bare function behind a call.
         parts: the forward half, and the backward half once it was needed.
-        timings: seconds by stage, summed over the halves.
+        own_timings: seconds by stage before there were halves.
     """
 
-    def __init__(
-        self,
-        captured: CapturedGraph,
-        plan: CallPlan,
-        partition: Callable[[], PartitionedGraph],
-        reduced: Callable[[Any, Binding, tuple[int, ...]], Any],
-        timings: Mapping[str, float],
-        key: GraphKey | None = None,
-    ) -> None:
-        self.captured = captured
-        self.plan = plan
-        self.key = key
-        self._partition = partition
-        self._reduced = reduced
-        self.parts: dict[str, CompiledPart] = {}
-        self.run: Callable[..., Any]
-        self._own_timings = collections.Counter(timings)
+    captured: CapturedGraph
+    plan: CallPlan
+    partition: Callable[[], PartitionedGraph]
+    reduced: Callable[[Any, Binding, tuple[int, ...]], Any]
+    own_timings: Mapping[str, float]
+    key: GraphKey | None = None
+    run: Callable[..., Any] = dataclasses.field(init=False)
+    parts: dict[str, CompiledPart] = dataclasses.field(default_factory=dict, init=False)
 
     def __call__(self, *inputs: Any) -> Any:
         return self.run(*inputs)
@@ -84,13 +77,13 @@ class CompiledGraph:
     @functools.cached_property
     def partitioned(self) -> PartitionedGraph:
         """The graph stage's product; made anew, for the report, if the programs came from the disk."""
-        return self._partition()
+        return self.partition()
 
     def module(self, half: str) -> Any:
         """The operators of a half; a backward's name may end in `_of_` and the numbers of the tangents that come in."""
         name, _, given = half.partition("_of_")
         module = getattr(self.partitioned, name)
-        return self._reduced(module, self.plan.binding, tuple(map(int, given.split("_")))) if given else module
+        return self.reduced(module, self.plan.binding, tuple(map(int, given.split("_")))) if given else module
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -105,4 +98,4 @@ class CompiledGraph:
     @property
     def timings(self) -> collections.Counter[str]:
         """Seconds by stage."""
-        return sum((collections.Counter(part.timings) for part in self.parts.values()), self._own_timings)
+        return sum((collections.Counter(part.timings) for part in self.parts.values()), collections.Counter(self.own_timings))

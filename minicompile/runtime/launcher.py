@@ -16,10 +16,7 @@ from minicompile.runtime.kernel_binary import KernelBinary
 
 Launch = Callable[..., None]
 
-_ARGUMENT_CODES = {
-    "i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l",
-    "u8": "B", "fp16": "f", "bf16": "f", "fp32": "f", "fp64": "d",
-}  # fmt: skip
+_SIZE_CODES = {"i32": "i", "i64": "l"}
 _REMEMBERED_SIZES = 4096
 
 
@@ -50,7 +47,7 @@ def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib
         return None
     index = device.index if device.index is not None else torch.cuda.current_device()
     function = _load(implementation, binary, index, binary_path)
-    types = "".join("O" if t.startswith("*") else _ARGUMENT_CODES[t] for t in binary.argument_types)
+    types = "".join("O" if t.startswith("*") else _SIZE_CODES[t] for t in binary.argument_types)
     # Written out for this number of arguments, which is a fifth faster than unpacking them. Of a tensor, rather than its
     # address, the launcher would ask the driver on which device it lies.
     names = [f"argument_{place}" for place in range(len(types))]

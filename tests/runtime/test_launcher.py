@@ -53,10 +53,10 @@ def test_a_launch_passes_addresses_numbers_and_the_current_stream(monkeypatch: p
     monkeypatch.setattr(torch._C, "_StaticCudaLauncher", driver, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 70 + index, raising=False)
     monkeypatch.setattr(launcher, "_load", lambda *arguments: 5)
-    binary: Any = SimpleNamespace(scratch_bytes=0, argument_types=("*fp32", "*i64", "i32", "fp64"), num_warps=4, shared_bytes=16, name="k")
+    binary: Any = SimpleNamespace(scratch_bytes=0, argument_types=("*fp32", "*i64", "i32", "i64"), num_warps=4, shared_bytes=16, name="k")
     x, y = torch.ones(4), torch.ones(4, dtype=torch.int64)
     launch = launcher.load_launch(binary, torch.device("cuda", 1), None)
     assert launch is not None
-    launch((2, 3, 1), x, y, 9, 0.5)
-    values = (x.data_ptr(), y.data_ptr(), 9, 0.5, None, None)
-    assert launched == [(5, 2, 3, 1, 4, 16, "OOidOO", values, 71)]
+    launch((2, 3, 1), x, y, 9, 1 << 40)
+    values = (x.data_ptr(), y.data_ptr(), 9, 1 << 40, None, None)
+    assert launched == [(5, 2, 3, 1, 4, 16, "OOilOO", values, 71)]
