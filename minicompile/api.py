@@ -62,13 +62,12 @@ class Stats:
 class CompiledFunction(CompiledCallable):
     """A compiled function: call it like the original, ask it for its records."""
 
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, function: Callable[..., Any], config: Config) -> None:
         self.config = config
-        self.__wrapped__ = function
+        functools.update_wrapper(self, function, updated=())
         self.restart()
-        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-            if hasattr(function, name):
-                setattr(self, name, getattr(function, name))
         _living.add(self)
 
     def restart(self) -> None:

@@ -101,18 +101,13 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "dynamic": (None, True, False),
 }
 
-_active: contextvars.ContextVar[Config | None] = contextvars.ContextVar("minicompile_config", default=None)
-_process_wide: list[Config] = [Config()]
+_DEFAULT = Config()
+_active: contextvars.ContextVar[Config] = contextvars.ContextVar("minicompile_config", default=_DEFAULT)
 
 
 def current() -> Config:
     """The configuration in force in this thread."""
-    return _active.get() or _process_wide[0]
-
-
-def update(**changes: object) -> None:
-    """Change the configuration of the whole process."""
-    _process_wide[0] = _process_wide[0].replace(**changes)
+    return _active.get()
 
 
 @contextlib.contextmanager

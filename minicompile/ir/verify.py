@@ -55,8 +55,7 @@ def verify_partitioned(partitioned: PartitionedGraph) -> None:
 
 
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:
-    output = next(iter(reversed(module.graph.nodes)))
-    results = output.args[0]
+    results: Any = module.graph.output_node().args[0]
     return results if isinstance(results, (tuple, list)) else (results,)
 
 

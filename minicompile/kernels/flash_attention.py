@@ -93,19 +93,16 @@ def flash_attention(
         nan_rows: NaN rather than zeros for a query that sees no key.
     """
     lower, upper = band_of(causal, window)
-    missing = 4 - q.dim()
-    if missing == 2:
-        q, k, v = (t[None, None] for t in (q, k, v))
-    elif missing == 1:
+    rows = q.shape[:-1]
+    if q.dim() == 2:
+        q, k, v = (t[None] for t in (q, k, v))
+    if q.dim() == 3:
         q, k, v = (t.unsqueeze(1) for t in (q, k, v))
         mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
     if dropout > 0.0 and seed is None:
         seed = draw_seed(q.device)
     out, lse = _FlashAttention.apply(q, k, v, mask, seed, lower, upper, scale, dropout, nan_rows)
-    if missing == 2:
-        out, lse = out[0, 0], lse[0, 0]
-    elif missing == 1:
-        out, lse = out.squeeze(1), lse.squeeze(1)
+    out, lse = out.view(*rows, out.shape[-1]), lse.view(rows)
     return (out, lse) if return_lse else out
 
 

@@ -33,8 +33,7 @@ def as_captured(captured: CapturedGraph, backward: torch.fx.GraphModule) -> Capt
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     graph.graph_copy(backward.graph, copies)
-    closing = next(iter(reversed(backward.graph.nodes)))
-    graph.output(torch.fx.node.map_arg(closing.args[0], copies.__getitem__))
+    graph.output(torch.fx.node.map_arg(backward.graph.output_node().args[0], copies.__getitem__))
     for node in graph.nodes:
         node.meta["example_value"] = node.meta.get("val")
     return dataclasses.replace(captured, module=GraphModule(backward, graph))

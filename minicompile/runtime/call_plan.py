@@ -74,7 +74,7 @@ class CallPlan:
 
 def call_plan(partitioned: PartitionedGraph, captured: CapturedGraph | None = None) -> CallPlan:
     """The plan of a graph."""
-    closing = next(iter(reversed(partitioned.forward.graph.nodes)))
+    closing: Any = partitioned.forward.graph.output_node()
     results = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in closing.args[0]]
     return CallPlan(
         name=partitioned.name,

@@ -16,47 +16,13 @@ from minicompile.ir.program import KernelArgument, KernelSource
 from minicompile.runtime import kernel_worker
 from minicompile.runtime.code_cache import CodeCache
 from minicompile.runtime.graph_key import environment, library_sources
-from minicompile.runtime.kernel_worker import Job
+from minicompile.runtime.kernel_worker import Job, Machine
 from minicompile.runtime.worker_pool import POOL
 
 TRITON_TYPES: dict[torch.dtype, str] = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
 }  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelBinary:
-    """A compiled kernel.
-
-    Attributes:
-        name: the symbol in `code`.
-        code: the binary (a cubin).
-        shared_bytes: dynamic shared memory.
-        num_warps: warps per program.
-        argument_types: one Triton type per run-time argument, in order.
-        scratch_bytes: global scratch per program that the launch must provide; zero for generated kernels.
-    """
-
-    name: str
-    code: bytes
-    shared_bytes: int
-    num_warps: int
-    argument_types: tuple[str, ...]
-    scratch_bytes: int = 0
-
-    def to_bytes(self) -> bytes:
-        """A form for the disk: a line of JSON, then the code."""
-        header = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "code"}
-        return json.dumps(header).encode() + b"\n" + self.code
-
-    @classmethod
-    def from_bytes(cls, stored: bytes) -> KernelBinary:
-        """The inverse of `to_bytes`."""
-        header, code = stored.split(b"\n", 1)
-        fields = json.loads(header)
-        fields["argument_types"] = tuple(fields["argument_types"])
-        return cls(code=code, **fields)
 
 
 def triton_type(argument: KernelArgument) -> str:
@@ -95,29 +61,22 @@ def binary_key(kernel: KernelSource, target: Any) -> str:
 
 def compile_kernel(
     kernel: KernelSource, function: Any, target: Any, cache: CodeCache | None, path: str | None = None
-) -> KernelBinary:
+) -> Machine:
     """The machine code of `function` (the `@triton.jit` object of `kernel`) for `target` (a `GPUTarget`).
 
-    With the `path` of the file that it is in, another process may do it.
+    With the `path` of the file that it is in, another process may do it. On disk it is a line of JSON, then the code.
     """
     key = binary_key(kernel, target)
     stored = cache.read("kernels", key) if cache else None
     if stored is not None:
-        return KernelBinary.from_bytes(stored)
+        metadata, code = stored.split(b"\n", 1)
+        return Machine(code, json.loads(metadata))
     job = compile_job(kernel, function, target, path or "")
     here = functools.partial(kernel_worker.compiled, job, function)
-    code, metadata = here() if path is None else POOL.compiled(job, here)
-    binary = KernelBinary(
-        name=metadata["name"],
-        code=code,
-        shared_bytes=metadata["shared"],
-        num_warps=metadata["num_warps"],
-        argument_types=tuple(triton_type(argument) for argument in kernel.arguments),
-        scratch_bytes=metadata["global_scratch_size"] or 0,
-    )
+    machine = here() if path is None else POOL.compiled(job, here)
     if cache:
-        cache.write("kernels", key, binary.to_bytes())
-    return binary
+        cache.write("kernels", key, json.dumps(machine.metadata).encode() + b"\n" + machine.code)
+    return machine
 
 
 def is_kept(kernel: KernelSource, target: Any, cache: CodeCache | None) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from minicompile.runtime.kernel_binary import KernelBinary
+from minicompile.ir.program import KernelSource
+from minicompile.runtime.kernel_worker import Machine
 
 Launch = Callable[..., None]
 
-_SIZE_CODES = {"i32": "i", "i64": "l"}
 _REMEMBERED_SIZES = 4096
 
 
@@ -37,28 +37,31 @@ class SizedLaunch:
         launch(grid, *arguments)
 
 
-def load_launch(binary: KernelBinary, device: torch.device, binary_path: pathlib.Path | None) -> Launch | None:
+def load_launch(
+    kernel: KernelSource, binary: Machine, device: torch.device, binary_path: pathlib.Path | None
+) -> Launch | None:
     """A function `launch(grid, *arguments)` on the current stream of `device`; `None` if Triton must do it.
 
     `binary_path` is a file that holds exactly the binary's code, if there is one; otherwise a temporary one is made.
     """
     implementation = getattr(torch._C, "_StaticCudaLauncher", None)  # none in a build without CUDA
-    if implementation is None or binary.scratch_bytes:
+    metadata = binary.metadata
+    if implementation is None or metadata["global_scratch_size"]:
         return None
     index = device.index if device.index is not None else torch.cuda.current_device()
     function = _load(implementation, binary, index, binary_path)
-    types = "".join("O" if t.startswith("*") else _SIZE_CODES[t] for t in binary.argument_types)
+    types = "".join("O" if argument.dtype is not None else "l" if argument.wide else "i" for argument in kernel.arguments)
     # Written out for this number of arguments, which is a fifth faster than unpacking them. Of a tensor, rather than its
     # address, the launcher would ask the driver on which device it lies.
     names = [f"argument_{place}" for place in range(len(types))]
     values = [f"address({name})" if code == "O" else name for name, code in zip(names, types, strict=True)]
     given = f"({', '.join([*values, 'None', 'None'])})"  # no scratch memory
-    settings = f"{binary.num_warps}, {binary.shared_bytes}, {types + 'OO'!r}"
+    settings = f"{metadata['num_warps']}, {metadata['shared']}, {types + 'OO'!r}"
     used = {"run": implementation._launch_kernel, "address": torch.Tensor.data_ptr, "stream": torch._C._cuda_getCurrentRawStream}
     return eval(f"lambda grid, {', '.join(names)}: run({function}, *grid, {settings}, {given}, stream({index}))", used)
 
 
-def _load(implementation: Any, binary: KernelBinary, index: int, binary_path: pathlib.Path | None) -> int:
+def _load(implementation: Any, binary: Machine, index: int, binary_path: pathlib.Path | None) -> int:
     """The `CUfunction` handle. torch 2.11 returns (function, registers, spills), later ones the module first."""
     with torch.cuda.device(index), contextlib.ExitStack() as stack:
         if binary_path is None:
@@ -66,4 +69,4 @@ def _load(implementation: Any, binary: KernelBinary, index: int, binary_path: pa
             file.write(binary.code)
             file.flush()
             binary_path = pathlib.Path(file.name)
-        return int(implementation._load_kernel(str(binary_path), binary.name, binary.shared_bytes, index)[-3])
+        return int(implementation._load_kernel(str(binary_path), binary.metadata["name"], binary.metadata["shared"], index)[-3])

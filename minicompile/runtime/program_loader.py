@@ -171,7 +171,7 @@ def _bind_kernel(
             if special not in known:
                 binary = compile_kernel(special, function, target, cache, module.__file__)
                 path = _binary_file(special, binary.code, target, cache)
-                known[special] = load_launch(binary, device, path) or fallback
+                known[special] = load_launch(special, binary, device, path) or fallback
             return known[special]
 
     hints = tuple(argument.hint for argument in kernel.arguments if argument.dtype is None)

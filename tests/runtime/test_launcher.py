@@ -11,6 +11,7 @@ import torch
 from minicompile.ir.program import KernelArgument, KernelSource
 from minicompile.runtime import launcher
 from minicompile.runtime.kernel_binary import for_sizes, triton_type
+from minicompile.runtime.kernel_worker import Machine
 from minicompile.runtime.launcher import SizedLaunch
 
 KERNEL = KernelSource(
@@ -53,9 +54,11 @@ def test_a_launch_passes_addresses_numbers_and_the_current_stream(monkeypatch: p
     monkeypatch.setattr(torch._C, "_StaticCudaLauncher", driver, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 70 + index, raising=False)
     monkeypatch.setattr(launcher, "_load", lambda *arguments: 5)
-    binary: Any = SimpleNamespace(scratch_bytes=0, argument_types=("*fp32", "*i64", "i32", "i64"), num_warps=4, shared_bytes=16, name="k")
+    machine = Machine(b"", {"name": "k", "shared": 16, "num_warps": 4, "global_scratch_size": None})
+    arguments = *map(KernelArgument, "xy", (torch.float32, torch.int64)), *(KernelArgument("s", None, wide=wide) for wide in (False, True))
+    kernel = KernelSource("k", "", arguments, (), 4, 1)
     x, y = torch.ones(4), torch.ones(4, dtype=torch.int64)
-    launch = launcher.load_launch(binary, torch.device("cuda", 1), None)
+    launch = launcher.load_launch(kernel, machine, torch.device("cuda", 1), None)
     assert launch is not None
     launch((2, 3, 1), x, y, 9, 1 << 40)
     values = (x.data_ptr(), y.data_ptr(), 9, 1 << 40, None, None)

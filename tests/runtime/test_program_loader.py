@@ -15,7 +15,7 @@ import torch
 from minicompile.ir.program import KernelArgument, KernelSource, Program
 from minicompile.runtime import kernel_worker
 from minicompile.runtime.code_cache import CodeCache
-from minicompile.runtime.kernel_binary import KernelBinary, compile_kernel
+from minicompile.runtime.kernel_binary import compile_kernel
 from minicompile.runtime.program_loader import align_inputs, for_any_size, load_program
 
 KERNEL = '''@triton.jit
@@ -137,18 +137,13 @@ def test_machine_code_is_compiled_once_and_then_read_from_the_cache(
     exec(compile(FILE, str(file), "exec"), namespace)
     target = GPUTarget("cuda", 90, 32)
     first = compile_kernel(described.kernels[0], namespace["double_kernel"], target, cache)
-    assert first.name == "double_kernel" and first.argument_types == ("*fp32", "*fp32") and len(first.code) > 500
+    assert first.metadata["name"] == "double_kernel" and b"\n" in first.code and len(first.code) > 500
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("compiled twice")
 
     monkeypatch.setattr(kernel_worker, "compiled", refuse)
     assert compile_kernel(described.kernels[0], namespace["double_kernel"], target, cache) == first
-
-
-def test_a_binary_survives_the_way_to_the_disk_and_back() -> None:
-    binary = KernelBinary("k", b"\n\x00code\n", 1024, 8, ("*fp32", "i64"))
-    assert KernelBinary.from_bytes(binary.to_bytes()) == binary
 
 
 def test_an_overwritten_input_at_an_odd_address_is_changed_in_place() -> None:
