@@ -53,9 +53,10 @@ def write_batched_kernel(group: KernelGroup, name: str, context: KernelContext) 
             pointers.append(buffer)
     block = geometry.plan.axes[0].block
     programs = [-(-hint(member.tile.axes[0].axis.size) // block) for member in members]
-    sizes = [[hint(tile.axis.size) for tile, name in zip(member.tile.axes, SIZES, strict=False) if name in text.sizes]
+    varying = {argument.name for argument in text.arguments if argument.dtype is None}
+    sizes = [[hint(tile.axis.size) for tile, name in zip(member.tile.axes, SIZES, strict=False) if name in varying]
              for member in members]  # fmt: skip
-    targets = [name for name in SIZES if name in text.sizes] + chosen_names
+    targets = [name for name in SIZES if name in varying] + chosen_names
     values = [[*map(str, own), *names] for own, names in zip(sizes, chosen, strict=True)]
     return dataclasses.replace(
         text,

@@ -105,7 +105,7 @@ def _print_kernels(
         if kernel is None:
             kernel = printed[key] = _print_kernel(group, namer.fresh(f"{group.name}_kernel"), context, buffers)
         pointers = tuple(buffers[n] for n in kernel.numbers)
-        launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.text.sizes)
+        launches[number] = Launch(kernel.source.name, kernel.text.grid, pointers, kernel.source.sizes)
         launched.append(kernel.source.name)
     return list(printed.values()), launches, launched
 

@@ -50,11 +50,6 @@ class KernelText:
     limits: frozenset[tuple[Index, int]] = frozenset()
     row: str = ""
 
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The names of the size arguments."""
-        return tuple(argument.name for argument in self.arguments if argument.dtype is None)
-
 
 @dataclasses.dataclass(frozen=True)
 class KernelContext:

@@ -7,7 +7,7 @@ module must not emit anything but pointwise loops.
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,7 +19,6 @@ from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, number, where
 from minicompile.lowering.values import TensorValue
 
-Promotion = Literal["result", "promoted"]
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -111,9 +110,9 @@ def promoted_dtype(*arguments: Any) -> torch.dtype:
     return _promoted(tensors, numbers, torch.get_default_dtype())
 
 
-def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: bool) -> Callable[..., TensorValue]:
+def _elementwise(formula: Callable[..., Scalar], compares: bool, of_bits: bool) -> Callable[..., TensorValue]:
     def rule(builder: GraphBuilder, *args: Any, **kwargs: Any) -> TensorValue:
-        dtype = builder.val.dtype if promotion == "result" else promoted_dtype(*args)
+        dtype = promoted_dtype(*args) if compares else builder.val.dtype
         if of_bits and dtype.is_floating_point:
             raise UseExtern("eager refuses floats, when it runs")
         if formula is formulas.power and isinstance(args[1], Index) and not dtype.is_floating_point:
@@ -141,17 +140,10 @@ def _elementwise(formula: Callable[..., Scalar], promotion: Promotion, of_bits: 
     return rule
 
 
-def _register_tables() -> None:
-    tables: tuple[tuple[dict[str, Callable[..., Scalar]], Promotion], ...]
-    tables = (IN_RESULT_DTYPE, "result"), (COMPARISONS, "promoted")
-    for table, promotion in tables:
-        for name, formula in table.items():
-            base, _, forms = name.partition(".")
-            names = " ".join(f"{base}.{form or 'default'}" for form in forms.split("|"))
-            lowers(names)(_elementwise(formula, promotion, name.startswith("bitwise")))
-
-
-_register_tables()
+for _name, _formula in (IN_RESULT_DTYPE | COMPARISONS).items():
+    _base, _, _forms = _name.partition(".")
+    _names = " ".join(f"{_base}.{_form or 'default'}" for _form in _forms.split("|"))
+    lowers(_names)(_elementwise(_formula, _name in COMPARISONS, _base.startswith("bitwise")))
 
 
 @lowers("minicompile.checked.default")
@@ -178,10 +170,7 @@ def _operand(value: Any, indices: Indices, dtype: torch.dtype) -> Scalar:
     return Scalar(number(value, dtype))
 
 
-@lowers("masked_fill.Scalar masked_fill.Tensor")
-def lower_masked_fill(builder: GraphBuilder, value: TensorValue, mask: TensorValue, fill: Any) -> TensorValue:
-    """`fill` where the mask holds."""
-    return lower_where(builder, mask, fill, value)
+lowers("masked_fill.Scalar masked_fill.Tensor")(lambda builder, value, mask, fill: lower_where(builder, mask, fill, value))
 
 
 @lowers("log_sigmoid_forward")
