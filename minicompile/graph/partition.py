@@ -22,12 +22,11 @@ from minicompile.ir.graph import (
     Binding,
     CapturedGraph,
     Connection,
+    ForwardValue,
     FreshOutput,
     MutatedInput,
     OutputBinding,
     PartitionedGraph,
-    Recomputed,
-    SavedTensor,
     SizeOutput,
     ViewOutput,
 )
@@ -206,11 +205,11 @@ class _Forward:
         first, second = (tuple(self.renumbered[outputs[n]] for n in numbers) for numbers in (entry.outputs, entry.sources))
         return Connection(first, second)
 
-    def saved_records(self, cut: Cut) -> list[SavedTensor]:
+    def saved_records(self, cut: Cut) -> list[ForwardValue]:
         """What is kept, for the report."""
         return [
-            SavedTensor(node.name, index, num_bytes(node), cut.reasons.get(node, ""), node.meta.get("location"))
-            for node, index in zip(self.kept_nodes, self.saved, strict=True)
+            ForwardValue(node.name, num_bytes(node), cut.reasons.get(node, ""), node.meta.get("location"))
+            for node in self.kept_nodes
         ]
 
 
@@ -259,11 +258,11 @@ def size_nodes(graph: Graph, inputs: list[Node], symbols: set[Any]) -> list[Node
     return list(found.values())
 
 
-def recomputed_records(backward: GraphModule) -> Iterator[Recomputed]:
+def recomputed_records(backward: GraphModule) -> Iterator[ForwardValue]:
     """Operations of the forward that the backward repeats, for the report."""
     for node in backward.graph.nodes:
         if node.op == "call_function" and node.meta.get("stage") == "forward" and not is_view(node) and not is_size(node):
-            yield Recomputed(node.name, num_bytes(node), "cheaper than keeping it", node.meta.get("location"))
+            yield ForwardValue(node.name, num_bytes(node), "cheaper than keeping it", node.meta.get("location"))
 
 
 def is_effect(node: Node) -> bool:

@@ -229,19 +229,8 @@ class MutatedInput:
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedTensor:
-    """A tensor kept from forward to backward, with its size and the reason that the cut gave."""
-
-    name: str
-    output_index: int
-    num_bytes: int
-    reason: str
-    location: Location | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Recomputed:
-    """An operation that the backward repeats instead of keeping its result."""
+class ForwardValue:
+    """A value of the forward that is saved for the backward, or computed again there, with its size and the reason."""
 
     name: str
     num_bytes: int
@@ -316,8 +305,8 @@ class PartitionedGraph:
     binding: Binding
     inputs: tuple[GraphInput, ...]
     joint_text: str = ""
-    saved_tensors: tuple[SavedTensor, ...] = ()
-    recomputed: tuple[Recomputed, ...] = ()
+    saved_tensors: tuple[ForwardValue, ...] = ()
+    recomputed: tuple[ForwardValue, ...] = ()
     name: str = "graph"
     patterns: tuple[PatternRecord, ...] = ()
     split_backward: torch.fx.GraphModule | None = None

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from minicompile.ir.graph import Recomputed, SavedTensor
+from minicompile.ir.graph import ForwardValue
 from minicompile.report import document, html_page, records, text_page
 
 
@@ -33,8 +33,8 @@ class Explanation:
     guards_ns: float | None
     recompiles: tuple[records.ExplainedRecompile, ...]
     fallbacks: tuple[str, ...]
-    saved: tuple[SavedTensor, ...]
-    recomputed: tuple[Recomputed, ...]
+    saved: tuple[ForwardValue, ...]
+    recomputed: tuple[ForwardValue, ...]
     steps: tuple[records.Step, ...]
     fusions: tuple[records.Fusion, ...]
     patterns: tuple[str, ...]
