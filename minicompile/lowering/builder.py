@@ -42,7 +42,6 @@ class GraphBuilder:
         device: where loops run; buffers of other devices are left to extern kernels.
         node: the FX node being lowered.
         written: each new version of a storage to the first buffer that had it.
-        renamed: what the last call wrote, until it is taken.
         origin: the same, as recorded on operations.
         shared: values that several nodes need and one of them made, by what they are.
         floats: what `in_memory` gave, and for what.
@@ -63,7 +62,6 @@ class GraphBuilder:
         self.shared: dict[tuple[Any, ...], TensorValue] = {}
         self.floats: dict[Expr, FloatInput] = {}
         self.written: dict[str, str] = {}
-        self.renamed: dict[str, str] = {}
         self._names: set[str] = set()
 
     # Names and buffers
@@ -124,11 +122,6 @@ class GraphBuilder:
     def same_storage(self, first: str, second: str) -> bool:
         """Whether both are versions of one storage."""
         return self.written.get(first, first) == self.written.get(second, second)
-
-    def take_renamed(self) -> dict[str, str]:
-        """Old to new names of the buffers that the last call wrote; each is told once."""
-        renamed, self.renamed = self.renamed, {}
-        return renamed
 
     def whole(self, buffer: Buffer) -> TensorValue:
         """The value that is all of `buffer`."""

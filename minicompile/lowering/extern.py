@@ -119,7 +119,6 @@ def _call_in_place(
         f"torch.ops.{qualified_name(target)}", args, kwargs, new, overwrites=old, pure=False,
         unpack=len(new) > 1, reason=f"{reason}; writes its arguments",
     )  # fmt: skip
-    builder.renamed = dict(zip(old, (buffer.name for buffer in new), strict=True))
     values = tuple(dataclasses.replace(v, buffer=b.name) for v, b in zip(mutated, new, strict=True))
     if not returned:
         return None

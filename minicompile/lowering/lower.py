@@ -177,7 +177,7 @@ class GraphLowering:
                 reason = str(refusal)
         self._make_promised_copies({value.buffer for value in mutated_arguments(target, args, kwargs)})
         result = call_operator(self.builder, target, args, kwargs, reason)
-        self._rename(self.builder.take_renamed())
+        self._rename({old: new for new, old in self.builder.operations[-1].inherits.items()})
         return result
 
     def _checked_view(self, result: Any) -> Any:

@@ -46,7 +46,6 @@ class Cluster:
         crossed: buffers computed by reductions over the stepped axes.
         alone: scatters share a kernel with nothing.
         scans, ordered: has a scan, something that depends on the order of the inner axes.
-        version: changes with every fusion.
     """
 
     key: int
@@ -63,7 +62,6 @@ class Cluster:
     alone: bool = False
     scans: bool = False
     ordered: bool = False
-    version: int = 0
 
     @property
     def space(self) -> tuple[Axis, ...]:
@@ -313,7 +311,6 @@ def merge(first: Cluster, second: Cluster, alignment: Alignment) -> Cluster:
         crossed=source.crossed | target.crossed,
         scans=first.scans or second.scans,
         ordered=first.ordered or second.ordered,
-        version=first.version + second.version + 1,
     )
 
 

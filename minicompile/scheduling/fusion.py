@@ -77,10 +77,10 @@ class Fuser:
                 if a == b or a not in self.clusters or b not in self.clusters:
                     continue
                 key = (min(a, b), max(a, b))
-                versions = (self.clusters[key[0]].version, self.clusters[key[1]].version)
-                if tried.get(key) == versions:
+                sizes = (len(self.clusters[key[0]].maps), len(self.clusters[key[1]].maps))
+                if tried.get(key) == sizes:
                     continue
-                tried[key] = versions
+                tried[key] = sizes
                 changed |= self.try_pair(*key)
             if not changed:
                 break
