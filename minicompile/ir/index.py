@@ -262,13 +262,13 @@ def _bound_term(monomial: Monomial, coefficient: int, largest: bool) -> Index:
             return as_index(coefficient * (max(corners) if largest else min(corners)))
     result = as_index(coefficient)
     for atom in monomial:
-        result = result * (_atom_maximum(atom) if largest else _atom_minimum(atom))
+        result = result * _atom_range(atom)[largest]
     return result
 
 
 def _ranges(monomial: Monomial) -> list[tuple[int, int]] | None:
     """The least and the largest value of each factor, if all are numbers."""
-    found = [(_atom_minimum(atom).constant, _atom_maximum(atom).constant) for atom in monomial]
+    found = [(least.constant, most.constant) for least, most in map(_atom_range, monomial)]
     return None if any(None in pair for pair in found) else found  # type: ignore[return-value]  # none is None
 
 
@@ -277,26 +277,18 @@ def _has_negative_quotient(monomial: Monomial) -> bool:
     return any(isinstance(atom, FloorDiv) and not is_nonnegative(atom.numerator) for atom in monomial)
 
 
-def _atom_maximum(atom: Atom) -> Index:
+def _atom_range(atom: Atom) -> tuple[Index, Index]:
+    """The smallest and the largest value."""
     match atom:
         case Axis() | Indirect():
-            return atom.size - 1
+            return ZERO, atom.size - 1
         case Mod():
-            return atom.divisor - 1
+            return ZERO, atom.divisor - 1
         case FloorDiv():
-            return floor_divide(upper_bound(atom.numerator), atom.divisor)
+            ends = lower_bound(atom.numerator), upper_bound(atom.numerator)
+            return floor_divide(ends[0], atom.divisor), floor_divide(ends[1], atom.divisor)
         case Symbol():
-            return as_index(atom)
-
-
-def _atom_minimum(atom: Atom) -> Index:
-    match atom:
-        case FloorDiv():
-            return floor_divide(lower_bound(atom.numerator), atom.divisor)
-        case Symbol():
-            return as_index(atom)
-        case _:
-            return ZERO
+            return as_index(atom), as_index(atom)
 
 
 def is_nonnegative(index: Index) -> bool:
@@ -337,25 +329,15 @@ def _split_divisible(index: Index, divisor: Index) -> tuple[Index, Index]:
             return quotient + whole, _from_terms(rest)
         return quotient, _from_terms(rest)
     factors, coefficient = divisor.terms[0]
-    if len(divisor.terms) != 1:
-        multiples, others = ZERO, index
-        for monomial, c in index.terms:
-            remaining = _without(monomial, factors)
-            if remaining is not None and c % coefficient == 0:
-                part = Index(((remaining, c // coefficient),))
-                multiple = part * divisor
-                if set(multiple.terms) <= set(others.terms):
-                    multiples, others = multiples + part, others - multiple
-        return multiples, others
-    divided: dict[Monomial, int] = {}
-    kept: dict[Monomial, int] = {}
+    multiples, others = ZERO, index
     for monomial, c in index.terms:
         remaining = _without(monomial, factors)
         if remaining is not None and c % coefficient == 0:
-            divided[remaining] = divided.get(remaining, 0) + c // coefficient
-        else:
-            kept[monomial] = c
-    return _from_terms(divided), _from_terms(kept)
+            part = Index(((remaining, c // coefficient),))
+            multiple = part * divisor
+            if set(multiple.terms) <= set(others.terms):
+                multiples, others = multiples + part, others - multiple
+    return multiples, others
 
 
 def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
@@ -380,64 +362,49 @@ def _above_low_part(index: Index, divisor: int) -> tuple[int, Index, Index]:
     return 0, ZERO, ZERO
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def floor_divide(index: Index, divisor: Index) -> Index:
     """`index // divisor` for a positive divisor, simplified by the ranges of the atoms."""
+    return _divided(index, divisor)[0]
+
+
+def remainder(index: Index, divisor: Index) -> Index:
+    """`index % divisor` for a positive divisor, simplified by the ranges of the atoms."""
+    return _divided(index, divisor)[1]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _divided(index: Index, divisor: Index) -> tuple[Index, Index]:
+    """The quotient and the remainder."""
     number = divisor.constant
     if number == 1:
-        return index
+        return index, ZERO
     if index.constant is not None and number is not None:
-        return as_index(index.constant // number)
+        return as_index(index.constant // number), as_index(index.constant % number)
     quotient, rest = _split_divisible(index, divisor)
     if not rest.terms or is_below(rest, divisor):
-        return quotient
+        return quotient, rest
     if number is None and is_below(rest + divisor, divisor):
-        return quotient - 1
+        return quotient - 1, rest + divisor
     if number is not None:
         common = math.gcd(number, *(c for _, c in rest.terms))
         if common > 1:
-            rest = Index(tuple((m, c // common) for m, c in rest.terms))
-            divisor = as_index(number // common)
-        unit, high, _ = _above_low_part(rest, number // common)
+            high, low = _divided(Index(tuple((m, c // common) for m, c in rest.terms)), as_index(number // common))
+            return quotient + high, low * common
+        unit, high, low = _above_low_part(rest, number)
         if unit:
-            return quotient + floor_divide(high, as_index(number // common // unit))
+            high, left = _divided(high, as_index(number // unit))
+            return quotient + high, left * unit + low
+    high, low = as_index(FloorDiv(rest, divisor)), as_index(Mod(rest, divisor))
     if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
         inner = rest.terms[0][0][0]
         if isinstance(inner, FloorDiv):
-            return quotient + floor_divide(inner.numerator, inner.divisor * divisor)
-        if isinstance(inner, Mod):
+            high = floor_divide(inner.numerator, inner.divisor * divisor)
+        elif isinstance(inner, Mod):
             modulus, left = _split_divisible(inner.divisor, divisor)
             if not left.terms:
-                return quotient + remainder(floor_divide(inner.numerator, divisor), modulus)
-    return quotient + as_index(FloorDiv(rest, divisor))
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def remainder(index: Index, divisor: Index) -> Index:
-    """`index % divisor` for a positive divisor, simplified by the ranges of the atoms."""
-    number = divisor.constant
-    if number == 1:
-        return ZERO
-    if index.constant is not None and number is not None:
-        return as_index(index.constant % number)
-    _, rest = _split_divisible(index, divisor)
-    if not rest.terms or is_below(rest, divisor):
-        return rest
-    if number is None and is_below(rest + divisor, divisor):
-        return rest + divisor
-    if number is not None:
-        common = math.gcd(number, *(c for _, c in rest.terms))
-        if common > 1:
-            reduced = Index(tuple((m, c // common) for m, c in rest.terms))
-            return remainder(reduced, as_index(number // common)) * common
-        unit, high, low = _above_low_part(rest, number)
-        if unit:
-            return remainder(high, as_index(number // unit)) * unit + low
-    if len(rest.terms) == 1 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
-        inner = rest.terms[0][0][0]
-        if isinstance(inner, Mod) and not _split_divisible(inner.divisor, divisor)[1].terms:
-            return remainder(inner.numerator, divisor)
-    return as_index(Mod(rest, divisor))
+                high, low = _divided(inner.numerator, divisor)
+                high = remainder(high, modulus)
+    return quotient + high, low
 
 
 def substitute(index: Index, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None = None) -> Index:
@@ -529,10 +496,9 @@ def _evaluate_atom(atom: Atom, values: Mapping[Atom, Any], load: Callable[[Any],
     match atom:
         case Symbol():
             return atom.hint
-        case FloorDiv():
-            return evaluate(atom.numerator, values, load) // evaluate(atom.divisor, values, load)
-        case Mod():
-            return evaluate(atom.numerator, values, load) % evaluate(atom.divisor, values, load)
+        case FloorDiv() | Mod():
+            divide = operator.floordiv if isinstance(atom, FloorDiv) else operator.mod
+            return divide(*(evaluate(part, values, load) for part in (atom.numerator, atom.divisor)))
         case Indirect() if load is not None:
             return load(atom.value)
     raise KeyError(f"no value for {atom}")
