@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from minicompile.codegen.index_text import host
 from minicompile.codegen.triton_text import Text, infix
-from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms, hint
+from minicompile.ir.index import Axis, Index, Symbol, as_index, atoms, hint, product
 from minicompile.ir.schedule import DeviceProperties, TileAxis, TilePlan
 
 GRID_LIMIT = 65535
@@ -110,15 +110,10 @@ class Geometry:
 
     def grid(self) -> tuple[str, str, str]:
         """Three Python expressions over the size symbols."""
-        counts = [host(self.programs(tile)) for tile in reversed(self.plan.parallel)]
+        counts = [self.programs(tile) for tile in reversed(self.plan.parallel)]
         if self.linear:
-            total = counts[0]
-            for count in counts[1:]:
-                total = infix(total, "*", count)
-            if all(self.programs(tile).constant is not None for tile in self.plan.parallel):
-                total = Text(str(functools.reduce(int.__mul__, (int(self.programs(t)) for t in self.plan.parallel))))
-            return (total.text, "1", "1")
-        texts = [count.text for count in counts] + ["1", "1", "1"]
+            return (host(product(counts)).text, "1", "1")
+        texts = [host(count).text for count in counts] + ["1", "1", "1"]
         return (texts[0], texts[1], texts[2])
 
     def symbols(self) -> set[Symbol]:

@@ -124,22 +124,15 @@ def lower_max_pool(
     lowest = -math.inf if value.dtype.is_floating_point else torch.iinfo(value.dtype).min
 
     def best(indices: Indices) -> tuple[Scalar, Scalar]:
-        largest: Scalar | None = None
-        place = Scalar(number(0, torch.int64))
-        for where_from, exists in windows.elements(indices):
-            element = Scalar(masked(exists, value.load(where_from), number(lowest, value.dtype)))
-            flat = index_value(row_major(where_from[windows.lead :], value.sizes[windows.lead :]))
-            if largest is None:
-                largest, place = element, flat
-                started = exists if not isinstance(exists, bool) else None
-                continue
+        found = windows.elements(indices)
+        elements = [Scalar(masked(exists, value.load(at), number(lowest, value.dtype))) for at, exists in found]
+        places = [index_value(row_major(at[windows.lead :], value.sizes[windows.lead :])) for at, _ in found]
+        largest, place = elements[0], places[-1]
+        for first, (_, exists) in reversed(list(zip(places, found, strict=True))):  # that exists, if no element is larger
+            place = where(exists, first, place) if isinstance(exists, Scalar) else first if exists else place
+        for element, there in zip(elements[1:], places[1:], strict=True):
             better = (element > largest) | element.is_nan()
-            if started is not None:
-                better = better | (~started & element.equals(lowest))
-            better = better if exists is True else better & exists if exists is not False else ~better & better
-            largest, place = where(better, element, largest), where(better, flat, place)
-            started = started | exists if started is not None and not isinstance(exists, bool) else None
-        assert largest is not None
+            largest, place = where(better, element, largest), where(better, there, place)
         return largest, place
 
     return builder.like_node(lambda i: best(i)[0].expr, 0), builder.like_node(lambda i: best(i)[1].expr, 1)

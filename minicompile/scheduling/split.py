@@ -158,24 +158,21 @@ def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:
 def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...], AxisMap, Index | None]:
     """A new axis over about `splits` chunks, the axes inside a chunk, the old axes over these, and, where the last
     chunk is not full, the position that must stay below the number of elements."""
-    whole = product(axis.size for axis in axes)
-    if whole.constant is None:
-        part, within = Axis("part", splits), Axis("within", (whole + (splits - 1)) // splits)
-        position = flatten((part, within))
-        return part, (within,), unflatten(position, axes), position
-    first, rest = axes[0], axes[1:]
-    length, size = points(axes), points((first,))
-    for number in range(splits, 2 * splits):
-        if size % number == 0 and (size > number or rest):
-            part, within = Axis("part", number), Axis("within", size // number)
-            place = as_index(part) * within.size + as_index(within)
-            inside = (within, *rest) if size > number else rest
-            changes = ((first, place if size > number else as_index(part)), *identity(rest))
-            return part, inside, changes, None
-    number = next((n for n in range(splits, 2 * splits) if length % n == 0 and n < length), splits)
-    part, within = Axis("part", number), Axis("within", -(-length // number))
+    whole, number = product(axis.size for axis in axes), splits
+    if (length := whole.constant) is not None:
+        first, rest = axes[0], axes[1:]
+        size = points((first,))
+        for number in range(splits, 2 * splits):
+            if size % number == 0 and (size > number or rest):
+                part, within = Axis("part", number), Axis("within", size // number)
+                place = as_index(part) * within.size + as_index(within)
+                inside = (within, *rest) if size > number else rest
+                changes = ((first, place if size > number else as_index(part)), *identity(rest))
+                return part, inside, changes, None
+        number = next((n for n in range(splits, 2 * splits) if length % n == 0 and n < length), splits)
+    part, within = Axis("part", number), Axis("within", (whole + (number - 1)) // number)
     position = flatten((part, within))
-    return part, (within,), unflatten(position, axes), None if length % number == 0 else position
+    return part, (within,), unflatten(position, axes), None if length is not None and length % number == 0 else position
 
 
 def _in_two_stages(loop: Loop, splits: int, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer, Chunks | None]:
