@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, fitting
+from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, shrunk
 
 MAX_HEAD_DIM = 256
 HALVES_FROM = 1024
@@ -76,14 +76,26 @@ class AttentionProblem:
         return max(least, padded_head_dim(max(self.d, self.dv)))
 
     def fitted(self, phase: str, config: AttentionConfig, itemsize: int, entry_bytes: int) -> AttentionConfig:
-        """The configuration, or the next smaller one whose shared memory fits the GPU."""
+        """The configuration, made smaller until an upper bound of its shared memory is within the GPU's limit.
+
+        Bytes for each row of the block that stays and of those that the loop loads, and for each element of a mask. Beside a
+        pipeline's stages there are copies of the loaded rows: the parts of split products, and tf32 operands laid out anew.
+        """
         row = self.width * itemsize
         halves = itemsize == 2 or self.precision == "halves"
         split = not halves and self.precision not in ("ieee", "tf32")
         parts = 2 if not split else 3 if self.precision == "bf16x6" else 4
         resident = row * (1 if phase == "forward" else 2) * parts // 2
-        copies = (int(split), 1 if split or halves else 2)
-        return fitting(config, phase == "key gradient", resident, 2 * row, copies, entry_bytes, SHARED_MEMORY_LIMIT)
+        while (smaller := shrunk(config)) is not None:
+            stay, walk = config.block_m, config.block_n
+            if phase == "key gradient":
+                stay, walk = walk, stay
+            copies = max(config.stages + (split and config.stages > 1), 1 if split or halves else 2)
+            needed = stay * resident + 2 * walk * row * copies + config.stages * stay * walk * entry_bytes
+            if needed + 1024 <= SHARED_MEMORY_LIMIT:
+                break
+            config = smaller
+        return config
 
     def constants(self, config: AttentionConfig) -> dict[str, Any]:
         """The compile-time arguments that all attention kernels share."""

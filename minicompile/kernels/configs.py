@@ -183,25 +183,6 @@ def attention_row(
     raise KeyError(f"no attention configuration for {phase}, {numerics}, head dim {head_dim}")
 
 
-def fitting(
-    config: AttentionConfig, keys_stay: bool, resident: int, walked: int, copies: tuple[int, int], entries: int,
-    limit: int,
-) -> AttentionConfig:  # fmt: skip
-    """The configuration, made smaller until an upper bound of its shared memory is within the limit.
-
-    Bytes for each row of the block that stays (`resident`) and of those that the loop loads (`walked`), and for each
-    element of a mask (`entries`). `copies`: how many copies of the loaded rows there are beside a pipeline's stages
-    (the parts of split products), and at least in all (tf32 operands laid out anew).
-    """
-    while (smaller := shrunk(config)) is not None:
-        stay, walk = (config.block_n, config.block_m) if keys_stay else (config.block_m, config.block_n)
-        loaded = walked * max(config.stages + copies[0] * (config.stages > 1), copies[1])
-        if stay * resident + walk * loaded + config.stages * stay * walk * entries + 1024 <= limit:
-            break
-        config = smaller
-    return config
-
-
 def shrunk(config: AttentionConfig) -> AttentionConfig | None:
     """The next smaller configuration: fewer stages, then half the larger side; None if there is none."""
     if config.stages > 1:

@@ -118,8 +118,8 @@ class GraphLowering:
         if example.layout != torch.strided:
             raise Unsupported("sparse tensor", f"{name} is a {example.layout} tensor")
         sizes, strides = size_indices(example.shape), stride_indices(example.stride())
-        self.builder.buffers[name] = Buffer(name, example.dtype, example.device, sizes, strides, role)
-        return TensorValue(name, example.dtype, example.dtype, example.device, sizes, strides)
+        buffer = self.builder.buffers[name] = Buffer(name, example.dtype, example.device, sizes, strides, role)
+        return self.builder.whole(buffer)
 
     # Operators
 

@@ -53,7 +53,7 @@ class Recording:
 
     Attributes:
         graph: what replays.
-        inputs: the fixed places of the inputs that are copied; `None` for the others.
+        places: where inputs that are copied are read, by position.
         pinned: position and address of inputs in another recording's memory.
         outputs: what the program returned.
         handed_out: the outputs that are given away without a copy.
@@ -61,7 +61,7 @@ class Recording:
     """
 
     graph: Any
-    inputs: tuple[torch.Tensor | None, ...]
+    places: dict[int, torch.Tensor]
     pinned: dict[int, int]
     outputs: tuple[Any, ...]
     handed_out: tuple[torch.Tensor, ...]
@@ -190,11 +190,10 @@ class GraphedCall:
 
     def _watched(self, inputs: list[Any]) -> tuple[Any, ...]:
         """A call that looks for what a graph could not repeat."""
-        copied = [v for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and i not in self._in_place]
         watch = WorkElsewhere(self._pool.device)
         if any(value.device != self._pool.device for value in tensors_in(inputs)):
             self.fallback = "an input is on another device"
-        elif any(torch._debug_has_internal_overlap(value) for value in copied):
+        elif any(torch._debug_has_internal_overlap(inputs[position]) for position in self._copied(inputs)):
             self.fallback = "elements of an input share memory"
         with watch:
             outputs = self._call(inputs)
@@ -202,35 +201,28 @@ class GraphedCall:
             self.fallback = f"{watch.found} works on another device"
         return outputs
 
+    def _copied(self, inputs: list[Any]) -> list[int]:
+        """The positions of tensors that are copied to fixed places."""
+        return [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in self._in_place]
+
     def _record(self, inputs: list[Any]) -> Recording | None:
         try:
-            fixed = [
-                value if position in self._in_place or not isinstance(value, torch.Tensor) else _copy(value)
-                for position, value in enumerate(inputs)
-            ]
+            places = {position: _copy(inputs[position]) for position in self._copied(inputs)}
+            fixed = [places.get(position, value) for position, value in enumerate(inputs)]
             graph, outputs = self._pool.record(lambda: self._call(list(fixed)))
         except RuntimeError as failure:
             self.fallback = f"recording failed: {failure}"
             return None
-        handed_out = tuple(
-            value
-            for position, value in enumerate(outputs)
-            if isinstance(value, torch.Tensor) and position not in self._roles.copied_outputs
-        )
-        return Recording(
-            graph,
-            tuple(None if i in self._in_place or not isinstance(v, torch.Tensor) else v for i, v in enumerate(fixed)),
-            {position: inputs[position].data_ptr() for position in self._roles.pinned_inputs},
-            outputs,
-            handed_out,
-            tuple(map(_owners, handed_out)),
-        )
+        copied = self._roles.copied_outputs
+        handed_out = tuple(v for i, v in enumerate(outputs) if isinstance(v, torch.Tensor) and i not in copied)
+        pinned = {position: inputs[position].data_ptr() for position in self._roles.pinned_inputs}
+        return Recording(graph, places, pinned, outputs, handed_out, tuple(map(_owners, handed_out)))
 
     def _replay(self, recording: Recording, inputs: list[Any]) -> tuple[Any, ...]:
         self._pool.order()
-        for fixed, given in zip(recording.inputs, inputs, strict=True):
-            if fixed is not None and fixed.data_ptr() != given.data_ptr():
-                fixed.copy_(given)
+        for position, fixed in recording.places.items():
+            if fixed.data_ptr() != inputs[position].data_ptr():
+                fixed.copy_(inputs[position])
         inputs.clear()
         recording.graph.replay()
         copied = self._roles.copied_outputs
