@@ -299,14 +299,13 @@ class ExpressionWriter:
         offset = self.shortened("offsets", self.offset(load.index, conditions))
         mask = self.mask(offset.axes, conditions)
         mask = self.shortened("inside", mask) if mask is not None else None
-        address, block = self._address(pointer, offset, mask)
-        options = self._load_options(load, mask, other)
-        text = call("tl.load", address, *options)
+        varying = mask.axes if mask else frozenset[Axis]()
+        address, block = self.address(pointer, offset, varying, mask is not None and mask.block)
+        text = call("tl.load", address, *self._load_options(load, mask, other))
         if compute_dtype(load.dtype) != load.dtype:
             text = convert(text, compute_dtype(load.dtype))
-        axes = offset.axes | (mask.axes if mask else frozenset())
         name = self.names.get(load) or pointer.removesuffix("_ptr")
-        return self.bind(name, Value(text, axes, block))
+        return self.bind(name, Value(text, offset.axes | varying, block))
 
     def _load_options(self, load: Load, mask: Value | None, other: Constant | None) -> list[str]:
         options: list[str] = []
@@ -321,12 +320,13 @@ class ExpressionWriter:
             options.append(f'eviction_policy="{self.eviction[load]}"')
         return options
 
-    def _address(self, pointer: str, offset: Value, mask: Value | None) -> tuple[str, bool]:
-        """Pointer plus offset, as wide as the mask is."""
-        address = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text).text
-        if mask is None or not mask.block or (offset.block and mask.axes <= offset.axes):
-            return address, offset.block
-        return f"tl.broadcast_to({address}, {self.geometry.shape(offset.axes | mask.axes)})", True
+    def address(self, pointer: str, offset: Value, axes: frozenset[Axis], block: bool) -> tuple[str, bool]:
+        """Pointer plus offset, in the shape of all that varies, along `axes` too; and whether that is a block."""
+        text = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text).text
+        live = axes & frozenset(self.geometry.live)
+        if not (block or live) or offset.block and live <= offset.axes:
+            return text, offset.block
+        return f"tl.broadcast_to({text}, {self.geometry.shape(axes | offset.axes)})", True
 
     def mask(self, axes: Iterable[Axis], conditions: Conditions = ()) -> Value | None:
         """The mask of an access that varies along `axes`, under the given conditions; `None` if there is none."""

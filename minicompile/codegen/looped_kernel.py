@@ -12,7 +12,7 @@ import torch
 from minicompile.codegen.batched_kernel import write_batched_kernel
 from minicompile.codegen.expression_writer import Scope, Value, index_axes
 from minicompile.codegen.folds import fold_of
-from minicompile.codegen.geometry import block_name, mask_name, position_name, start_name
+from minicompile.codegen.geometry import block_name, position_name, start_name
 from minicompile.codegen.index_text import host
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.triton_kernel import KernelWriter
@@ -141,7 +141,7 @@ class LoopedKernelWriter(KernelWriter):
         if axis in self.writer.used | self.writer.masked:
             lines.append(f"{position_name(axis)} = {start} + {self.geometry.block_range(axis)}")
         if axis in self.writer.masked:
-            lines.append(f"{mask_name(axis)} = {position_name(axis)} < {size}")
+            lines.append(self.geometry.mask_line(axis))
         return tuple(lines)
 
     def _scan_step(self, loop: Loop) -> None:

@@ -12,7 +12,7 @@ from minicompile.codegen.geometry import Geometry, plan_for_device, position_nam
 from minicompile.codegen.group_values import GroupValues, without_final_rounding
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.naming import Namer
-from minicompile.codegen.triton_text import Text, call, compute_dtype, infix, literal, typed_literal
+from minicompile.codegen.triton_text import Text, call, compute_dtype, literal, typed_literal
 from minicompile.ir.expr import Constant
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Loop, Reduction, Scan
@@ -132,33 +132,17 @@ class KernelWriter:
         written = typed_literal if dtype == torch.float64 else literal  # a bare number is an fp32
         text = written(expression.value, compute_dtype(dtype)) if isinstance(expression, Constant) else value.text
         axes = frozenset(self.loop_axes(loop))
-        mask = self._store_mask(loop, axes)
+        mask = writer.mask(axes, () if loop.condition is None else (self.values.resolve(loop.condition),))
         offset = writer.offset(self.values.resolve_index(loop.store))
         wanted = value.axes.union(mask.axes if mask else (), axes if loop.accumulate else ())
-        address = self._store_address(loop, offset, wanted, value.block or (mask is not None and mask.block))
+        block = value.block or (mask is not None and mask.block)
+        address, _ = writer.address(self.parameters[loop.buffer], offset, wanted, block)
         arguments: list[Text | str] = [address, text, *([f"mask={mask.text}"] if mask else [])]
         if loop.accumulate:
             line = call("tl.atomic_add", *arguments, 'sem="relaxed"')
         else:
             line = call("tl.store", *arguments)
         writer.scope_for(wanted | offset.axes).tail.append(line.text)
-
-    def _store_mask(self, loop: Loop, axes: frozenset[Axis]) -> Value | None:
-        mask = self.writer.mask(axes)
-        if loop.condition is None:
-            return mask
-        condition = self.writer.value(self.values.resolve(loop.condition))
-        if mask is None:
-            return condition
-        return Value(infix(mask.text, "&", condition.text), condition.axes | mask.axes, True)
-
-    def _store_address(self, loop: Loop, offset: Value, wanted: frozenset[Axis], block: bool) -> str:
-        """Where to store, in the shape of all that varies."""
-        pointer, live = self.parameters[loop.buffer], frozenset(self.geometry.live)
-        address = pointer if offset.text.text == "0" else infix(Text(pointer), "+", offset.text).text
-        if (block or wanted & live) and not (offset.block and wanted & live <= offset.axes):
-            return f"tl.broadcast_to({address}, {self.geometry.shape(wanted | offset.axes)})"
-        return address
 
     def loop_axes(self, loop: Loop) -> set[Axis]:
         """The axes along which a loop stores."""
