@@ -125,8 +125,8 @@ class Geometry:
         return found
 
     def setup(self, used: set[Axis], masked: set[Axis]) -> list[str]:
-        """Lines that define the positions `used` and masks `masked` of the parallel axes."""
-        lines: list[str] = []
+        """Lines that define the positions `used` and masks `masked` of the axes that no loop walks."""
+        lines, used = list[str](), used | masked
         if self.linear and any(tile.axis in used for tile in self.plan.parallel):
             lines.append("program = " + self._program_id(0))
         for tile in reversed(self.plan.parallel):
@@ -134,6 +134,11 @@ class Geometry:
                 lines.append(f"{position_name(tile.axis)} = {self._position(tile)}")
             if tile.axis in masked:
                 lines.append(self.mask_line(tile.axis))
+        if self.reduction is not None and not self.looped:
+            if self.reduction in used:
+                lines.append(f"{position_name(self.reduction)} = {self.block_range(self.reduction)}")
+            if self.reduction in masked:
+                lines.append(self.mask_line(self.reduction))
         return lines
 
     def mask_line(self, axis: Axis) -> str:

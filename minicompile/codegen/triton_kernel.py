@@ -8,7 +8,7 @@ import torch
 
 from minicompile.codegen.expression_writer import ExpressionWriter, Value, index_axes
 from minicompile.codegen.folds import FoldWriter, fold_of
-from minicompile.codegen.geometry import Geometry, plan_for_device, position_name
+from minicompile.codegen.geometry import Geometry, plan_for_device
 from minicompile.codegen.group_values import GroupValues, without_final_rounding
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.naming import Namer
@@ -71,7 +71,7 @@ class KernelWriter:
             arguments=(*pointers, *sizes),
             pointers=tuple(self.pointers),
             constants=geometry.constants(),
-            setup=tuple(self._setup()),
+            setup=tuple(geometry.setup(writer.used, writer.masked)),
             passes=passes,
             body=tuple(writer.outer.lines + writer.outer.tail),
             functions=tuple(sorted(writer.functions)),
@@ -79,15 +79,6 @@ class KernelWriter:
             limits=frozenset(self.limits) if symbols else frozenset(),
             row=self.row,
         )
-
-    def _setup(self) -> list[str]:
-        writer, geometry, reduction = self.writer, self.geometry, self.geometry.reduction
-        used = writer.used | writer.masked
-        lines = geometry.setup(used, writer.masked)
-        if reduction is not None and not geometry.looped:
-            lines += [f"{position_name(reduction)} = {geometry.block_range(reduction)}"] if reduction in used else []
-            lines += [geometry.mask_line(reduction)] if reduction in writer.masked else []
-        return lines
 
     def print_passes(self) -> tuple[Pass, ...]:
         """Print the statements into the writer's scopes; returns the loops of a looped kernel."""

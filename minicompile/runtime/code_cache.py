@@ -74,10 +74,10 @@ class CodeCache:
                     with contextlib.suppress(OSError):
                         yield path, path.stat()
 
-    def trim(self) -> None:
-        """Remove the least recently used entries until the limit holds."""
+    def trim(self, limit_bytes: int | None = None) -> None:
+        """Remove the least recently used entries until the limit, or another one, holds."""
         found = sorted(self.entries(), key=lambda entry: entry[1].st_mtime)
-        excess = sum(status.st_size for _, status in found) - self.limit_bytes
+        excess = sum(status.st_size for _, status in found) - (self.limit_bytes if limit_bytes is None else limit_bytes)
         for path, status in found:
             if excess <= 0:
                 return
@@ -87,9 +87,7 @@ class CodeCache:
 
     def clear(self) -> None:
         """Remove every entry."""
-        for path, _ in list(self.entries()):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        self.trim(0)
 
     def export_to(self, file: pathlib.Path) -> int:
         """Write the portable entries that are whole to an archive; how many there were is returned."""
