@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import difflib
 import os
 import pathlib
 from collections.abc import Iterator
@@ -125,5 +124,4 @@ def check_names(given: dict[str, object], valid: list[str]) -> None:
     """Refuse the first name of `given` that is not in `valid`, naming the nearest valid one."""
     for name in given:
         if name not in valid:
-            nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
-            raise InvalidOption(name, given[name], tuple(nearest), unknown=True)
+            raise InvalidOption(name, given[name], tuple(valid), unknown=True)

@@ -5,6 +5,7 @@ This module imports nothing of ours; warnings are made here, too. An exception h
 """
 
 import dataclasses
+import difflib
 import importlib.util
 import os
 import sys
@@ -60,8 +61,8 @@ class InvalidOption(MinicompileError, ValueError):
 
     def __init__(self, name: str, value: object, valid: tuple[object, ...], unknown: bool = False, kind: str = "option") -> None:
         if unknown:
-            nearest = f"; the nearest valid one is {valid[0]!r}" if valid else ""
-            message = f"there is no {kind} {name!r}{nearest}"
+            (nearest,) = difflib.get_close_matches(name, map(str, valid), n=1, cutoff=0.0)
+            message = f"there is no {kind} {name!r}; the nearest valid one is {nearest!r}"
         else:
             message = f"option {name!r} cannot be {value!r}; it takes {', '.join(map(repr, valid))}"
         super().__init__(message)

@@ -4,9 +4,9 @@ This module must not explain anything itself.
 """
 
 import argparse
-import importlib
 import os
 import pathlib
+import pkgutil
 import runpy
 import sys
 import traceback
@@ -97,9 +97,7 @@ def found(target: str) -> Any:
         raise SystemExit(f"{target!r} names no function: {TARGET}")
     sys.path.insert(0, os.getcwd())
     try:
-        value: Any = importlib.import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
+        value = pkgutil.resolve_name(target)
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{module}.".startswith(f"{missing.name}."):
             raise  # something that the module itself imports

@@ -4,7 +4,6 @@ Lines go to the standard logger `minicompile.TOPIC`, or to standard error when t
 This module must not compute anything: it prints records that the stages left.
 """
 
-import difflib
 import logging
 import os
 import sys
@@ -36,8 +35,7 @@ def enabled_topics() -> frozenset[str]:
     names = [name.strip().lstrip("+") for name in os.environ.get(VARIABLE, "").split(",")]
     for name in filter(None, names):
         if name not in TOPICS and name != "all":
-            nearest = tuple(difflib.get_close_matches(name, TOPICS, 1, 0.0))
-            raise InvalidOption(name, "", nearest, unknown=True, kind=f"{VARIABLE} topic")
+            raise InvalidOption(name, "", tuple(TOPICS), unknown=True, kind=f"{VARIABLE} topic")
     return frozenset(TOPICS.keys() - {"help"}) if "all" in names else frozenset(filter(None, names))
 
 
