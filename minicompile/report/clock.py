@@ -8,7 +8,7 @@ import contextlib
 import statistics
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,9 +107,9 @@ class Clock:
             events: list[tuple[Any, Any, Any]] = []
 
             def around(key: Any, step: Callable[[], Any]) -> Any:
-                with self.interval() as (start, end):
-                    result = step()
-                events.append((key, start, end))
+                start = self.mark()
+                result = step()
+                events.append((key, start, self.mark()))
                 return result
 
             synchronize(self.device)
@@ -122,21 +122,16 @@ class Clock:
             host_seconds = time.perf_counter() - start
             synchronize(self.device)
             for key, first, last in events if number or not self.is_gpu else ():
-                elapsed = first.elapsed_time(last) * 1e3 if self.is_gpu else (last[0] - first[0]) * 1e6
+                elapsed = first.elapsed_time(last) * 1e3 if self.is_gpu else (last - first) * 1e6
                 samples.setdefault(key, []).append(elapsed)
         found = {key: statistics.median(values) for key, values in samples.items()}
         empty = found.pop(None)
         return {key: max(value - empty, 0.0) for key, value in found.items()}
 
-    @contextlib.contextmanager
-    def interval(self) -> Iterator[tuple[Any, Any]]:
-        """Marks before and after the block: CUDA events, or lists with the time in them."""
-        if self.is_gpu:
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            marks[0].record()
-            yield marks[0], marks[1]
-            marks[1].record()
-        else:
-            before, after = [time.perf_counter()], [0.0]
-            yield before, after
-            after[0] = time.perf_counter()
+    def mark(self) -> Any:
+        """The present moment: a CUDA event, or the time."""
+        if not self.is_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

@@ -24,8 +24,9 @@ def minimised(
     captured: CapturedGraph, inputs: list[Any], compile_again: Callable[[CapturedGraph], Any], disagree: Disagree
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
     """The smallest part of a captured graph that was found to fail still, with its inputs; the whole graph if none is."""
-    search = Search(captured, inputs, compile_again, disagree)
-    return search.run() if search.values is not None else (captured.module, inputs)
+    values = node_values(captured.module, inputs, False)
+    found = Search(captured, values, compile_again, disagree).run() if values is not None else None
+    return found or (captured.module, inputs)
 
 
 def as_captured(captured: CapturedGraph, backward: torch.fx.GraphModule) -> CapturedGraph:
@@ -42,23 +43,22 @@ def as_captured(captured: CapturedGraph, backward: torch.fx.GraphModule) -> Capt
 class Search:
     """The search for one graph: which nodes it keeps, everything else being recorded values."""
 
-    def __init__(self, captured: CapturedGraph, inputs: list[Any], compile_again: Any, disagree: Disagree) -> None:
-        self.captured, self.inputs = captured, inputs
+    def __init__(self, captured: CapturedGraph, values: dict[str, Any], compile_again: Any, disagree: Disagree) -> None:
+        self.captured, self.values = captured, values
         self.compile_again, self.disagree = compile_again, disagree
         self.nodes = [node for node in captured.module.graph.nodes if node.op.startswith("call_")]
-        self.values = node_values(captured.module, inputs, False)
         self.attempts = 0
 
-    def run(self) -> tuple[torch.fx.GraphModule, list[Any]]:
-        """First wrong node by bisection, then fewer and fewer nodes before it."""
-        candidates = [node for node in self.nodes if isinstance(self.value(node), torch.Tensor)]
+    def run(self) -> tuple[torch.fx.GraphModule, list[Any]] | None:
+        """First wrong node by bisection, then fewer and fewer nodes before it; `None` if none is wrong."""
+        candidates = [node for node in self.nodes if isinstance(self.values.get(node.name), torch.Tensor)]
         low, high = 0, len(candidates)
         while low < high:
             middle = (low + high) // 2
             last = candidates[middle]
             low, high = (low, middle) if self.fails(self.before(last), last) else (middle + 1, high)
         if low == len(candidates):
-            return self.captured.module, self.inputs
+            return None
         last, kept = candidates[low], [candidates[low]]
         everything = self.before(last)
         while not self.fails(kept, last) and len(kept) < len(everything):
@@ -68,11 +68,6 @@ class Search:
             kept = fewer if self.fails(fewer, last) else kept
         graph, values = self.part(kept, last)
         return graph.module, values
-
-    def value(self, node: torch.fx.Node) -> Any:
-        """The recorded value of a node."""
-        assert self.values is not None
-        return self.values.get(node.name)
 
     def before(self, last: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes that a node needs, itself last, in order."""
@@ -99,7 +94,7 @@ class Search:
             copies[node] = graph.placeholder(node.name)
             copies[node].meta.update(example_value=example, location=None)
             inputs.append(GraphInput(copies[node].name, node.name, "tensor", example))
-            values.append(self.value(node))
+            values.append(self.values.get(node.name))
         for node in kept:
             copies[node] = graph.node_copy(node, lambda other: copies[other])
         graph.output((copies[last],))
