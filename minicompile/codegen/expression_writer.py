@@ -394,9 +394,6 @@ class ExpressionWriter:
         return scope.values[atom].text
 
     def _index_value(self, expression: IndexValue, conditions: Conditions) -> Value:
-        if expression.index.constant is not None:
-            number = typed_literal(int(expression.index), compute_dtype(expression.dtype))
-            return Value(number, exact=False)
         offset = self.offset(expression.index, conditions)
         if offset.axes and not self.geometry.wide and expression not in self._computed_with:
             text = offset.text

@@ -88,11 +88,9 @@ class FoldWriter:
         """The values to fold: in the accumulator's dtype, neutral outside the axis, varying along it."""
         value = self._writer.value(expression)
         text = value.text
-        if fold.kind == "any" and expression.dtype != torch.bool:
-            text = infix(text, "!=", Text("0"))
         if fold.finds_place and expression.dtype in LOW_PRECISION and not value.exact:
             text = rounded(text, expression.dtype)
-        source = torch.bool if fold.kind == "any" else compute_dtype(expression.dtype)
+        source = compute_dtype(expression.dtype)
         if source != fold.dtype:
             text = convert(text, fold.dtype)
         if isinstance(expression, Constant):

@@ -1,7 +1,4 @@
-"""Machine code of one generated kernel: compiled by Triton once, kept on disk, loaded without Triton afterwards.
-
-Private interface: `triton._utils.canonicalize_dtype`, the same in Triton 3.6 to 3.9.
-"""
+"""Machine code of one generated kernel: compiled by Triton once, kept on disk, loaded without Triton afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any
 
 import torch
 import triton
-from triton._utils import canonicalize_dtype
 
 from minicompile.ir.program import KernelArgument, KernelSource
 from minicompile.runtime import kernel_worker
@@ -23,12 +19,17 @@ from minicompile.runtime.graph_key import environment, library_sources
 from minicompile.runtime.kernel_worker import Job, Machine
 from minicompile.runtime.worker_pool import POOL
 
+TRITON_TYPES: dict[torch.dtype, str] = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
+
 
 def triton_type(argument: KernelArgument) -> str:
     """`*fp32` for a pointer, `i32` or `i64` for a size."""
     if argument.dtype is None:
         return "i64" if argument.wide else "i32"
-    return f"*{canonicalize_dtype(argument.dtype)}"
+    return "*" + TRITON_TYPES[argument.dtype]
 
 
 def for_sizes(kernel: KernelSource, sizes: Sequence[int]) -> KernelSource:
