@@ -18,13 +18,19 @@ from minicompile.ir import index as indices
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random
 from minicompile.ir.index import Index, Symbol
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
-from minicompile.ir.operators import draw
+from minicompile.ir.operators import _normal_from, _uniform_from, philox_words
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 class EvaluationFailed(MinicompileError):
     """A program did something that a kernel must never do: read outside a buffer, use an undefined name."""
+
+
+def draw(kind: str, seed: torch.Tensor, counter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`uniform` or `normal` of a dtype, or `bits` (the first word), for each element of `counter`."""
+    words = philox_words(seed, counter)
+    return {"uniform": _uniform_from, "normal": _normal_from, "bits": lambda w, _: w[0]}[kind](words, dtype)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

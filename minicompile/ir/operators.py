@@ -77,12 +77,6 @@ def _seeds(count: int, *, device: torch.device) -> list[Tensor]:
     return list(torch.randint(bounds.min, bounds.max, (count, 2), dtype=torch.int64, device=device).unbind())
 
 
-def draw(kind: str, seed: Tensor, counter: Tensor, dtype: torch.dtype) -> Tensor:
-    """`uniform` or `normal` of a dtype, or `bits` (the first word), for each element of `counter`."""
-    words = philox_words(seed, counter)
-    return {"uniform": _uniform_from, "normal": _normal_from, "bits": lambda w, _: w[0]}[kind](words, dtype)
-
-
 def _uniform_from(words: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     w0, w1, _, _ = words
     if dtype == torch.float64:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from minicompile.capture.eager_backend import run_graph_eagerly
 from minicompile.capture.entry import CompiledCallable
 from minicompile.config import current
 
 
 def capture(function: Callable[..., Any], **options: Any) -> CompiledCallable:
     """`function` captured, its graphs run by torch; faults of the tracer raise."""
-    return CompiledCallable(function, run_graph_eagerly, current().replace(suppress_errors=False, **options))
+    return CompiledCallable(function, operator.attrgetter("module.forward"), current().replace(suppress_errors=False, **options))
 
 
 def equal(left: Any, right: Any) -> bool:

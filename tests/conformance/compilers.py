@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import operator
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,10 +50,9 @@ def compiler(name: str) -> Iterator[Compile]:
 def captured_only(function: Callable[..., Any]) -> Callable[..., Any]:
     """The tracer alone: graphs run by torch, one operation at a time."""
     from minicompile import config  # here, so that the suite's own tests run without the package
-    from minicompile.capture.eager_backend import run_graph_eagerly
     from minicompile.capture.entry import CompiledCallable
 
-    return CompiledCallable(function, run_graph_eagerly, config.current().replace(suppress_errors=False))
+    return CompiledCallable(function, operator.attrgetter("module.forward"), config.current().replace(suppress_errors=False))
 
 
 def fully_compiled(function: Callable[..., Any]) -> Callable[..., Any]:

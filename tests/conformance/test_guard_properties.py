@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import operator
 import random
 import types
 from collections.abc import Callable
@@ -202,10 +203,9 @@ def outcome(function: Callable[..., Any], x: torch.Tensor) -> Any:
 def compiled(function: Callable[..., Any]) -> Any:
     """The tracer with an eager backend and room for many variants."""
     from minicompile import config  # here: the suite's own tests run without the package
-    from minicompile.capture.eager_backend import run_graph_eagerly
     from minicompile.capture.entry import CompiledCallable
 
-    return CompiledCallable(function, run_graph_eagerly, config.current().replace(recompile_limit=200, suppress_errors=False))
+    return CompiledCallable(function, operator.attrgetter("module.forward"), config.current().replace(recompile_limit=200, suppress_errors=False))
 
 
 @pytest.fixture(autouse=True)

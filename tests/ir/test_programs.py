@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from minicompile.errors import VerificationFailed
-from minicompile.ir import operators, printer, verify
+from minicompile.ir import printer, verify
 from minicompile.ir.expr import Constant, Load, Random, apply
 from minicompile.ir.index import ONE, ZERO, Axis, as_index
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
-from tests.evaluate import EvaluationFailed, evaluate_graph
+from tests.evaluate import EvaluationFailed, draw, evaluate_graph
 
 CPU = torch.device("cpu")
 SIZE = as_index(6)
@@ -87,7 +87,7 @@ def test_draws_agree_with_the_reference_operators():
     for kind, operator in (("uniform", torch.ops.minicompile.random_uniform), ("normal", torch.ops.minicompile.random_normal)):
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             expected = operator(seeds[1:], [6], dtype)
-            torch.testing.assert_close(operators.draw(kind, seeds[1], counter, dtype), expected)
+            torch.testing.assert_close(draw(kind, seeds[1], counter, dtype), expected)
     drawn = Loop("y", (I,), Random("uniform", Constant(7, torch.int64), as_index(I), torch.float32), as_index(I))
     (found,) = evaluate_graph(graph_of(drawn), [torch.zeros(6)])
     torch.testing.assert_close(found, torch.ops.minicompile.random_uniform(torch.tensor([7]), [6], torch.float32))
