@@ -20,6 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key
 
 SCALARS = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+MOVES = [getattr(getattr(torch.ops.aten, packet), overload) for packet, overload in (name.split(".") for name in (
+    "view.default _unsafe_view.default permute.default transpose.int t.default expand.default unsqueeze.default squeeze.dim "
+    "select.int slice.Tensor unbind.int split.Tensor split_with_sizes.default clone.default").split())]  # fmt: skip
+"""Operators that PyTorch's fake tensors import `torch.distributed.tensor` for; some give views that eager refuses, of sizes of 1."""
 MOST_RESULTS = 20_000
 RESULTS: dict[Any, Any] = {}
 """By operator and arguments: the type of the container of the results, if any, and what each was; of the whole process."""
@@ -50,7 +54,10 @@ class RememberingFakeMode(FakeMode):
             kind, parts = known
             made = [part and self.again(part, tensors) for part in parts]
             return made[0] if kind is None else kind(made)
-        result = self.dispatch(func, types, args, kwargs or {})
+        if key is not None and func in MOVES and not tensors[0].is_conj() and not tensors[0].is_neg():
+            result = self.moved(func, args, kwargs or {}, tensors)
+        else:
+            result = self.dispatch(func, types, args, kwargs or {})
         if key is not None:
             kind = type(result) if type(result) in (tuple, list) else None
             values = [result] if kind is None else result
@@ -109,6 +116,18 @@ class RememberingFakeMode(FakeMode):
         if (len(tensors) > 1 if is_view else shared) or self.traits(self.again(part, tensors)) != part[0]:
             raise NotRemembered
         return part
+
+    def moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[FakeTensor]) -> Any:
+        """Views or copies of a fake tensor, by eager's rules: as they are of a tensor without memory."""
+        shape, stride, offset, dtype, *rest = self.traits(tensors[0])
+        with torch._C._DisableTorchDispatch():
+            storage = torch.empty(tensors[0].untyped_storage().nbytes() // dtype.itemsize, dtype=dtype, device="meta")
+            found = func(storage.as_strided(shape, stride, offset), *args[1:], **kwargs)
+        values = [found] if isinstance(found, torch.Tensor) else found
+        is_view = func is not torch.ops.aten.clone.default
+        with torch.inference_mode(tensors[0].is_inference() if is_view else torch.is_inference_mode_enabled()):
+            made = [self.again(((v.shape, v.stride(), v.storage_offset(), dtype, *rest), is_view), tensors) for v in values]
+        return made[0] if found is values[0] else type(found)(made)
 
     def again(self, part: Any, tensors: list[FakeTensor]) -> FakeTensor:
         """A new fake tensor like a result seen before."""

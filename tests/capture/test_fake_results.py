@@ -22,6 +22,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "a number's type": lambda x, y: (x * 2, x.int() * 2, x.int() * 2.0, x.int() * True),
     "layouts": lambda x, y: (x.t() + y.t(), torch.empty_like(x.t()), x.t().contiguous(), x.to(memory_format=torch.preserve_format)),
     "views": lambda x, y: (x[1:], x[1:].t(), x.unbind(0), x.view(-1)[3:], x.expand(2, *x.shape), x.detach()),
+    "moves": lambda x, y: (x.permute(1, 0), x.transpose(0, 1)[2], x.unsqueeze(1).squeeze(1), x.t().clone(), x.split([1, 3]),
+                           x.t().unsqueeze(0).clone(memory_format=torch.contiguous_format).view(3, 8), y[:, 1:].expand(2, 4, 5)),
     "products": lambda x, y: (x @ y.t(), F.linear(x, y), torch.addmm(x[0, :4], x, y.t())),
     "several results": lambda x, y: (x.max(-1), x.sort(), torch.var_mean(x, -1), x.split(2)),
     "reductions": lambda x, y: (x.sum(), x.mean(-1, keepdim=True), x.softmax(-1), x.double().cumsum(0)),
@@ -73,6 +75,24 @@ def test_inputs_are_those_of_plain_fake_tensors(make: Callable[[], Tensor]) -> N
     plain, ours = FakeTensorMode().from_tensor(value), fake_input(RememberingFakeMode(), value)
     assert described(ours) == described(plain)
     assert isinstance(ours, nn.Parameter) == isinstance(value, nn.Parameter)
+
+
+@pytest.mark.parametrize(("sizes", "strides", "wanted"), [
+    ((1, 3, 2), (1, 2, 1), (1, 2, 1, 3, 1)), ((1, 3), (1, 1), (1, 1, 3)), ((3, 1, 4), (1, 1, 3), (12,)), ((4, 1, 2), (1, 8, 4), (8, 1)),
+])  # fmt: skip
+@pytest.mark.parametrize("setting", [torch.enable_grad, torch.inference_mode])
+def test_views_are_those_of_eager_where_sizes_are_one(sizes: Any, strides: Any, wanted: Any, setting: Any) -> None:
+    def strides_of(value: Tensor) -> Any:
+        try:
+            return value.view(wanted).stride()
+        except RuntimeError:
+            return "no view"
+
+    real, mode = torch.empty_strided(sizes, strides), RememberingFakeMode()
+    fake = fake_input(mode, real)
+    with mode, setting():
+        found = strides_of(fake)
+    assert found == strides_of(real)
 
 
 def test_a_setting_that_changes_results_is_part_of_what_is_remembered() -> None:
