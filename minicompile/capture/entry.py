@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from minicompile.capture.frame_cache import Backend, CallCache, Session
 from minicompile.capture.records import Records
+from minicompile.capture.resume import Resumption, finished
 from minicompile.capture.user_line import name_of
 from minicompile.capture.variant import MISS
 from minicompile.config import Config, current
@@ -42,5 +43,5 @@ class CompiledCallable:
         if entries:
             result = entries[0].function(self.function, args, kwargs)
             if result is not MISS:
-                return result
-        return cache.call(self.function, args, kwargs)
+                return result if type(result) is not Resumption else finished(result)
+        return finished(cache.call(self.function, args, kwargs))

@@ -19,7 +19,7 @@ from minicompile.capture.graph_break import code_called_by
 from minicompile.capture.guards import GUARD_SCOPE, TensorGuard, TensorKind, Writer, write_guards
 from minicompile.capture.instruction import SUPPORTED_VERSIONS, VERSION, Program
 from minicompile.capture.records import Fallback, Recompile, Records
-from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape, build_resume_code
+from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape, build_resume_code, finished
 from minicompile.capture.user_line import NAMED, name_of
 from minicompile.capture.variant import MISS, Context, Variant, capture_call, compile_source
 from minicompile.config import Config
@@ -97,7 +97,7 @@ class Session:
         cache = self.callees.get(key)
         if cache is None:
             cache = self.callees[key] = CallCache(self, name_of(function))
-        return cache.call(function, args, kwargs)
+        return finished(cache.call(function, args, kwargs))
 
     def compile_graph(self, captured: CapturedGraph) -> Callable[..., Sequence[Any]]:
         """Hand a graph to the backend; if that fails, run the captured graph as it is."""
@@ -143,7 +143,7 @@ class CallCache:
         self.expects = True
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the first variant whose guards hold; capture one if there is none."""
+        """Run the first variant whose guards hold; capture one if there is none. Gives a `Resumption` where the graph broke."""
         entries = self.entries
         for entry in entries:
             result = entry.function(function, args, kwargs)

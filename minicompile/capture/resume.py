@@ -7,7 +7,7 @@ Must not know about symbolic values.
 
 import dataclasses
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import bytecode
 from bytecode import Bytecode, CellVar, FreeVar, Instr, Label
@@ -140,7 +140,21 @@ class ResumePoint:
         self.code, self.namespace, self.cache = code, namespace, cache
         self.__name__ = cache.name
 
-    def __call__(self, closure: tuple[Any, ...], *args: Any) -> Any:
-        """Go on after the break."""
-        function = types.FunctionType(self.code, self.namespace, self.__name__, None, closure)
-        return self.cache.call(function, args, {})
+    def __call__(self, closure: tuple[Any, ...], *args: Any) -> "Resumption":
+        """What is left to do after the break."""
+        return Resumption(self.cache, types.FunctionType(self.code, self.namespace, self.__name__, None, closure), args)
+
+
+class Resumption(NamedTuple):
+    """A call of a resume function that is left to whoever called what ends in it, so that the breaks of a loop do not nest."""
+
+    cache: Any
+    function: types.FunctionType
+    args: tuple[Any, ...]
+
+
+def finished(result: Any) -> Any:
+    """What a call gives, once nothing is left to do."""
+    while type(result) is Resumption:
+        result = result.cache.call(result.function, result.args, {})
+    return result

@@ -111,6 +111,11 @@ class Attempt:
         torch_interface.restore_state(self.tracer.state)
         self.tracer.forget_places()
 
+    def forget(self) -> None:
+        """Let go of what the call was about, which would else live until the next garbage collection."""
+        vars(self.tracer).clear()
+        vars(self).clear()
+
     def root_call(self) -> tuple[types.FunctionType, tuple[Any, ...], dict[str, Any]]:
         """The Python function behind the callable, with its symbolic arguments."""
         tracer = self.tracer
@@ -221,7 +226,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                 raise unsupported(error, attempt) from None
             if attempt.frame is None or stop is not None:
                 return Assembly(attempt).eager(f"{error.reason}", error.stack[-1] if error.stack else None)
-            stop, step = error, attempt.frame.step - 1
+            stop, step = error.with_traceback(None), attempt.frame.step - 1
         except TraceAgain as error:
             stop, step, context = None, -1, dataclasses.replace(context, **error.changes)
         except RaisedInUserCode as error:
@@ -233,6 +238,8 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
             place = stack[-1] if stack else None
             reason = error.reason if stop is None else f"{error.reason} (the graph broke because: {stop.reason})"
             return Assembly(attempt).eager(reason, place, error.expected)
+        finally:
+            attempt.forget()
     raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from minicompile import disable
 from minicompile.capture.entry import CompiledCallable
 from tests.capture.support import capture, equal
 
@@ -158,6 +159,48 @@ def test_the_cache_keeps_neither_arguments_nor_outputs() -> None:
     kept = [reference() for reference in references[3:]]
     assert kept == [None] * len(kept)
     assert compiled.function is references[0]()
+
+
+def test_a_capture_lets_go_of_its_arguments_before_garbage_is_collected() -> None:
+    def outer(x: torch.Tensor, extra: Extra) -> torch.Tensor:
+        y = x + 1
+        print(end="")
+        return y * 2 if isinstance(extra, Extra) else y
+
+    compiled = capture(outer)
+    gc.collect()
+    gc.disable()
+    try:
+        x, extra = torch.ones(3), Extra()
+        watched = weakref.ref(x), weakref.ref(extra)
+        compiled(x, extra)
+        del x, extra
+        assert [reference() for reference in watched] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_loop_with_a_break_keeps_nothing_of_its_earlier_turns() -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    @disable
+    def note(x: torch.Tensor) -> None:
+        seen.append(weakref.ref(x))
+        alive.append(sum(reference() is not None for reference in seen))
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(40):
+            x = x + 1
+            note(x)
+        return x
+
+    compiled = capture(outer)
+    for _ in range(2):
+        seen.clear()
+        alive.clear()
+        assert float(compiled(torch.zeros(1))) == 40
+        assert max(alive) <= 4
 
 
 def test_an_error_that_is_caught_around_a_checkpoint_leaves_no_hooks() -> None:
