@@ -16,7 +16,7 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import MISSING, put
-from minicompile.capture.source import Attribute, Baked, Item, is_trusted_module
+from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.tracer import Generator, Tracer
@@ -213,6 +213,8 @@ def no_attribute(kind: type | str, name: str, owner: Any) -> RaisedInUserCode:
 
 def own_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """What a function or a class says of itself; the user's may be made to say something else."""
+    if (id(owner), name) in tracer.effects.attributes:
+        return tracer.effects.attributes[id(owner), name][1]
     value = getattr(owner, name)
     if id(owner) in tracer.fresh or is_trusted_module(owner.__module__) and not isinstance(value, (dict, tuple)):
         return value
@@ -225,7 +227,10 @@ def outside_attribute(tracer: Tracer, owner: Any, name: str, real: Any) -> Any:
     """The stand-in for what an object from outside holds in an attribute, made once."""
     key = (id(owner), name)
     if key not in tracer.global_values:
-        tracer.global_values[key] = tracer.wrap(real, Attribute(tracer.sources[id(owner)], name))
+        source = tracer.sources[id(owner)]
+        asks = isinstance(type(owner).__getattribute__, types.FunctionType)  # and may give anything
+        place = Source(source, f"object.__getattribute__({{0}}, {name!r})") if asks else Attribute(source, name)
+        tracer.global_values[key] = tracer.wrap(real, place)
     return tracer.global_values[key]
 
 
@@ -295,11 +300,11 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     kind = type(owner)
     if kind is Generator and name not in GENERATOR_METHODS:
         raise Break("unsupported value", f"the attribute `{name}` of a generator")
-    if name == "__class__":
-        return kind
     getter = python_method(tracer, kind, "__getattribute__")
     if getter is not None:
         return tracer.call(getter, (owner, name))
+    if name == "__class__" and class_lookup(tracer, kind, name)[1] is object:
+        return kind
     if isinstance(owner, enum.Enum) and not is_outside(tracer, owner):
         tracer.register(owner, owner, Baked(owner, str(owner)))
     if kind.__getattribute__ not in ORDINARY_READING and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
@@ -360,6 +365,8 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
         return own_attribute(tracer, owner, name)
     if name == "__dict__":
         raise Break("unsupported value", f"the dictionary of the class {owner.__name__}")
+    if name == "__annotations__":
+        getattr(owner, name, None)  # which gives a class that has none its own empty ones
     meta = type(owner)
     meta_raw, meta_base = class_lookup(tracer, meta, name)
     raw, base = class_lookup(tracer, owner, name)

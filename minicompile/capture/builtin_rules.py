@@ -44,7 +44,7 @@ from minicompile.capture.comparing import refuse_objects, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
-from minicompile.capture.side_effects import MISSING, entries, put
+from minicompile.capture.side_effects import MISSING, elements, entries, put
 from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
@@ -98,6 +98,9 @@ def belongs(tracer: Tracer, function: Any, hook: str, value: Any, classes: Any) 
         elif stand_in:
             found = stands_for(tracer, value, one)
         else:
+            if asked and any(isinstance(changed, type) and changed in kind.__mro__
+                             for changed, _ in tracer.effects.attributes.values()):
+                raise Break("unsupported value", f"an abstract class looks at the class {kind.__name__}, which was changed")
             found = run_native(tracer, function, (value, one), {})
             if asked:
                 guard_belonging(tracer, function, value, one, found)
@@ -191,15 +194,8 @@ def rule_getattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 @special(hasattr)
 def rule_hasattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`hasattr(owner, name)`."""
-    if isinstance(args[0], FakeTensor) and hasattr(torch.Tensor, args[1]):
-        return True
-    try:
-        get_attribute(tracer, args[0], args[1])
-    except RaisedInUserCode as error:
-        if isinstance(error.value, AttributeError):
-            return False
-        raise
-    return True
+    of_tensors = isinstance(args[0], FakeTensor) and hasattr(torch.Tensor, args[1])
+    return of_tensors or rule_getattr(tracer, (*args, MISSING), {}) is not MISSING
 
 
 @special(object.__new__, tuple.__new__, dict.__new__, list.__new__, set.__new__, *(kind.__new__ for kind in VALUES))
@@ -210,8 +206,15 @@ def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         if "__new__" in base.__dict__ and not isinstance(base.__dict__["__new__"], staticmethod | types.FunctionType):
             maker = base.__new__
             break
+    if maker is object.__new__:
+        return allocated(tracer, kind, args[1:], kwargs)
     rest = held_by(tracer, kind, args[1:]) if issubclass(kind, (tuple, *VALUES)) else ()
     return tracer.made(run_native(tracer, maker, (kind, *rest), {}))
+
+
+def allocated(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
+    """What `object.__new__` makes, which looks at arguments only to refuse them where nobody else takes them."""
+    return tracer.made(run_native(tracer, object.__new__, (kind, *[None] * len(args)), dict.fromkeys(kwargs)))
 
 
 def held_by(tracer: Tracer, kind: type, args: Args) -> Args:
@@ -283,7 +286,9 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
         if function in (min, max) and len(args) > 1 and not kwargs and any(type(item) is SymbolicFloat for item in args):
             return call_pure(tracer, function, args, kwargs)
         limit = len(args) if count is None else count if len(args) == 1 or function not in (min, max) else 0
-        values = tuple(native_iterable(tracer, item) if place < limit else item for place, item in enumerate(args))
+        merged = (set, frozenset) if function in (set, frozenset) else ()  # of which no `__iter__` is asked
+        values = tuple(native_iterable(tracer, item) if place < limit and not isinstance(item, merged) else item
+                       for place, item in enumerate(args))
         keywords = dict(kwargs)
         if function in COMPARING and len(args) >= 1:
             for item in args:
@@ -291,7 +296,9 @@ def over_iterables(function: Any, count: int | None = None) -> Any:
         if function in (sorted, min, max):
             keywords["key"] = ordering_key(tracer, kwargs.get("key"))
         if function in (set, frozenset) and values:
-            values = (distinct(tracer, values[0]), *values[1:])
+            if function is frozenset is type(values[0]):
+                return values[0]
+            values = (distinct(tracer, elements(values[0]) if isinstance(values[0], merged) else values[0]), *values[1:])
         if function is sum and values:
             values = (run_native(tracer, list, values[:1], {}), *values[1:])
             numbers = tuple(in_python(tracer, item) for item in (*(args[1:] or kwargs.values() or (0,)), *values[0]))
@@ -363,6 +370,8 @@ def rule_dict(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> None:
     """`target.update(*args, **kwargs)` with traced arguments."""
+    if len(args) > 1:
+        run_native(tracer, dict.update, ({}, *args), kwargs)  # raises
     for item in args:
         if isinstance(item, dict) and class_lookup(tracer, type(item), "__iter__")[0] in PLAIN_ITERATION:
             force(tracer, item, False)
@@ -386,7 +395,9 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
     """The rule of a builtin that calls one special method of its argument."""
 
     def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        value = in_python(tracer, args[0]) if args else MISSING
+        if not args:
+            return run_native(tracer, function, (), spelled_out(kwargs))
+        value = in_python(tracer, args[0])
         if type(value) is SymbolicFloat and function is not hash:
             args = (value, *args[1:])
             return value if function is float else call_pure(tracer, function, args, kwargs)
@@ -409,7 +420,7 @@ def conversion(function: Any, names: tuple[str, ...]) -> Any:
                 return run_native(tracer, function, args, kwargs)  # raises
             if method in SAYS_ITS_ARGUMENTS and function in (str, repr):
                 return text_of_exception(tracer, function, value)
-            if base in VALUES and len(args) == 1:
+            if base in VALUES and len(args) == 1 and not kwargs:
                 return run_native(tracer, function, args, {})
             if method is not MISSING and base is not object:
                 break
@@ -442,14 +453,6 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
 
 
-@special(vars)
-def rule_vars(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`vars(value)`."""
-    if not args:
-        raise Break("unsupported value", "`vars()` of the frame")
-    return get_attribute(tracer, args[0], "__dict__")
-
-
 def simple(function: Any) -> Any:
     """The rule of a builtin that only keeps its arguments."""
 
@@ -469,16 +472,20 @@ for _function in (range, slice, property, staticmethod, classmethod, functools.p
     special(_function)(simple(_function))
 
 
-@special(sys.exception)
-def rule_exception(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+def attributes_of(tracer: Tracer, value: Any) -> Any:
+    """`vars(value)`."""
+    found = rule_getattr(tracer, (value, "__dict__", MISSING), {})
+    return found if found is not MISSING else run_native(tracer, vars, (1,), {})  # raises
+
+
+def handled(tracer: Tracer) -> Any:
     """`sys.exception()`."""
     return next((frame.handled[-1] for frame in reversed(tracer.frames) if frame.handled), None)
 
 
-@special(sys.exc_info)
-def rule_exc_info(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+def handled_parts(tracer: Tracer) -> tuple[Any, Any, Any]:
     """`sys.exc_info()`."""
-    error = rule_exception(tracer, args, kwargs)
+    error = handled(tracer)
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
@@ -498,19 +505,6 @@ def rule_is_enabled(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 def rule_record_function(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`record_function(name)`: operations of a graph have no ranges in a profile."""
     return tracer.call(contextlib.nullcontext, ())
-
-
-@special(itertools.chain.from_iterable)
-def rule_from_iterable(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`itertools.chain.from_iterable(iterables)`."""
-    return tracer.made(itertools.chain.from_iterable(native_iterable(tracer, item) for item in drain(tracer, args[0])))
-
-
-@special(types.FunctionType.__get__)
-def rule_bind(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`function.__get__(owner, kind)`."""
-    function, owner, *_ = args
-    return function if owner is None else tracer.made(types.MethodType(function, owner))
 
 
 @special(functools.reduce)
@@ -536,12 +530,19 @@ def refused(reason: str) -> Any:
 
 
 direct({
-    callable: lambda tracer, value: isinstance(value, TensorMethod) or callable(value),
+    callable: lambda tracer, value: isinstance(value, (TensorMethod, type)) or (
+        not isinstance(value, FakeTensor) and class_lookup(tracer, type(value), "__call__")[0] is not MISSING),
     setattr: set_attribute, delattr: lambda tracer, owner, name: set_attribute(tracer, owner, name, MISSING),
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
+    vars: attributes_of,
+    sys.exception: handled, sys.exc_info: handled_parts,
+    types.FunctionType.__get__: lambda tracer, function, owner, *_: (
+        function if owner is None else tracer.made(types.MethodType(function, owner))),
+    itertools.chain.from_iterable: lambda tracer, items: tracer.made(
+        itertools.chain.from_iterable(native_iterable(tracer, item) for item in drain(tracer, items))),
 })
-special(object.__init__)(lambda tracer, args, kwargs: None)
+special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
 special(object.__init_subclass__)(refused("a class is made"))
 special(globals, locals, dir)(refused("a whole namespace is read"))
 
@@ -593,7 +594,8 @@ def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -
 def rule_extend(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`l.extend(iterable)`."""
     force(tracer, owner, False)
-    (list if isinstance(owner, list) else collections.deque).extend(owner, drain(tracer, args[0]))
+    (list if isinstance(owner, list) else collections.deque).extend(
+        owner, list(owner) if args[0] is owner else drain(tracer, args[0]))
 
 
 @method(collections.deque, "extendleft")
@@ -602,7 +604,7 @@ def rule_extendleft(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) ->
     collections.deque.extendleft(owner, drain(tracer, args[0]))
 
 
-@method(str, "format", "format_map")
+@method(str, "format")
 def rule_str_format(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`text.format(...)`."""
     args, kwargs = as_shown(tracer, args), as_shown(tracer, kwargs)
@@ -718,10 +720,7 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if isinstance(class_lookup(tracer, kind, "__del__")[0], types.FunctionType):
         raise RunEager(f"an object of type {kind.__name__} is made, and `__del__` would run when capture drops it")
     if kind.__new__ is object.__new__:
-        initialise, _ = class_lookup(tracer, kind, "__init__")
-        if (args or kwargs) and initialise is object.__init__:
-            raise RaisedInUserCode(TypeError(f"{kind.__name__}() takes no arguments"))
-        return tracer.made(run_native(tracer, object.__new__, (kind,), {}))
+        return allocated(tracer, kind, args, kwargs)
     if issubclass(kind, (dict, list, set, collections.deque)):
         return tracer.made(run_native(tracer, kind.__new__, (kind,), {}))
     if issubclass(kind, (tuple, str, int, float, frozenset)):

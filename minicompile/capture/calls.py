@@ -10,6 +10,7 @@ import collections
 import contextlib
 import enum
 import functools
+import inspect
 import math
 import operator
 import re
@@ -35,7 +36,7 @@ from minicompile.capture.native import (
     native_name,
 )
 from minicompile.capture.shared_memory import refuse_shared_writes
-from minicompile.capture.side_effects import MISSING, Lazy
+from minicompile.capture.side_effects import MISSING, Lazy, native_base
 from minicompile.capture.source import Baked, CachedCall, Item, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
@@ -142,8 +143,8 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if kind is types.BuiltinFunctionType and is_known_to_break(function):
         raise unknown_call(function)
     if kind is types.BuiltinFunctionType and function.__name__ == "append" and type(function.__self__) is list:
-        function.__self__.append(*args)  # needs neither the length of the list nor the value
-        return None
+        if len(args) == 1 and not kwargs:
+            return function.__self__.append(*args)  # needs neither the length of the list nor the value
     args, kwargs = resolved(tracer, args, kwargs)
     if kind is TensorMethod:
         return call_tensor_method(tracer, function.tensor, function.name, args, kwargs)
@@ -257,7 +258,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
         args, kwargs = resolved(tracer, args, kwargs)
         if kind == "pure" and (id(function) in tracer.fresh or any(map(is_of_users_class, leaves((*args, *kwargs.values()))))):
             return tracer.inline(function, args, kwargs)
-        if kind == "pure" and "cls" not in kwargs:  # a class of the user's, as `json` takes them
+        if kind == "pure" and "cls" not in kwargs and function.__name__ != "register":  # a class as `json` takes it
             if module == "inspect" and args and isinstance(args[0], (types.FunctionType, types.MethodType)):
                 guard_signature(tracer, args[0])
                 return tracer.made(run_native(tracer, function, args, kwargs))
@@ -356,10 +357,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
 
 def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call something written in C."""
-    try:
-        rule = SPECIAL.get(function)
-    except TypeError:
-        rule = None
+    rule = SPECIAL.get(function)
     if rule is not None:
         return ruled(tracer, rule, function, args, kwargs)
     owner = getattr(function, "__self__", None)
@@ -380,9 +378,10 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
             return call_tensor_method(tracer, of, name, rest, kwargs)
         rule = next((rule for kinds, rule in METHOD_RULES.get(name, ()) if isinstance(of, kinds)), None)
         if rule is not None:
-            return rule(tracer, of, rest, kwargs)
+            of_owner = lambda tracer, args, kwargs: rule(tracer, of, args[1:], kwargs)  # noqa: E731
+            return ruled(tracer, of_owner, getattr(native_base(of) or type(of), name), (of, *rest), kwargs)
         if bound or isinstance(of, NATIVE_OWNERS):
-            return call_native_method(tracer, of, function, args, kwargs)
+            return call_native_method(tracer, of, function if bound else function.__get__(of), rest, kwargs)
     if isinstance(owner, type) and issubclass(owner, Module | torch.autograd.Function):
         raise Break("custom autograd function", f"`{owner.__name__}.{name}` is called")
     if is_pure_native(function):
@@ -390,8 +389,25 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     raise unknown_call(function)
 
 
+@functools.cache
+def fits(function: Any, count: int, *keywords: str) -> bool:
+    """Whether a native function takes so many arguments by position, and keywords, as far as it says what it takes."""
+    try:
+        return inspect.signature(function).bind(*[None] * count, **dict.fromkeys(keywords)) is not None
+    except ValueError:  # it does not
+        return not keywords or function not in WITHOUT_KEYWORDS
+    except TypeError:
+        return False
+
+
+WITHOUT_KEYWORDS = (bool, getattr, iter, next, vars, range, slice)
+"""Builtins that take none and do not say so."""
+
+
 def ruled(tracer: Tracer, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the rule of a builtin gives; arguments that it does not expect are for Python to refuse."""
+    if not fits(function, len(args), *kwargs):
+        return run_native(tracer, function, args, kwargs)  # raises
     try:
         return rule(tracer, args, kwargs)
     except (TypeError, ValueError, IndexError):
@@ -428,7 +444,7 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     shallow = function.__name__ in SHALLOW_METHODS
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
         force(tracer, owner, not shallow)
-    if function.__name__ in ("__repr__", "__str__", "__format__", "__mod__"):
+    if function.__name__ in ("__repr__", "__str__", "__format__", "__mod__", "format_map"):
         args = as_shown(tracer, args)
         check_printable(tracer, [owner, *args], symbols=False)
     elif function.__name__ in COMPARING_METHODS:
@@ -651,8 +667,8 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         return call_getter(tracer, function, args[0])
     if is_numpy_arithmetic(function):
         return call_numpy(tracer, function, args, kwargs)
-    if is_pure_native(function) or kind is KEY_WRAPPER:
-        return call_pure(tracer, function, args, kwargs)
+    if is_pure_native(function) or kind is KEY_WRAPPER:  # which has no hash
+        return call_pure(tracer, functools.partial(function) if kind is KEY_WRAPPER else function, args, kwargs)
     raise unknown_call(function)
 
 

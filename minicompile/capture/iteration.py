@@ -63,7 +63,8 @@ class ByIndex:
         try:
             item = call(self.tracer, get_attribute(self.tracer, self.value, "__getitem__"), (self.position,), {})
         except RaisedInUserCode as error:
-            if isinstance(error.value, IndexError):
+            if isinstance(error.value, (IndexError, StopIteration)):
+                self.value = ()  # it stays at its end, whatever becomes of the sequence
                 raise StopIteration from None
             raise
         self.position += 1

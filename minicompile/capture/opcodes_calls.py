@@ -155,9 +155,10 @@ def before_with(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Enter a context manager: push its exit, then what `__enter__` returned."""
     manager = tracer.resolve(frame.stack.pop())
     kind = type(manager)
-    if not hasattr(kind, "__enter__") or not hasattr(kind, "__exit__"):
-        raise RaisedInUserCode(TypeError(
-            f"'{kind.__name__}' object does not support the context manager protocol"))
+    missing = next((name for name in ("__enter__", "__exit__") if not hasattr(kind, name)), None)
+    if missing is not None:
+        raise RaisedInUserCode(TypeError(f"'{kind.__name__}' object does not support the context manager protocol"
+                                         + " (missed __exit__ method)" * (missing == "__exit__")))
     leave = get_attribute(tracer, manager, "__exit__")
     result = call(tracer, get_attribute(tracer, manager, "__enter__"), (), {})
     frame.stack.extend((leave, result))
@@ -220,8 +221,9 @@ def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
             if active.handled:
                 raise RaisedInUserCode(active.handled[-1], again=active is frame)
         raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
-    cause = make_exception(tracer, tracer.resolve(frame.stack.pop())) if instruction.arg == 2 else None
-    error = make_exception(tracer, tracer.resolve(frame.stack.pop()))
+    cause = tracer.resolve(frame.stack.pop()) if instruction.arg == 2 else None
+    error = make_exception(tracer, tracer.resolve(frame.stack.pop()), "exceptions")
+    cause = cause if cause is None else make_exception(tracer, cause, "exception causes")
     if id(error) in tracer.sources and (instruction.arg == 2 or any(active.handled for active in tracer.frames)):
         raise RunEager("an exception made outside is raised, and its context or cause would change")
     if instruction.arg == 2:
@@ -229,12 +231,12 @@ def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
     raise RaisedInUserCode(error)
 
 
-def make_exception(tracer: Tracer, value: Any) -> Any:
+def make_exception(tracer: Tracer, value: Any, role: str) -> Any:
     """An exception instance from what `raise` was given."""
     if isinstance(value, type) and issubclass(value, BaseException):
-        return call(tracer, value, (), {})
-    if value is not None and not isinstance(value, BaseException):
-        raise RaisedInUserCode(TypeError("exceptions must derive from BaseException"))
+        value = call(tracer, value, (), {})
+    if not isinstance(value, BaseException):
+        raise RaisedInUserCode(TypeError(f"{role} must derive from BaseException"))
     return value
 
 
@@ -286,16 +288,12 @@ def match_mapping(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
 def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The values of a mapping pattern's keys, or `None`."""
     keys, subject = top(tracer, frame), tracer.resolve(frame.stack[-2])
-    values: list[Any] | None = []
+    absent, values = object(), list[Any]()
     for key in keys:
-        try:
-            values.append(get_item(tracer, subject, key))
-        except RaisedInUserCode as error:
-            if not isinstance(error.value, KeyError):
-                raise
-            values = None
+        values.append(call(tracer, get_attribute(tracer, subject, "get"), (key, absent), {}))
+        if values[-1] is absent:
             break
-    frame.stack.append(None if values is None else tuple(values))
+    frame.stack.append(None if values and values[-1] is absent else tuple(values))
 
 
 @opcode("MATCH_CLASS")

@@ -21,7 +21,7 @@ from minicompile.capture.attributes import (
     get_attribute,
 )
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import call, direct, method, run_native
+from minicompile.capture.calls import KEY_WRAPPER, call, direct, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
 from minicompile.capture.iteration import drain
@@ -57,7 +57,7 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
 }
 NEVER_NEGATIVE = {operator.lt: False, operator.ge: True}
 """How a number that is not negative compares with one that is not positive, whichever they are."""
-COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion}
+COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion, KEY_WRAPPER}
 COMPARED_BY: dict[type, tuple[str, ...]] = {types.MethodType: ("__func__", "__self__"), types.SimpleNamespace: ("__dict__",)}
 NUMBERS = (int, float, *SYMBOLIC)
 VIEWS = (type({}.keys()), type({}.items()))
@@ -97,7 +97,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if kind_left in CONSTANT_TYPES and kind_right in CONSTANT_TYPES:
         if symbol == "**" and isinstance(right, int) and abs(right) > 10000:
             raise Break("unsupported value", "a very large power")
-        return run_native(tracer, function, (left, right), {})
+        return run_native(tracer, in_place_function if in_place else function, (left, right), {})  # whose errors name it
     if isinstance(left, (str, bytes)):
         if name == "mod":
             right = as_shown(tracer, right)
@@ -161,7 +161,8 @@ def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[An
 def user_binary(tracer: Tracer, name: str, left: Any, right: Any, in_place: bool) -> Any:
     """The special methods of user classes for a binary operator, in Python's order."""
     attempts: list[tuple[Any, str, Any]] = [(left, f"__{name}__", right), (right, f"__r{name}__", left)]
-    if type(right) is not type(left) and isinstance(right, type(left)):
+    first, second = (class_lookup(tracer, type(one), f"__r{name}__")[0] for one in (left, right))
+    if type(left) in type(right).__mro__ and first is not second:
         attempts.reverse()
     if in_place:
         attempts.insert(0, (left, f"__i{name}__", right))
@@ -203,7 +204,7 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         parts = [(get_attribute(tracer, left, name), get_attribute(tracer, right, name)) for name in COMPARED_BY[type(left)]]
         return all(is_same(tracer, *pair) or truth(tracer, compare(tracer, "==", *pair)) for pair in parts) is (symbol == "==")
     attempts = [(left, method, right), (right, reflected, left)]
-    if type(right) is not type(left) and isinstance(right, type(left)):
+    if type(right) is not type(left) and type(left) in type(right).__mro__:
         attempts.reverse()
     for owner, name, other in attempts:
         result = invoke_special(tracer, owner, name, other)

@@ -24,15 +24,15 @@ from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
 from minicompile.capture.iteration import ByIndex, Remaining
 from minicompile.capture.liveness import live_locals
-from minicompile.capture.resume import RAISED, ResumeShape
+from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, same, typed
-from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
+from minicompile.capture.source import PLAIN_VALUE, is_trusted_module, literal, plain_value
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 from minicompile.capture.upcoming import numbers_of_count, skip
-from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES
+from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, is_outside
 
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
              type(iter("")), type(iter("é")), type(reversed(range(0))), type(iter({})), type(iter({}.values())),
@@ -77,7 +77,9 @@ class Emitter:
             return f"{self.constant(torch.Size, 'Size')}({self.value(tuple(value))})"
         if kind in CONSTANT_TYPES and kind not in (slice, *DATES_AND_FRACTIONS):
             text = literal(value)
-            return text if text is not None else self.constant(value, kind.__name__)
+            if text is None or "float('nan')" in text:  # a list finds the NaN that is in it, no other
+                return self.constant(value, kind.__name__)
+            return text
         if kind is SymbolicFloat:
             return self.writer.fetch(value.source)
         known = self.memo.get(id(value))
@@ -120,7 +122,8 @@ class Emitter:
         if kind in ITERATORS:
             return build_iterator(self, value)
         if kind in VIEWS:
-            raise RunEager("a view of a dictionary crosses the end of the captured code")
+            (table,) = gc.get_referents(value)
+            return self.assign(f"dict.{VIEWS[kind]}({self.value(table)})", VIEWS[kind])
         if isinstance(value, tuple):
             items = "".join(f"{self.value(item)}, " for item in elements(value))
             if hasattr(kind, "n_sequence_fields"):
@@ -145,8 +148,16 @@ class Emitter:
         for cell in frame.cells.values():
             self.value(cell)
         live = live_locals(frame.program, index) if index < len(frame.program.instructions) else ()
-        names = tuple(name for name in frame.variables if name in live and name != RAISED)
+        names = tuple(name for name, value in frame.variables.items() if name != RAISED and (
+            name in live or not name.startswith((STACK_PREFIX, FIRST)) and self.may_be_watched(value)))
         return kinds, saved, names, [self.value(frame.variables[name]) for name in names]
+
+    def may_be_watched(self, value: Any) -> bool:
+        """Whether it may show that an object is gone: one of the user's class, which others know, perhaps by weak references."""
+        kind = type(value.real if type(value) is Lazy else value)
+        known = type(value) is Lazy or id(value) in self.memo or is_outside(self.tracer, value)
+        of_users = bool(kind.__flags__ & HEAP_TYPE) and not is_trusted_module(kind.__module__)
+        return known and of_users and not issubclass(kind, (torch.Tensor, torch.nn.Module))
 
     def resumption(self, frame: Frame, index: int, stack: list[Any], pushes: list[str | None], raised: str = "",
                    generator: bool = False) -> str:
@@ -386,8 +397,10 @@ def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
 
 def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
     """The instance dictionary and the slots of an object."""
+    plain = type(value).__getattribute__ is object.__getattribute__
+    held = f"{name}.__dict__" if plain else f"object.__getattribute__({name}, '__dict__')"
     for key, item in (instance_dict(emitter.tracer, value) or {}).items():
-        emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
+        emitter.body.append(f"{held}[{key!r}] = {emitter.value(item)}")
     for base in type(value).__mro__:
         for attribute, raw in base.__dict__.items():
             is_slot = isinstance(raw, types.MemberDescriptorType) and raw.__objclass__.__module__ != "builtins"

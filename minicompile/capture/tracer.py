@@ -164,6 +164,8 @@ class Generator:
                 raise RaisedInUserCode(raised)
             raise StopIteration
         frame = self.frame
+        if frame in self.tracer.frames:
+            raise RaisedInUserCode(ValueError("generator already executing"))
         if frame.started:
             frame.stack.append(sent)
         elif frame.index == 0 and sent is not None:
@@ -188,8 +190,14 @@ class Generator:
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
         """As `generator.throw(error)`, or with a type, a value and a traceback."""
-        error = kind if value is None else value
-        return self.resume(None, error() if isinstance(error, type) else error)
+        error = kind if not isinstance(value, BaseException) else value
+        if isinstance(error, type) and issubclass(error, BaseException):
+            args = () if value is None else value if isinstance(value, tuple) else (value,)
+            error = self.tracer.rules.make(self.tracer, error, args, {})
+        if not isinstance(error, BaseException):
+            words = f"exceptions must be classes or instances deriving from BaseException, not {type(error).__name__}"
+            raise RaisedInUserCode(TypeError(words))
+        return self.resume(None, error)
 
     def close(self) -> None:
         """As `generator.close()`."""

@@ -205,8 +205,8 @@ def is_structural(source: Source) -> bool:
 
 def is_plain_key(key: Any) -> bool:
     """Whether a dictionary key can be written into generated code."""
-    return literal(key) is not None or isinstance(key, (enum.Enum, type, torch.dtype, torch.device, types.FunctionType,
-                                                        types.ModuleType, types.BuiltinFunctionType))
+    return literal(key) is not None and key == key or isinstance(key, (
+        enum.Enum, type, torch.dtype, torch.device, types.FunctionType, types.ModuleType, types.BuiltinFunctionType))
 
 
 def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
