@@ -47,11 +47,11 @@ def new_fake_mode() -> FakeTensorMode:
 
 def shape_env_of(mode: FakeTensorMode, here: Callable[[], Any]) -> Any:
     """What is known of a mode's symbols, made with the first of them: most graphs have none, and torch takes seconds
-    to import what it needs. `here` gives the place of an assumption."""
+    to import what it needs. `here` gives the place of an assumption. PyTorch's cache of fake results costs more than it saves."""
     if mode.shape_env is None:
         env: Any = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         env.guards, env.bounds_at_first = PlacedList(here), {}
-        mode.shape_env, mode.static_shapes = env, False
+        mode.shape_env, mode.static_shapes, mode.cache_enabled = env, False, False
     return mode.shape_env
 
 

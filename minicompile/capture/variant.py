@@ -215,10 +215,6 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                     if attempt.tracer.inference_scopes and not context.config.fullgraph:
                         raise TraceAgain(inference=False) from None  # a graph that ends in one has to begin in it
                     raise
-                except RaisedInUserCode:
-                    if context.compiling:
-                        raise TraceAgain(compiling=False) from None  # only its way for compilers may raise
-                    raise
                 finally:
                     attempt.close()
         except Break as error:
@@ -230,7 +226,9 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
         except TraceAgain as error:
             stop, step, context = None, -1, dataclasses.replace(context, **error.changes)
         except RaisedInUserCode as error:
-            return Assembly(attempt).eager(f"the call raises {type(error.value).__name__}", None, expected=True)
+            if not context.compiling:
+                return Assembly(attempt).eager(f"the call raises {type(error.value).__name__}", None, expected=True)
+            stop, step, context = None, -1, dataclasses.replace(context, compiling=False)  # only its way for compilers may raise
         except RunEager as error:
             if context.config.fullgraph and not error.expected:
                 raise unsupported(error, attempt) from None

@@ -82,7 +82,7 @@ class GraphKey:
 
     def assumptions(self) -> tuple[Any, ...]:
         """What the stages after capture assumed of sizes that vary: the graph is right where this holds, too."""
-        return tuple(guard.expr for guard in self.shape_env.guards[self.assumed :]) if self.shape_env is not None else ()
+        return tuple(guard.expr for guard in self.shape_env.guards[self.assumed :]) if self.shape_env else ()
 
     def allows(self, assumptions: tuple[Any, ...]) -> bool:
         """Whether what an earlier process assumed holds at the present sizes; it is assumed from now on."""
@@ -102,9 +102,8 @@ def graph_key(captured: CapturedGraph, config: Config) -> GraphKey | None:
         ]  # fmt: skip
     except NotKeyed:
         return None
-    env = description.shape_env
-    assumed = len(env.guards) if env is not None else 0
-    return GraphKey(hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest(), flags, env, assumed)
+    text, env = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest(), description.shape_env
+    return GraphKey(text, flags, env, len(env.guards) if env else 0)
 
 
 class Description:
@@ -131,9 +130,8 @@ class Description:
             unknown = node.meta.keys() - {"example_value", "variable", "location"}
             if unknown:
                 self.lines.append(self.value({name: node.meta[name] for name in sorted(unknown)}))
-        if self.shape_env is not None:
-            known = [guard.expr for guard in self.shape_env.guards], self.shape_env.var_to_range, self.shape_env.replacements
-            self.lines.append(f"sizes: {known}")
+        env = self.shape_env
+        self.lines.append(f"sizes: {env and ([guard.expr for guard in env.guards], env.var_to_range, env.replacements)}")
         return self
 
     def fields(self, record: Any, except_for: set[str]) -> None:

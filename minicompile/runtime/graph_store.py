@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -96,15 +97,9 @@ def decoded(value: Any) -> Any:
     if kind in RECORDS:
         return RECORDS[kind](**{name: decoded(item) for name, item in content.items()})
     if kind in ("dtype", "memory_format"):
-        found = getattr(torch, content)
-        if type(found).__name__ != kind:
-            raise ValueError(content)
-        return found
+        return trusted(getattr(torch, content), lambda found: type(found).__name__ == kind)
     if kind == "function":
-        found = named_function(content)
-        if found is None or function_name(found) != content:
-            raise ValueError(content)
-        return found
+        return trusted(named_function(content), lambda found: found is not None and function_name(found) == content)
     if kind == "tensor":
         content_bytes, dtype = bytearray(base64.b64decode(content["bytes"])), getattr(torch, content["dtype"])
         flat = torch.frombuffer(content_bytes, dtype=torch.uint8) if content_bytes else torch.empty(0, dtype=torch.uint8)
@@ -114,13 +109,19 @@ def decoded(value: Any) -> Any:
     if kind == "symbol":
         return sympy.Symbol(content[0], **content[1])
     if kind == "expression":
-        made = getattr(of_sizes, content[0], None) or getattr(sympy, content[0])
-        if not (isinstance(made, type) and issubclass(made, sympy.Basic)):
-            raise ValueError(content[0])
+        named = getattr(of_sizes, content[0], None) or getattr(sympy, content[0])
+        made = trusted(named, lambda found: isinstance(found, type) and issubclass(found, sympy.Basic))
         return made(*map(decoded, content[1:]))
     if kind == "dict":
         return {decoded(key): decoded(item) for key, item in content}
     return {"tuple": tuple, "list": list}[kind](decoded(item) for item in content)
+
+
+def trusted(found: Any, is_right: Callable[[Any], bool]) -> Any:
+    """What was found under a name, if it is of the kind that an entry may name."""
+    if not is_right(found):
+        raise ValueError(found)
+    return found
 
 
 def encoded_tensor(tensor: torch.Tensor) -> dict[str, Any]:
