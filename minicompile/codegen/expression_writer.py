@@ -23,6 +23,7 @@ from minicompile.codegen.triton_text import (
     convert,
     infix,
     literal,
+    stored_literal,
     typed_literal,
 )
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, indirect_values, walk
@@ -313,7 +314,7 @@ class ExpressionWriter:
             options.append(f"mask={mask.text}")
             reduction = self.geometry.reduction
             if other is not None:
-                options.append(f"other={literal(other.value, compute_dtype(other.dtype))}")
+                options.append(f"other={stored_literal(other.value, compute_dtype(other.dtype))}")
             elif reduction is not None and reduction in mask.axes and self.geometry.is_masked(reduction):
                 options.append(f"other={literal(0, compute_dtype(load.dtype))}")
         if load in self.eviction:

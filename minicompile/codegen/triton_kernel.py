@@ -4,15 +4,13 @@ Pointwise and persistent kernels are straight lines, printed here; `looped_kerne
 in their scope, so that in-place kernels read before they write. This module must not choose tiles or order.
 """
 
-import torch
-
 from minicompile.codegen.expression_writer import ExpressionWriter, Value, index_axes
 from minicompile.codegen.folds import FoldWriter, fold_of
 from minicompile.codegen.geometry import Geometry, plan_for_device
 from minicompile.codegen.group_values import GroupValues, without_final_rounding
 from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
 from minicompile.codegen.naming import Namer
-from minicompile.codegen.triton_text import Text, call, compute_dtype, literal, typed_literal
+from minicompile.codegen.triton_text import Text, call, compute_dtype, stored_literal
 from minicompile.ir.expr import Constant
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Loop, Reduction, Scan
@@ -120,8 +118,7 @@ class KernelWriter:
         writer, dtype = self.writer, self.context.buffers[loop.buffer].dtype
         expression = without_final_rounding(self.values.result(loop), dtype, self.context.round_each)
         value = writer.value(expression)
-        written = typed_literal if dtype == torch.float64 else literal  # a bare number is an fp32
-        text = written(expression.value, compute_dtype(dtype)) if isinstance(expression, Constant) else value.text
+        text = stored_literal(expression.value, compute_dtype(dtype)) if isinstance(expression, Constant) else value.text
         axes = frozenset(self.loop_axes(loop))
         mask = writer.mask(axes, () if loop.condition is None else (self.values.resolve(loop.condition),))
         offset = writer.offset(self.values.resolve_index(loop.store))

@@ -75,6 +75,11 @@ def literal(value: int | float | bool, dtype: torch.dtype) -> Text:
     return Text(repr(value), CALL if math.copysign(1, value) > 0 else UNARY)
 
 
+def stored_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
+    """A constant among values in memory: there, a bare number is an fp32."""
+    return (typed_literal if dtype == torch.float64 else literal)(value, dtype)
+
+
 def typed_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
     """A constant that keeps its dtype wherever it is used."""
     return call("tl.full", "[]", literal(value, dtype), TRITON_DTYPES[dtype])

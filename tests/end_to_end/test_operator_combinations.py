@@ -256,7 +256,7 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "half overflow": (lambda x: (x * 400, x.sum(), x.square(), x + 65000, x.float() * 400, x.exp()), lambda: (torch.tensor([200.0, -200.0, 1.0, 0.0, 6e-5, 6e-8]).half(),)),
     "half chains": (lambda x, y: ((x * y + 1).tanh(), (x.float() * y.float()).half(), F.layer_norm(x, (8,)), x.softmax(-1), F.gelu(x), x.mean(0), x.var(1)), lambda: (leaf(4, 8, dtype=torch.float16), leaf(4, 8, dtype=torch.float16))),
     "brain floats": (lambda x, y: ((x * y + 1).tanh(), F.layer_norm(x, (8,)), x.log_softmax(-1), F.silu(x) * y, x.cumsum(1), x.sum(), x.norm()), lambda: (leaf(4, 8, dtype=torch.bfloat16), leaf(4, 8, dtype=torch.bfloat16))),
-    "doubles": (lambda x, y: (x.softmax(-1) * y, x.erf(), F.layer_norm(x, (8,)), x.logsumexp(1), torch.full_like(x, 0.1), x.sum(dtype=torch.float32)), lambda: (leaf(4, 8, dtype=torch.float64), leaf(4, 8, dtype=torch.float64))),
+    "doubles": (lambda x, y: (x.softmax(-1) * y, x.erf(), F.layer_norm(x, (8,)), x.logsumexp(1), torch.full_like(x, 0.1), F.pad(x, (1, 1), value=0.1), x.sum(dtype=torch.float32)), lambda: (leaf(4, 8, dtype=torch.float64), leaf(4, 8, dtype=torch.float64))),
     "sums of integers and their dtypes": (lambda x: (x.sum(), x.sum(0, dtype=torch.float32), x.cumsum(0), x.prod(), x.float().mean(), x.max(), x.argmax(0), x.to(torch.int32).sum()), lambda: (integers(4, 5),)),
     "complex numbers": (lambda x, y: (lambda z: (z * z.conj()).real.sum() + z.abs().sum() + z.angle().sum() + torch.view_as_real(z * 2j).sum())(torch.complex(x, y)), lambda: (leaf(3, 4), leaf(3, 4))),
     "complex products": (lambda x: ((x @ x.T).real, x.imag * 2, x.conj().resolve_conj().abs(), x.exp().real), lambda: (leaf(3, 3, dtype=torch.complex64),)),
