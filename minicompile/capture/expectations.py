@@ -14,6 +14,7 @@ from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
 from minicompile.capture.torch_interface import FakeTensor, restore_state
 from minicompile.capture.tracer import Tracer
+from minicompile.ir.autocast import open_blocks
 
 LONGEST = 200
 
@@ -100,7 +101,7 @@ class Rewind:
     """Makes undone what a graph may have done that has to run again in plain Python: random numbers, torch's global state."""
 
     def __init__(self, tracer: Tracer) -> None:
-        self.state = tracer.state
+        self.state, self.settings = tracer.state, tracer.autocast[0]
         self.device = tracer.failed.device if tracer.failed.device.type == "cuda" else None
 
     def random_state(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -109,7 +110,7 @@ class Rewind:
 
     def __call__(self, random: tuple[torch.Tensor, torch.Tensor | None]) -> None:
         """Go back to where `random_state` was asked for."""
-        restore_state(self.state)
+        restore_state(self.state, self.settings, open_blocks())
         torch.set_rng_state(random[0])
         if random[1] is not None:
             torch.cuda.set_rng_state(random[1], self.device)

@@ -33,6 +33,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.checkpoint import checkpoint
 
 from minicompile.capture.fake_results import RememberingFakeMode
+from minicompile.ir import autocast
 from minicompile.ir.fake_mode import BEFORE_TORCH_2_13
 
 FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -165,13 +166,9 @@ def with_default_device(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]
 
 def torch_state() -> tuple[Any, ...]:
     """The part of torch's global state that changes what a captured graph means."""
-    autocast: Any = False
-    if any_autocast():
-        autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-        autocast += (torch.is_autocast_cache_enabled(),)
     modes = function_modes()
     return (
-        grad_enabled(), default_dtype(), autocast, inference_enabled(), deterministic(),
+        grad_enabled(), default_dtype(), any_autocast() and autocast.settings(), inference_enabled(), deterministic(),
         modes and default_devices(modes), modes, dispatch_modes(), transform() is None,
         forward_ad._current_level, saved_tensor_hooks(False) is not None, fp32_precision("cuda", "matmul"),
         tracing_state() is not None,
@@ -192,16 +189,11 @@ def unusable_state(state: tuple[Any, ...]) -> str | None:
     return next((reason for active, reason in reasons if active), None)
 
 
-def restore_state(state: tuple[Any, ...]) -> None:
-    """Put back what tracing may have changed of torch's global state."""
+def restore_state(state: tuple[Any, ...], settings: tuple[Any, ...], blocks: int) -> None:
+    """Put back what tracing may have changed of torch's global state; so many `autocast` blocks are open."""
     if grad_enabled() != state[0]:
         torch._C._set_grad_enabled(state[0])
-    for position, kind in enumerate(("cpu", "cuda")):
-        enabled, dtype = state[2][position] if state[2] else (False, torch.get_autocast_dtype(kind))
-        if torch.is_autocast_enabled(kind) != enabled:
-            torch.set_autocast_enabled(kind, enabled)
-        if enabled:
-            torch.set_autocast_dtype(kind, dtype)
+    autocast.restore(settings, blocks)
     now, wanted = list(default_devices(function_modes())), list(state[5] or ())
     while now != wanted[len(wanted) - len(now):]:
         torch._C._pop_torch_function_stack()
@@ -278,12 +270,12 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     torch.save: "input or output", torch.load: "input or output", torch.from_numpy: "NumPy",
     torch.set_default_dtype: "global torch setting", torch.set_default_device: "global torch setting",
     torch.set_num_threads: "global torch setting", torch.use_deterministic_algorithms: "global torch setting",
-    torch.set_float32_matmul_precision: "global torch setting", torch.autograd.grad: "autograd call",
-    torch.autograd.backward: "autograd call", torch.compile: "nested compiler", torch.set_printoptions: "input or output",
-    torch.equal: "tensor value", torch.allclose: "tensor value", torch.is_nonzero: "tensor value",
+    torch.set_anomaly_enabled: "global torch setting", torch.set_float32_matmul_precision: "global torch setting",
+    torch.autograd.grad: "autograd call", torch.autograd.backward: "autograd call", torch.compile: "nested compiler",
+    torch.set_printoptions: "input or output", torch.is_nonzero: "tensor value",
+    torch.equal: "tensor value", torch.allclose: "tensor value", torch.asarray: "real memory",
     torch._has_compatible_shallow_copy_type: "real memory", torch._debug_has_internal_overlap: "real memory",
-    torch.frombuffer: "real memory", torch.from_file: "real memory", torch.asarray: "real memory",
-    torch.cond: "higher-order operator",
+    torch.frombuffer: "real memory", torch.from_file: "real memory", torch.cond: "higher-order operator",
     torch.lstm: "recurrent network", torch.gru: "recurrent network",
     torch.rnn_tanh: "recurrent network", torch.rnn_relu: "recurrent network",
 }

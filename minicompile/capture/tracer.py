@@ -27,6 +27,7 @@ from minicompile.capture.source import Attribute, Baked, Item, Source, is_truste
 from minicompile.capture.user_line import as_if_raised_at
 from minicompile.config import Config
 from minicompile.errors import Location
+from minicompile.ir import autocast
 
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -257,7 +258,7 @@ class Tracer:
         self.failed: Any = None
         self.expects = True
         self.inference_scopes: dict[int, bool | None] = {}
-        self.state = torch_interface.torch_state()
+        self.state, self.autocast = torch_interface.torch_state(), (autocast.settings(), autocast.open_blocks())
         self.symbols: dict[Any, tuple[Source, Any]] = {}
         self.symbol_nodes: dict[Any, Any] = {}
         self.stride_relations: list[tuple[Source, Any, Location | None]] = []

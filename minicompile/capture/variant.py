@@ -36,6 +36,7 @@ from minicompile.capture.user_line import name_of
 from minicompile.capture.values import IDENTITY_TYPES, is_structural, wrap
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported, warn_user
+from minicompile.ir import autocast
 from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
@@ -108,7 +109,7 @@ class Attempt:
     def close(self) -> None:
         """Put torch's state back."""
         self.tracer.graph.inference.leave()
-        torch_interface.restore_state(self.tracer.state)
+        torch_interface.restore_state(self.tracer.state, *self.tracer.autocast)
         self.tracer.forget_places()
 
     def forget(self) -> None:
@@ -269,8 +270,10 @@ class Assembly:
         self.attempt, self.tracer, self.context = attempt, attempt.tracer, attempt.context
         self.writer = Writer()
         self.emitter = Emitter(self.tracer, self.writer, self.context.resume_point)
-        self.state_after = torch_interface.torch_state()
-        torch_interface.restore_state(self.tracer.state)  # guards and compiled graphs belong to the state at the start
+        self.state_after = torch_interface.torch_state(), autocast.settings()
+        self.opened = autocast.open_blocks() - self.tracer.autocast[1]
+        # Guards and compiled graphs belong to the state at the start.
+        torch_interface.restore_state(self.tracer.state, *self.tracer.autocast)
         self.writer.used.add(self.name)
 
     @property
@@ -344,9 +347,12 @@ class Assembly:
             if failed:
                 again = self.emitter.constant(self.context.raise_originally, "raise_originally")
                 call_lines += [f"if {failed}:", *rewind, f"    return {again}(F, A, K)"]
-        if tracer.state != self.state_after:  # torch's global state, as the traced code left it
-            restore = self.emitter.constant(torch_interface.restore_state, "set_torch_state")
-            call_lines.append(f"{restore}({self.emitter.constant(self.state_after, 'state')})")
+        if (tracer.state, tracer.autocast[0]) != self.state_after or self.opened:  # torch's state, as the traced code left it
+            constants = torch_interface.restore_state, *self.state_after, autocast.open_blocks
+            names = ("set_torch_state", "state", "autocast", "open_blocks")
+            restore, state, settings, count = map(self.emitter.constant, constants, names)
+            # Counted ahead of the call: a graph that is left to eager opens them itself.
+            call_lines = [f"blocks = {count}()", *call_lines, f"{restore}({state}, {settings}, blocks + {self.opened})"]
         return self.assemble([*call_lines, *self.emitter.body, *lines], None)
 
     def rewinding(self) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ and whatever no rule names. `KEPT` are operators that PyTorch's core table would
 This module must not record nodes itself.
 """
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable
@@ -79,36 +80,30 @@ def more_from_torch() -> dict[Any, Decomposition]:
             for name in (*wanted, *RESIZING) for found in overloads(name, "") if found in available}  # fmt: skip
 
 
-def wider_on_cpu(function: Decomposition) -> Decomposition:
-    """`function`, computed in fp32 for halves among values of fp32 on the CPU: eager's statistics are then fp32 too."""
+def wider_on_cpu(function: Decomposition, doubled: bool = False) -> Decomposition:
+    """`function`, its statistics as wide as those of eager's kernels for the CPU: in fp32 for halves among values of fp32,
+    and `doubled` in fp64 for fp32."""
 
     def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         mixed = any(isinstance(value, Tensor) and value.dtype != first.dtype for value in args)
-        if not mixed or first.device.type != "cpu" or wide(first.dtype) == first.dtype:
+        wider = {torch.float32: doubled}.get(first.dtype, mixed and wide(first.dtype) != first.dtype)
+        if first.device.type != "cpu" or not wider:
             return function(first, *args, **kwargs)
-        result, *rest = function(*(value.float() if isinstance(value, Tensor) else value for value in (first, *args)), **kwargs)
+        target = torch.float64 if first.dtype == torch.float32 else torch.float32
+        result, *rest = run(*(value.to(target) if isinstance(value, Tensor) else value for value in (first, *args)), **kwargs)
+        rest = [value.float() if value is not None and value.dtype == torch.float64 else value for value in rest]
         return (None if result is None else result.to(first.dtype), *rest)
 
     return run
 
 
-def in_double_on_cpu(function: Decomposition) -> Decomposition:
-    """`function`, computed in fp64 for fp32 tensors on the CPU: eager's kernel there keeps batch statistics in fp64."""
-
-    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if first.device.type != "cpu" or first.dtype != torch.float32:
-            return function(first, *args, **kwargs)
-        doubled = [value.double() if isinstance(value, Tensor) else value for value in (first, *args)]
-        results = function(*doubled, **kwargs)
-        return tuple(value.float() if value.dtype == torch.float64 else value for value in results)
-
-    return wider_on_cpu(run)
+def of_fractions(function: Decomposition) -> Decomposition:
+    """`function`, but not of bytes, which eager's kernels weigh by whole numbers."""
+    return lambda value, *args: function(value, *args) if value.is_floating_point() else NotImplemented
 
 
 def upsample_linear(value: Tensor, size: list[int], align_corners: bool, *scales: float | None) -> Tensor:
     """`aten.upsample_linear1d` and its kin, weighed as eager does: what is infinite stays so."""
-    if not value.is_floating_point():
-        return NotImplemented  # bytes are weighed by whole numbers
     places: list[Any] = []
     weights: list[Tensor] = []
     dtype = wide(value.dtype)
@@ -141,11 +136,6 @@ def unless_a_size_stays(function: Decomposition) -> Decomposition:
     return run
 
 
-def of_fractions(function: Decomposition) -> Decomposition:
-    """`function`, but not of bytes, which eager's kernels weigh by whole numbers."""
-    return lambda value, *args: function(value, *args) if value.is_floating_point() else NotImplemented
-
-
 def of_probabilities(function: Decomposition) -> Decomposition:
     """`function` of a value and a target that eager refuses unless they lie between 0 and 1."""
 
@@ -162,10 +152,10 @@ def checked_unit(value: Tensor) -> Tensor:
 
 CHANGED: dict[str, Callable[[Decomposition], Decomposition]] = {
     "binary_cross_entropy": of_probabilities,
-    "_native_batch_norm_legit_functional": in_double_on_cpu,
-    "_batch_norm_with_update_functional": in_double_on_cpu,
-    **dict.fromkeys(
-        "native_layer_norm native_group_norm native_group_norm_backward _native_batch_norm_legit".split(), wider_on_cpu),
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_group_norm_backward", "_native_batch_norm_legit"),
+                    wider_on_cpu),
+    **dict.fromkeys(("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional"),
+                    functools.partial(wider_on_cpu, doubled=True)),
     **dict.fromkeys(RESIZING, unless_a_size_stays),
     "upsample_bicubic2d": lambda function: of_fractions(unless_a_size_stays(function)),
 }
@@ -274,6 +264,6 @@ OWN: dict[str, Decomposition] = {
     "_log_softmax_backward_data": log_softmax_backward,
     "nll_loss_backward nll_loss2d_backward": nll_loss_backward,
     "_fused_rms_norm_backward": rms_norm_backward,
-    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d": upsample_linear,
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d": of_fractions(upsample_linear),
     "take": lambda value, index: aten.index.Tensor(value.reshape(-1), [index]),
 }

@@ -27,6 +27,7 @@ from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import ancestors, is_item, is_view, name_of, operand
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder, tensors_of
+from minicompile.ir import autocast
 from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
 from minicompile.ir.replacements import called
 
@@ -431,17 +432,12 @@ def operator_name(node: Node) -> str:
 @contextmanager
 def restored_autocast() -> Iterator[None]:
     """Whatever autocast does inside, its state is as before outside and no traced cast stays in its cache."""
-    kinds = ("cpu", "cuda")
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
-    nesting = torch.is_autocast_cache_enabled()
+    before = autocast.settings(), autocast.open_blocks()
     torch.clear_autocast_cache()
     try:
         yield
     finally:
-        for kind, enabled, dtype in before:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(nesting)
+        autocast.restore(*before)
         torch.clear_autocast_cache()
 
 
