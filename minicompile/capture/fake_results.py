@@ -23,7 +23,7 @@ SCALARS = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, 
 MOVES = [getattr(getattr(torch.ops.aten, packet), overload) for packet, overload in (name.split(".") for name in (
     "view.default _unsafe_view.default permute.default transpose.int t.default expand.default unsqueeze.default squeeze.dim "
     "select.int slice.Tensor unbind.int split.Tensor split_with_sizes.default clone.default").split())]  # fmt: skip
-"""Operators that PyTorch's fake tensors import `torch.distributed.tensor` for; some give views that eager refuses, of sizes of 1."""
+"""Operators that make PyTorch's fake tensors import `torch.distributed.tensor`; some give views that eager refuses."""
 MOST_RESULTS = 20_000
 RESULTS: dict[Any, Any] = {}
 """By operator and arguments: the type of the container of the results, if any, and what each was; of the whole process."""

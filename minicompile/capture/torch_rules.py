@@ -58,20 +58,17 @@ def rule_checkpoint(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def some_input_needs_grad(tracer: Tracer, args: Args) -> bool:
     """Whether the reentrant kind of checkpoint computes gradients as the other one does: tensors come as they are."""
-    for item in args:
-        force(tracer, item)
-        if not isinstance(item, FakeTensor) and type(item) not in CONSTANT_TYPES and not callable(item):
-            return False
-    return any(item.requires_grad for item in args if isinstance(item, FakeTensor))
+    force(tracer, args)
+    known = all(isinstance(item, FakeTensor) or type(item) in CONSTANT_TYPES or callable(item) for item in args)
+    return known and any(item.requires_grad for item in args if isinstance(item, FakeTensor))
 
 
 def check_reentrant_result(result: Any) -> None:
     """Refuse results whose need of gradients the reentrant kind of checkpoint changes."""
     for item in result if type(result) is tuple else (result,):
-        if isinstance(item, FakeTensor):
-            if item.is_floating_point() and not item.requires_grad:
-                raise Break("checkpoint", "a result of a reentrant `checkpoint` is detached inside of it")
-        elif type(item) not in CONSTANT_TYPES:
+        if isinstance(item, FakeTensor) and item.is_floating_point() and not item.requires_grad:
+            raise Break("checkpoint", "a result of a reentrant `checkpoint` is detached inside of it")
+        if not isinstance(item, FakeTensor) and type(item) not in CONSTANT_TYPES:
             raise Break("checkpoint", "a reentrant `checkpoint` returns more than tensors")
 
 
@@ -145,11 +142,10 @@ def rule_batch_norm(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """Yes; a `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes instead."""
     frame = tracer.frames[-1]
-    if frame.code is torch.nn.TransformerEncoder.forward.__code__ and not torch.is_autocast_enabled():
-        parameters = frame.variables["self"].layers[0].parameters()
-        if not torch.is_grad_enabled() or not any(value.requires_grad for value in parameters):
-            reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"
-            raise RunEager(reason) if len(tracer.frames) == 1 else Break("unsupported tensor", reason)
+    asks = frame.code is torch.nn.TransformerEncoder.forward.__code__ and not torch.is_autocast_enabled()
+    if asks and not (torch.is_grad_enabled() and any(p.requires_grad for p in frame.variables["self"].layers[0].parameters())):
+        reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"
+        raise RunEager(reason) if len(tracer.frames) == 1 else Break("unsupported tensor", reason)
     return True
 
 

@@ -348,11 +348,10 @@ class Assembly:
                 again = self.emitter.constant(self.context.raise_originally, "raise_originally")
                 call_lines += [f"if {failed}:", *rewind, f"    return {again}(F, A, K)"]
         if (tracer.state, tracer.autocast[0]) != self.state_after or self.opened:  # torch's state, as the traced code left it
-            constants = torch_interface.restore_state, *self.state_after, autocast.open_blocks
-            names = ("set_torch_state", "state", "autocast", "open_blocks")
-            restore, state, settings, count = map(self.emitter.constant, constants, names)
+            restore = self.emitter.constant(functools.partial(torch_interface.restore_state, *self.state_after), "set_state")
+            count = self.emitter.constant(autocast.open_blocks, "open_blocks")
             # Counted ahead of the call: a graph that is left to eager opens them itself.
-            call_lines = [f"blocks = {count}()", *call_lines, f"{restore}({state}, {settings}, blocks + {self.opened})"]
+            call_lines = [f"blocks = {count}()", *call_lines, f"{restore}(blocks + {self.opened})"]
         return self.assemble([*call_lines, *self.emitter.body, *lines], None)
 
     def rewinding(self) -> tuple[list[str], list[str]]:

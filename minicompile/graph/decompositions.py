@@ -86,10 +86,9 @@ def wider_on_cpu(function: Decomposition, doubled: bool = False) -> Decompositio
 
     def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         mixed = any(isinstance(value, Tensor) and value.dtype != first.dtype for value in args)
-        wider = {torch.float32: doubled}.get(first.dtype, mixed and wide(first.dtype) != first.dtype)
-        if first.device.type != "cpu" or not wider:
+        target = torch.float64 if doubled and first.dtype == torch.float32 else wide(first.dtype) if mixed else first.dtype
+        if first.device.type != "cpu" or target == first.dtype:
             return function(first, *args, **kwargs)
-        target = torch.float64 if first.dtype == torch.float32 else torch.float32
         result, *rest = run(*(value.to(target) if isinstance(value, Tensor) else value for value in (first, *args)), **kwargs)
         rest = [value.float() if value is not None and value.dtype == torch.float64 else value for value in rest]
         return (None if result is None else result.to(first.dtype), *rest)
@@ -138,11 +137,7 @@ def unless_a_size_stays(function: Decomposition) -> Decomposition:
 
 def of_probabilities(function: Decomposition) -> Decomposition:
     """`function` of a value and a target that eager refuses unless they lie between 0 and 1."""
-
-    def run(value: Tensor, target: Tensor, *rest: Any) -> Any:
-        return function(checked_unit(value), checked_unit(target), *rest)
-
-    return run
+    return lambda value, target, *rest: function(checked_unit(value), checked_unit(target), *rest)
 
 
 def checked_unit(value: Tensor) -> Tensor:
