@@ -297,6 +297,8 @@ class OutputGraph:
     def state_call(self, function: Any, args: tuple[Any, ...], location: Location | None) -> Any:
         """Record a change of thread-local torch state, and make it while tracing."""
         args = tuple(map(concrete, args))
+        if function is torch._C._set_grad_enabled and torch.is_inference_mode_enabled() and args[0]:
+            return function(*args)  # nothing is differentiated there, and the trace is made outside
         node = self.graph.call_function(function, args)
         result = function(*args)
         self.describe(node, result, location)

@@ -402,6 +402,17 @@ def inference_mode_block():
 
 
 @program(core=True)
+def gradients_asked_for_under_inference():
+    def outer(x):
+        with torch.enable_grad():
+            y = x.clone()
+            roots, mixed, enabled = y.abs().sqrt(), torch.lerp(x, x, -0.5), torch.is_grad_enabled()
+        return roots, mixed, roots.requires_grad, mixed.requires_grad, enabled, torch.is_grad_enabled()
+
+    return outer, [under(torch.inference_mode, leaf(3)), call(leaf(3)), under(torch.no_grad, leaf(3))]
+
+
+@program(core=True)
 def inference_mode_around_a_whole_function():
     layer = torch.nn.Linear(3, 3)
 
