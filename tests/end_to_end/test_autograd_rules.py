@@ -606,3 +606,16 @@ def test_a_custom_operator_whose_backward_looks_at_values_is_compiled() -> None:
         for mine, theirs in zip(*(torch.autograd.grad(result.sum(), leaves) for result in results), strict=True):
             torch.testing.assert_close(mine, theirs)
     assert len(minicompile.api.compiled_function(compiled).compiler.graphs) == 2
+
+
+def test_nothing_is_differentiated_under_inference_mode() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            return x.clone().abs().sqrt(), torch.lerp(x, x, -0.5)
+
+    compiled, x = minicompile.compile(function, options={"suppress_errors": False}), torch.randn(3, requires_grad=True)
+    with torch.inference_mode():
+        results = compiled(x)
+    assert all(result.is_inference() and not result.requires_grad for result in results)
+    torch.testing.assert_close(results, function(x.detach()))
+    assert all(result.requires_grad for result in compiled(x))
