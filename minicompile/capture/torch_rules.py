@@ -140,13 +140,13 @@ def rule_batch_norm(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 @special(torch.compiler.is_compiling)
 def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Yes; a `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes instead."""
+    """What the attempt says; a `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes."""
     frame = tracer.frames[-1]
     asks = frame.code is torch.nn.TransformerEncoder.forward.__code__ and not torch.is_autocast_enabled()
     if asks and not (torch.is_grad_enabled() and any(p.requires_grad for p in frame.variables["self"].layers[0].parameters())):
         reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"
         raise RunEager(reason) if len(tracer.frames) == 1 else Break("unsupported tensor", reason)
-    return True
+    return torch.compiler.is_compiling()
 
 
 @special(torch._C._group_tensors_by_device_and_dtype)
