@@ -193,14 +193,13 @@ def dropout_keeps(
 
 @triton.jit
 def forward_blocks(
-    acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, first, start, stop, queries, keys,
+    acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, first, rows, start, stop, queries, keys,
     k_strides, v_strides, mask_strides, lower, upper, qk_scale, threshold, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASK: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
     MASKED: tl.constexpr, FUSED_SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """The running sums after the keys from `start` to `stop`."""
+    """The running sums after the keys from `start` to `stop`. `rows` are the queries, `first` is theirs for dropout."""
     BLOCK_M: tl.constexpr = acc.shape[0]
-    rows = first + tl.arange(0, BLOCK_M)
     for n in tl.range(start, stop, BLOCK_N):
         cols = n + tl.arange(0, BLOCK_N)
         k = load_operand(k_ptr, k_strides, b, kv_head, n, keys, BLOCK_N, D, BLOCK_D, MASKED, TMA, PRECISION)
@@ -256,7 +255,7 @@ def flash_attention_forward_kernel(
     for masked in tl.static_range(2):  # first the keys that need no mask
         if MASKED_LOOP if masked else FULL_LOOP:
             acc, total, maximum = forward_blocks(
-                acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, first, start,
+                acc, total, maximum, q, k_ptr, v_ptr, mask_base, seed_ptr, head, b, kv_head, first, rows, start,
                 stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
                 qk_scale, threshold, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, FUSED_SCALE, DROPOUT,
                 PRECISION, TMA)  # fmt: skip

@@ -64,7 +64,7 @@ def flash_decode_kernel(
     for masked in tl.static_range(2):  # first the keys that need no mask
         if masked or FULL_LOOP:
             acc, total, maximum = forward_blocks(
-                acc, total, maximum, (q, q), k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, query, start,
+                acc, total, maximum, (q, q), k_ptr, v_ptr, mask_base, q_ptr, slot, b, kv_head, 0, query, start,
                 stop if masked else full_stop, queries, keys, k_strides, v_strides, mask_strides, lower, upper,
                 qk_scale, 0, D, DV, BLOCK_D, BLOCK_N, MASK, HAS_LOWER, HAS_UPPER, masked, FUSED_SCALE, False, PRECISION,
                 False)  # fmt: skip
