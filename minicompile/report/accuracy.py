@@ -119,4 +119,6 @@ def named(values: dict[str, Any], buffer: str) -> Any:
         return values[buffer]
     node, _, number = buffer.rpartition("_")
     several = values.get(node)
-    return several[int(number)] if isinstance(several, (tuple, list)) and int(number) < len(several) else None
+    if not isinstance(several, (tuple, list)) or not number.isdecimal():
+        return None
+    return several[int(number)] if int(number) < len(several) else None

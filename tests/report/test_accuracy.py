@@ -58,3 +58,9 @@ def test_every_output_gradient_and_kernel_is_in_the_certificate() -> None:
 def test_a_certificate_in_bfloat16_names_the_option_that_changes_it() -> None:
     found = minicompile.explain(lambda x: (x * 3).sigmoid() * x)(torch.randn(64, dtype=torch.bfloat16)).accuracy
     assert "emulate_precision_casts" in found.note and found.outputs[0].nearer == "compiled"
+
+
+def test_what_a_buffer_is_called_after_an_operator_with_several_results() -> None:
+    values = {"attention": ("out", "lse"), "sum_1": "sum"}
+    assert [accuracy.named(values, name) for name in ("attention_0", "attention_1", "sum_1")] == ["out", "lse", "sum"]
+    assert [accuracy.named(values, name) for name in ("attention_2", "attention_bounds", "sum_1_bounds")] == [None] * 3
