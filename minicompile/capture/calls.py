@@ -378,8 +378,8 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
             return call_tensor_method(tracer, of, name, rest, kwargs)
         rule = next((rule for kinds, rule in METHOD_RULES.get(name, ()) if isinstance(of, kinds)), None)
         if rule is not None:
-            of_owner = lambda tracer, args, kwargs: rule(tracer, of, args[1:], kwargs)  # noqa: E731
-            return ruled(tracer, of_owner, getattr(native_base(of) or type(of), name), (of, *rest), kwargs)
+            method = getattr(native_base(of) or type(of), name)
+            return ruled(tracer, lambda tracer, args, kwargs: rule(tracer, of, args[1:], kwargs), method, (of, *rest), kwargs)
         if bound or isinstance(of, NATIVE_OWNERS):
             return call_native_method(tracer, of, function if bound else function.__get__(of), rest, kwargs)
     if isinstance(owner, type) and issubclass(owner, Module | torch.autograd.Function):
