@@ -64,6 +64,7 @@ def test_a_comparison_has_a_column_for_every_compiler() -> None:
         raise RuntimeError("no compiler here")
 
     compilers = {"eager": lambda f: f, "other": failing, "minicompile": minicompile.api.report_tools({}).compile}
+    torch.manual_seed(0)
     x = torch.randn(64, 32)
 
     def graphs(made):
