@@ -1,9 +1,12 @@
 """Tests of tensors that decide only whether to raise (`assert`, `if not valid.all(): raise ...`) stay in the graph.
 
 The graph goes on as where nothing is raised, and says at its end whether something had to be. If so, the call is made
-again in plain Python, before any side effect. Must not be used by graphs that change their inputs, which would change twice.
+again in plain Python, before any side effect. Must not be used by graphs that change their inputs, which would change twice,
+nor on a GPU by those that it may stop for good at what had to be refused (an index out of range, chances that are NaN).
 """
 
+import operator
+import re
 from typing import Any
 
 import torch
@@ -17,6 +20,9 @@ from minicompile.capture.tracer import Tracer
 from minicompile.ir.autocast import open_blocks
 
 LONGEST = 200
+MAY_STOP = re.compile("index|gather|scatter|take|put|embedding|nll|entropy|multinomial|bernoulli|binomial|poisson|normal|one_hot|"
+                      "ctc|unpool|interleave|assert")  # fmt: skip
+"""Names of operators that look at values where they run: a failed assertion ends all work of the process on a GPU."""
 
 
 class TraceAgain(Exception):
@@ -90,11 +96,22 @@ def raises(instructions: tuple[Instruction, ...], place: int, most: int) -> bool
 
 
 def check_expectations(tracer: Tracer) -> None:
-    """Refuse tests in a graph that changes inputs: a call that is made again would change them twice."""
+    """Refuse tests in a graph that changes inputs: a call that is made again would change them twice; or that may stop a GPU."""
     if tracer.failed is not None:
+        if tracer.failed.device.type == "cuda" and any(map(may_stop_device, tracer.graph.graph.nodes)):
+            raise TraceAgain(expects=False)
         tensors = [entry.value for entry in tracer.graph.inputs if isinstance(entry.value, torch.Tensor)]
         if tracer.graph.mutated_inputs() or any(tensor.is_inference() for tensor in tensors):  # these count no changes
             raise TraceAgain(expects=False)
+
+
+def may_stop_device(node: torch.fx.Node) -> bool:
+    """Whether an operation asserts on the device what its values are."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.target in (operator.getitem, operator.setitem):
+        index = node.args[1] if isinstance(node.args[1], tuple) else node.args[1:2]
+        return any(isinstance(part, torch.fx.Node) and isinstance(part.meta["example_value"], torch.Tensor) for part in index)
+    return node.op.startswith("call_") and MAY_STOP.search(name) is not None
 
 
 class Rewind:

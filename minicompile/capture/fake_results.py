@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key
 
+aten = torch.ops.aten
 SCALARS = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-MOVES = [getattr(getattr(torch.ops.aten, packet), overload) for packet, overload in (name.split(".") for name in (
+MOVES = [getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
     "view.default _unsafe_view.default permute.default transpose.int t.default expand.default unsqueeze.default squeeze.dim "
     "select.int slice.Tensor unbind.int split.Tensor split_with_sizes.default clone.default").split())]  # fmt: skip
 """Operators that make PyTorch's fake tensors import `torch.distributed.tensor`; some give views that eager refuses."""
@@ -57,6 +58,8 @@ class RememberingFakeMode(FakeMode):
         if key is not None and func in MOVES and not tensors[0].is_conj() and not tensors[0].is_neg():
             result = self.moved(func, args, kwargs or {}, tensors)
         else:
+            if func is aten.select.int and self.shape_env is not None:
+                check_place(*args)
             result = self.dispatch(func, types, args, kwargs or {})
         if key is not None:
             kind = type(result) if type(result) in (tuple, list) else None
@@ -124,7 +127,7 @@ class RememberingFakeMode(FakeMode):
             storage = torch.empty(tensors[0].untyped_storage().nbytes() // dtype.itemsize, dtype=dtype, device="meta")
             found = func(storage.as_strided(shape, stride, offset), *args[1:], **kwargs)
         values = [found] if isinstance(found, torch.Tensor) else found
-        is_view = func is not torch.ops.aten.clone.default
+        is_view = func is not aten.clone.default
         with torch.inference_mode(tensors[0].is_inference() if is_view else torch.is_inference_mode_enabled()):
             made = [self.again(((v.shape, v.stride(), v.storage_offset(), dtype, *rest), is_view), tensors) for v in values]
         return made[0] if found is values[0] else type(found)(made)
@@ -137,6 +140,12 @@ class RememberingFakeMode(FakeMode):
             if is_view:
                 empty.set_(tensors[0].untyped_storage(), offset, shape, stride)
         return FakeTensor(self, empty, device)
+
+
+def check_place(value: torch.Tensor, dim: int, index: int | torch.SymInt) -> None:
+    """Guard that an index is within a dimension, as eager demands; the fake kernel of torch 2.11 takes any symbolic one."""
+    if value.dim() and not -value.shape[dim] <= index < value.shape[dim]:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(value.shape)} at dimension {dim}")
 
 
 @functools.cache

@@ -14,6 +14,8 @@ TRITON_DTYPES: dict[torch.dtype, str] = {
     torch.int8: "tl.int8", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
 }  # fmt: skip
 
+NEGATIVE_ZEROS = {torch.float64: -(2**63), torch.float32: -(2**31), torch.float16: -(2**15), torch.bfloat16: -(2**15)}
+"""The bits of a negative zero, as a number."""
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 
 CALL, UNARY, COMPARE = 100, 50, 10
@@ -72,7 +74,9 @@ def literal(value: int | float | bool, dtype: torch.dtype) -> Text:
         return Text('float("nan")')
     if math.isinf(value):
         return Text('float("inf")') if value > 0 else Text('-float("inf")', UNARY)
-    return Text(repr(value), CALL if math.copysign(1, value) > 0 else UNARY)
+    if value == 0 and math.copysign(1, value) < 0:  # Triton 3.6 takes -0.0 for 0.0
+        return convert(call("tl.full", "[]", str(NEGATIVE_ZEROS[dtype]), f"tl.int{8 * dtype.itemsize}"), dtype, bitcast=True)
+    return Text(repr(value), CALL if value >= 0 else UNARY)
 
 
 def stored_literal(value: int | float | bool, dtype: torch.dtype) -> Text:

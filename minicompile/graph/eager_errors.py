@@ -37,10 +37,10 @@ VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: a
 NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.huber_loss,
                 aten.multi_margin_loss, aten.multilabel_margin_loss_forward, aten.nll_loss_forward,
                 aten.nll_loss2d_forward)  # fmt: skip
-ONE_DTYPE = {aten.mv: [1], aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3],
-             aten.index_put: [2], aten.index_reduce: [3], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2],
-             aten.nll_loss2d_forward: [2], aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1],
-             aten.grid_sampler_3d: [1]}  # fmt: skip
+ONE_DTYPE = {aten.mm: [1], aten.bmm: [1], aten.addmm: [1, 2], aten.baddbmm: [1, 2], aten.dot: [1], aten.mv: [1],
+             aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3], aten.index_put: [2],
+             aten.index_reduce: [3], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
+             aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
 """Which arguments must have the dtype of the first."""
 WHOLE, CLASSES = (torch.int32, torch.int64), (torch.uint8, torch.int64)
 INDEX_AT = {aten.index_select: (2, WHOLE), aten.index_add: (2, WHOLE), aten.nll_loss_forward: (1, CLASSES),

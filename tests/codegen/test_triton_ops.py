@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import minicompile
 from minicompile.codegen.triton_ops import TRITON_OPS
 from minicompile.codegen.triton_text import TRITON_DTYPES
 from minicompile.ir.expr import SCALAR_OPS, Constant, Expr, Load, apply
@@ -160,3 +161,15 @@ def test_an_operation_gives_eagers_values(name: str, dtype: torch.dtype) -> None
 def test_all_that_lowering_may_put_into_a_loop_has_text() -> None:
     assert TRITON_OPS.keys() == SCALAR_OPS.keys()
     assert TRITON_DTYPES.keys() == TRITON_TYPES.keys() == LOOP_DTYPES
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_constant_keeps_the_sign_of_zero(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        padded = torch.nn.functional.pad(x, (1, 1), value=-0.0)
+        return [torch.full_like(x, -0.0), x / -0.0, x.sum() / -0.0, torch.where(x > 1, x, -0.0), padded, x * 0 + -0.0]
+
+    x = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
+    for found, expected in zip(minicompile.compile(function)(x), function(x), strict=True):
+        assert torch.equal(found, expected)
+        assert torch.equal(found.signbit(), expected.signbit())

@@ -637,3 +637,21 @@ def test_attention_of_any_length_lies_in_memory_as_in_eager() -> None:
         gradients = [torch.autograd.grad(out.square().sum(), list(block.parameters())) for out in (ours, eager)]
         torch.testing.assert_close(*gradients)
     assert compiled.stats.graphs <= 3 and compiled.stats.fallbacks == 0
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, i: x[i] * 2, lambda x, i: x[..., i, None] * 2, lambda x, i: x.select(1, i) * 2, lambda x, i: torch.select(x, 0, -i) + 1,
+    lambda x, i: x[i + 1, i] * 2, lambda x, i: x[torch.arange(3), i] * 2,
+])  # fmt: skip
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_place_that_varies_is_within_its_dimension_or_refused(function: Callable[..., Any], dynamic: bool | None) -> None:
+    compiled, x = minicompile.compile(function, dynamic=dynamic, options={"cache": False}), torch.rand(3, 4)
+    for i in (2, 1, 0, 3, 4, -2, -3, -4, -5, 1):
+        try:
+            expected = function(x, i)
+        except IndexError as error:
+            with pytest.raises(IndexError) as found:
+                compiled(x, i)
+            assert str(found.value) == str(error)
+        else:
+            assert torch.equal(compiled(x, i), expected)

@@ -5,6 +5,7 @@ Forward only: PyTorch's autograd asks the device itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,3 +77,24 @@ def test_functions_of_any_size_are_kernels(planned: Callable[..., Program], func
 def test_bernoulli_draws_with_eagers_own_operator_where_that_is_asked_for(planned: Callable[..., Program]) -> None:
     program = planned(torch.bernoulli, torch.rand(24), fallback_random=True)
     assert [call for call, _ in program.extern_calls] == ["torch.ops.aten.bernoulli.default"]
+
+
+@pytest.mark.parametrize(("function", "stays"), [
+    (lambda x, i: x.exp() + F.pad(x, (1, -1)), True),
+    (lambda x, i: x.index_select(0, i), False),
+    (lambda x, i: F.embedding(i, x), False),
+    (lambda x, i: x.gather(1, i.unsqueeze(1)), False),
+    (lambda x, i: torch.multinomial(x, 2), False),
+    (lambda x, i: F.cross_entropy(x, i), False),
+])  # fmt: skip
+def test_a_test_that_raises_is_made_before_what_may_stop_the_device(
+    planned: Callable[..., Program], function: Callable[..., Any], stays: bool
+) -> None:
+    def checked(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        if (x < 0).any():
+            raise ValueError("negative")
+        return function(x, i)
+
+    program = planned(checked, torch.rand(5, 7), torch.arange(5))
+    results = re.findall(r"^ +return \((.*)\)$", program.text, re.MULTILINE)[0]
+    assert results == ("add, ne" if stays else "any_1,"), "the result and what failed, or the test alone"

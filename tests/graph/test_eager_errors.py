@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile.graph.eager_errors import problem_of
 
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "fp16 filled under a mask": lambda x: x.half().masked_fill(x > 1, -1e9),
@@ -234,3 +235,16 @@ def test_a_backward_between_two_dtypes_is_refused_as_in_eager(dtypes: tuple[torc
             function(x, y).backward()
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize(("operator", "shapes"), [
+    (torch.ops.aten.mm, [(2, 2), (2, 2)]), (torch.ops.aten.bmm, [(1, 2, 2), (1, 2, 2)]), (torch.ops.aten.dot, [(2,), (2,)]),
+    (torch.ops.aten.addmm, [(2,), (2, 2), (2, 2)]), (torch.ops.aten.baddbmm, [(1, 2, 2)] * 3),
+])  # fmt: skip
+def test_products_have_one_dtype(operator: Any, shapes: list[tuple[int, ...]]) -> None:
+    """Also where no kernel of eager's is called, as in small products on a GPU."""
+    tensors = [torch.rand(shape) for shape in shapes]
+    assert not problem_of(operator.default, tuple(tensors), {}, tensors[0])
+    for place in range(len(shapes)):
+        mixed = [tensor.double() if at == place else tensor for at, tensor in enumerate(tensors)]
+        assert problem_of(operator.default, tuple(mixed), {}, tensors[0]) == "two dtypes"
