@@ -201,7 +201,7 @@ def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -
     masks = [(d, index) for d, index in enumerate(indices) if index is not None]
     if len(masks) != 1 or masks[0][1].dtype != torch.bool or not new.requires_grad:
         return None
-    first, mask = masks[0]
+    first, mask = masks[0][0], masks[0][1].to(value.device)
     after = value.dim() - first - mask.dim()
     if new.dim() > after:
         rows = new.dim() - after - 1

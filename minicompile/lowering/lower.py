@@ -170,8 +170,8 @@ class GraphLowering:
                 if target in VIEWS:
                     return self._checked_view(rule(self.builder, *args, **kwargs))
                 self._require_loops(args, kwargs)
-                args, kwargs = self._on_main_device(args), {k: self._on_main_device(v) for k, v in kwargs.items()}
-                return rule(self.builder, *args, **kwargs)
+                here = {name: self._on_main_device(argument) for name, argument in kwargs.items()}
+                return rule(self.builder, *self._on_main_device(args), **here)
             except UseExtern as refusal:
                 self.builder.roll_back(point)
                 reason = str(refusal)

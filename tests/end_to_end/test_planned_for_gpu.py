@@ -98,3 +98,11 @@ def test_a_test_that_raises_is_made_before_what_may_stop_the_device(
     program = planned(checked, torch.rand(5, 7), torch.arange(5))
     results = re.findall(r"^ +return \((.*)\)$", program.text, re.MULTILINE)[0]
     assert results == ("add, ne" if stays else "any_1,"), "the result and what failed, or the test alone"
+
+
+def test_a_mask_on_the_cpu_is_moved_for_the_operator_that_takes_it(planned: Callable[..., Program]) -> None:
+    def function(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return x.index_put((torch.tensor([True, False, True]),), v) * 2
+
+    program = planned(function, torch.rand(3, 4), torch.rand(4))
+    assert "torch.ops.aten.index_put.default" in [call for call, _ in program.extern_calls]
