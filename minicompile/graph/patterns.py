@@ -350,8 +350,9 @@ def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
         return (permuted(graph, product.args[1], left, f"{batch}{i}{shared[0]}"),
                 permuted(graph, product.args[2], right, f"{batch}{j}{shared[0]}"))  # fmt: skip
     query, turned = product_operand(product, 0), product_operand(product, 1)
-    value_of(query), value_of(turned)
     rank = value_of(turned).dim()
+    if min(value_of(query).dim(), rank) < 2:
+        raise Refused("a product with a vector")
     swapped = name_of(turned) == "transpose" and {dim % rank for dim in turned.args[1:]} == {rank - 2, rank - 1}
     if swapped or name_of(turned) == "getattr" and turned.args[1] == "mT":
         return query, turned.args[0]

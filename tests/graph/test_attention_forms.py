@@ -188,6 +188,7 @@ FORMS: dict[str, Form] = {
     "operator and mT": (lambda q, k, v: attend(q @ k.mT * 0.3, v), four(), PLAIN),
     "three dims, bmm": (lambda q, k, v: torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), 2), v), three(), PLAIN),
     "two dims": (lambda q, k, v: attend(q[0, 0] @ k[0, 0].transpose(0, 1) * 0.3, v[0, 0]), four(), PLAIN),
+    "a vector": (lambda q, k, v: attend(k[0, 0] @ q[0, 0, 0], v[0, 0]), four(), "a product with a vector"),
     "einsum, three dims": (
         lambda q, k, v: torch.einsum("bqk,bkd->bqd", torch.softmax(torch.einsum("bqd,bkd->bqk", q, k), -1), v), three(), PLAIN),
     "einsum, heads last": (heads_last, four(), PLAIN),
