@@ -249,7 +249,13 @@ def ldexp(value: Tensor, power: Tensor) -> Tensor:
     return NotImplemented if shifts_exponents(value, power) else value * torch.pow(2.0, power)
 
 
+def copied_number(value: Any, **options: Any) -> Any:
+    """A copy of a number, which batching rules hand over as a tensor; of a tensor it stays what it is."""
+    return NotImplemented if isinstance(value, Tensor) else aten.scalar_tensor(value, **options)
+
+
 OWN: dict[str, Decomposition] = {
+    "_to_copy": copied_number,
     "ldexp.Tensor": ldexp,
     "soft_margin_loss": soft_margin_loss,
     "soft_margin_loss_backward": soft_margin_loss_backward,

@@ -31,6 +31,17 @@ FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 below_autograd = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", torch._C._AutoDispatchBelowAutograd)
 
 
+def run_unrecorded(call: FlatCall, arguments: list[Any]) -> Any:
+    """Run a flat graph so that autograd sees nothing of it; products with `out=` ask for the grad mode themselves."""
+    recording = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        with below_autograd():
+            return call(arguments)
+    finally:
+        torch._C._set_grad_enabled(recording)
+
+
 class DoubleBackward(MinicompileError):
     """A second derivative was asked of a compiled graph, which has a first one only."""
 
@@ -84,14 +95,9 @@ def cut_off(positions: tuple[int, ...], apply: Callable[..., Any]) -> Callable[.
 
 
 def _without_gradient(plan: CallPlan, forward_call: FlatCall) -> Callable[..., tuple[Any, ...]]:
-    if not plan.watches_inputs:
-        return lambda *inputs: forward_call(list(inputs))
-
-    def detached(*inputs: Any) -> tuple[Any, ...]:
-        with below_autograd():
-            return forward_call(list(inputs))
-
-    return detached
+    if plan.watches_inputs:
+        return lambda *inputs: run_unrecorded(forward_call, list(inputs))
+    return lambda *inputs: forward_call(list(inputs))
 
 
 def _autograd_function(
@@ -151,8 +157,7 @@ def _autograd_function(
         if any(grad is None for grad in given):
             half = "_".join((half, "of", *(str(number) for number, grad in enumerate(given) if grad is not None)))
         call = half_call(half)
-        with below_autograd():
-            found = call(arguments)
+        found = run_unrecorded(call, arguments)
         if torch.is_grad_enabled():
             found = _refuse_second_derivative(found, [grad for grad in given if grad is not None])
         return found

@@ -283,6 +283,8 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "exponents shifted": (lambda x, y: torch.ldexp(x, y) * 2, lambda: (leaf(5), integers(5, dtype=torch.int32))),
     "complex numbers that are none": (lambda x: (x * complex(NAN, 1), x + complex(INF, -INF), torch.full_like(x, complex(-0.0, INF)),
                                                  torch.logaddexp(x, x)), lambda: (values(1.0, -2.0, dtype=torch.complex64),)),
+    "a choice that no gradient comes through": (lambda x, w: F.linear(x, w).argmax(-1), lambda: (leaf(3, 4), leaf(5, 4))),
+    "a gradient per sample times a number": (lambda x: torch.func.vmap(torch.func.grad(lambda v: (v * v).sum() * 0.01))(x), lambda: (leaf(3, 4),)),
     "a recurrent cell": (lambda x, h, w, u: (lambda f, i, g, o: (f.sigmoid() * h + i.sigmoid() * g.tanh()) * o.sigmoid())(*(x @ w + h @ u).chunk(4, 1)), lambda: (leaf(3, 4), leaf(3, 5), leaf(4, 20), leaf(5, 20))),
 }
 
