@@ -179,6 +179,7 @@ class Application:
         values = tuple(inner.lifted())
         saved = {id(item) for item in context.saved_tensors}
         tensors = [*self.tensors, *(outputs[place] for place in joined if not self.is_input(outputs[place]))]
+        tracer.graph.quiet_leaves.difference_update(map(id, tensors))  # views by the forward, which get a derivative here
         places = {id(item): place for place, item in enumerate(tensors)}
         changed = {id(item) for item in context.dirty_tensors} | {
             id(item) for item in tensors[len(self.tensors):] if not item._is_view()}

@@ -26,6 +26,7 @@ from minicompile.ir.replacements import called
 PLAIN = (int, float, bool, complex, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
 DTYPES_OF_NUMBERS: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
+TENSOR_CLASS = type(torch.FloatTensor)
 
 
 class Traced:
@@ -192,6 +193,8 @@ class OutputGraph:
             return value.item()
         if isinstance(value, type) and value in DTYPES_OF_NUMBERS:
             return DTYPES_OF_NUMBERS[value]
+        if kind is TENSOR_CLASS:
+            return torch.typename(value)
         raise Break("unsupported argument", f"an argument of type {kind.__name__} cannot be part of a graph")
 
     def call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any],

@@ -22,6 +22,7 @@ from minicompile.capture.iteration import drain
 from minicompile.capture.operators import note_identity
 from minicompile.capture.side_effects import contents
 from minicompile.capture.symbolic_float import SymbolicFloat
+from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
@@ -136,6 +137,22 @@ def rule_batch_norm(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         tracer.operation("call_method", "mul_", (old, operator.sub(1, momentum)))
         tracer.operation("call_method", "add_", (old, tracer.operation("call_method", "mul", (new, momentum))))
     return result
+
+
+def rule_tensor_class(kind: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`torch.Tensor([1.0, 2.0])` and `torch.LongTensor(3, 4)`: of numbers, or of sizes with nothing in it."""
+    force(tracer, args)
+    given = {"dtype": torch.get_default_dtype() if kind is torch.Tensor else kind.dtype, "device": "cpu"}
+    if not kwargs and len(args) == 1 and type(args[0]) in (list, tuple):
+        return call(tracer, torch.tensor, args, given)
+    sizes = args[0] if len(args) == 1 and type(args[0]) is torch.Size else args or (0,)
+    if kwargs or not all(type(size) is int or is_symbolic(size) for size in sizes):
+        raise Break("unknown call", f"`{kind.__name__}` is made")
+    return call(tracer, torch.empty, (tuple(sizes),), given)
+
+
+for tensor_class in (torch.Tensor, *(kind for kind in torch._tensor_classes if str(kind).count(".") == 1)):
+    special(tensor_class)(functools.partial(rule_tensor_class, tensor_class))
 
 
 @special(torch.compiler.is_compiling)

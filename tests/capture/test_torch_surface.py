@@ -100,6 +100,24 @@ def test_a_custom_function_is_captured_with_its_own_backward() -> None:
     torch.testing.assert_close(x.grad, 4 * x.detach())
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient * ctx.factor, None
+
+
+def test_a_custom_function_may_return_a_view_of_what_requires_a_gradient() -> None:
+    compiled = minicompile_compile(lambda x: Reversed.apply(x, 2.0).sum() + Reversed.apply(x.exp(), 3.0).sum() + x.sum(), fullgraph=True)
+    x = torch.randn(5, requires_grad=True)
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, -3 * x.detach().exp() - 1)
+
+
 def test_a_custom_function_that_cannot_be_followed_is_one_graph_break_at_its_call() -> None:
     class Printing(torch.autograd.Function):
         @staticmethod
@@ -210,6 +228,15 @@ def test_what_a_program_asks_of_its_surroundings_is_no_break(monkeypatch: pytest
     compiled(torch.ones(3))
     logger.removeHandler(handler)
     assert heard == ["size 3"] and kinds(compiled) == ["input or output"]
+
+
+def test_tensors_are_made_by_the_names_of_their_classes() -> None:
+    def made(x: torch.Tensor) -> Any:
+        filled = torch.Tensor(x.shape[0], 2).fill_(0.5), torch.LongTensor(2).zero_(), torch.Tensor(x.size()).zero_(), torch.Tensor()
+        return torch.Tensor([1, x.shape[0]]), torch.FloatTensor([[1, True]]), x[torch.LongTensor([0, 2.5])], filled, x.type(torch.HalfTensor)
+
+    compiled = same_as_eager(made, torch.randn(3, 2), fullgraph=True)
+    assert equal(compiled(torch.ones(4, 2)), made(torch.ones(4, 2)))
 
 
 def test_sizes_that_vary_are_found_in_sets_and_dictionaries() -> None:
