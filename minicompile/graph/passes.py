@@ -120,7 +120,7 @@ def write_copies_plainly(module: GraphModule) -> GraphModule:
 
 
 def merge_common_subexpressions(module: GraphModule) -> GraphModule:
-    """Compute equal pure expressions once."""
+    """Compute equal pure expressions once; `meta["also_backward"]`: the backward, too, computes it, from what eager keeps."""
     seen: dict[Any, Node] = {}
     for node in list(module.graph.nodes):
         if node.op not in ("call_function", "get_attr") or is_impure(node) or name_of(node).startswith("empty"):
@@ -131,6 +131,7 @@ def merge_common_subexpressions(module: GraphModule) -> GraphModule:
         except TypeError:
             continue
         if earlier is not node:
+            earlier.meta["also_backward"] = earlier.meta.get("also_backward", False) or node.meta.get("stage") == "backward"
             replace(node, earlier)
     return module
 

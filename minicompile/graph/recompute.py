@@ -61,7 +61,8 @@ class JointView:
         self.relevant = ancestors(self.wanted)
         self.order = [node for node in self.nodes if node in self.relevant]
         self.level = self._levels()
-        self.read_by_backward = {storage_root(node) for node in self.wanted}
+        casts = [node for node in self.order if name_of(node) == "_to_copy" and node.meta.get("also_backward")]
+        self.read_by_backward = {storage_root(node) for node in (*self.wanted, *(cast.args[0] for cast in casts))}
 
     def _levels(self) -> dict[Node, int]:
         """How many unfusible operators lie before each node: nodes of different levels are in different kernels."""

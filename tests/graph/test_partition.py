@@ -73,6 +73,17 @@ def test_what_pooling_and_a_convolution_read_is_kept_once() -> None:
     assert sum(saved.num_bytes == 4 * 2 * 4 * 8 * 8 for saved in partitioned.saved_tensors) == 1
 
 
+@pytest.mark.parametrize("function", [
+    lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), lambda x, w, b: F.group_norm(x, 4, w, b),
+    lambda x, w, b: F.layer_norm(x, (8, 8), w[:8, None].expand(8, 8), b[:8, None].expand(8, 8)),
+])  # fmt: skip
+def test_a_norm_of_a_half_precision_input_keeps_the_input(function) -> None:
+    """Not its copy in fp32, which the forward and the backward share: eager keeps the input too, so it may be read again."""
+    x, w, b = (torch.randn(*size, dtype=torch.bfloat16, requires_grad=True) for size in ((6, 16, 8, 8), (16,), (16,)))
+    partitioned = check(function, x, w, b, tolerance=0.1).partitioned
+    assert kept_bytes(partitioned) <= 6 * 16 * 2 * 4, "the statistics"
+
+
 def test_every_kept_tensor_has_a_reason() -> None:
     partitioned = check(block, leaf(32, 16), leaf(16, 64), leaf(64, 16), tolerance=1e-3).partitioned
     assert partitioned.saved_tensors and all(saved.reason for saved in partitioned.saved_tensors)
