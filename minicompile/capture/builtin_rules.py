@@ -244,20 +244,17 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return run_native(tracer, len, (value,), {})
 
 
-def generator_method(function: Any) -> Any:
+def generator_method(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a method of a traced generator."""
 
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        try:
-            return tracer.resolve(function(*args))
-        except StopIteration as stop:
-            raise RaisedInUserCode(StopIteration(*stop.args)) from None
-
-    return rule
+    try:
+        return tracer.resolve(function(*args))
+    except StopIteration as stop:
+        raise RaisedInUserCode(StopIteration(*stop.args)) from None
 
 
 for _function in (Generator.__next__, Generator.send, Generator.throw, Generator.close):
-    special(_function)(generator_method(_function))
+    special(_function)(functools.partial(generator_method, _function))
 
 
 @special(iter)
@@ -279,45 +276,42 @@ def rule_next(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         raise RaisedInUserCode(StopIteration(*error.args)) from None
 
 
-def over_iterables(function: Any, count: int | None = None) -> Any:
+def over_iterables(function: Any, count: int | None, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """A rule that makes the first `count` arguments iterable by native code and runs the builtin."""
 
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        if function in (min, max) and len(args) > 1 and not kwargs and any(type(item) is SymbolicFloat for item in args):
-            return call_pure(tracer, function, args, kwargs)
-        limit = len(args) if count is None else count if len(args) == 1 or function not in (min, max) else 0
-        merged = (set, frozenset) if function in (set, frozenset) else ()  # of which no `__iter__` is asked
-        values = tuple(native_iterable(tracer, item) if place < limit and not isinstance(item, merged) else item
-                       for place, item in enumerate(args))
-        keywords = dict(kwargs)
-        if function in COMPARING and len(args) >= 1:
-            for item in args:
-                force(tracer, item)
-        if function in (sorted, min, max):
-            keywords["key"] = ordering_key(tracer, kwargs.get("key"))
-        if function in (set, frozenset) and values:
-            if function is frozenset is type(values[0]):
-                return values[0]
-            values = (distinct(tracer, elements(values[0]) if isinstance(values[0], merged) else values[0]), *values[1:])
-        if function is sum and values:
-            values = (run_native(tracer, list, values[:1], {}), *values[1:])
-            numbers = tuple(in_python(tracer, item) for item in (*(args[1:] or kwargs.values() or (0,)), *values[0]))
-            for item in numbers:
-                force(tracer, item, False)
-            if any(type(item) is SymbolicFloat for item in numbers) and all(type(item) in OPERANDS for item in numbers):
-                return call_pure(tracer, summed, numbers, {})
-            if not all(is_native(item) or isinstance(item, FakeTensor) for item in numbers):
-                return functools.reduce(functools.partial(binary, tracer, "+"), numbers)
-        result = run_native(tracer, function, values, keywords)
-        return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
-
-    return rule
+    if function in (min, max) and len(args) > 1 and not kwargs and any(type(item) is SymbolicFloat for item in args):
+        return call_pure(tracer, function, args, kwargs)
+    limit = len(args) if count is None else count if len(args) == 1 or function not in (min, max) else 0
+    merged = (set, frozenset) if function in (set, frozenset) else ()  # of which no `__iter__` is asked
+    values = tuple(native_iterable(tracer, item) if place < limit and not isinstance(item, merged) else item
+                   for place, item in enumerate(args))
+    keywords = dict(kwargs)
+    if function in COMPARING and len(args) >= 1:
+        for item in args:
+            force(tracer, item)
+    if function in (sorted, min, max):
+        keywords["key"] = ordering_key(tracer, kwargs.get("key"))
+    if function in (set, frozenset) and values:
+        if function is frozenset is type(values[0]):
+            return values[0]
+        values = (distinct(tracer, elements(values[0]) if isinstance(values[0], merged) else values[0]), *values[1:])
+    if function is sum and values:
+        values = (run_native(tracer, list, values[:1], {}), *values[1:])
+        numbers = tuple(in_python(tracer, item) for item in (*(args[1:] or kwargs.values() or (0,)), *values[0]))
+        for item in numbers:
+            force(tracer, item, False)
+        if any(type(item) is SymbolicFloat for item in numbers) and all(type(item) in OPERANDS for item in numbers):
+            return call_pure(tracer, summed, numbers, {})
+        if not all(is_native(item) or isinstance(item, FakeTensor) for item in numbers):
+            return functools.reduce(functools.partial(binary, tracer, "+"), numbers)
+    result = run_native(tracer, function, values, keywords)
+    return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)
 
 
 COMPARING = (sum, sorted, min, max, set, frozenset)
 for _function in (list, tuple, set, frozenset, enumerate, collections.deque, sum, sorted, min, max):
-    special(_function)(over_iterables(_function, 1))
-special(zip)(over_iterables(zip))
+    special(_function)(functools.partial(over_iterables, _function, 1))
+special(zip)(functools.partial(over_iterables, zip, None))
 
 
 @special(reversed)
@@ -329,7 +323,7 @@ def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType):
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
         return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
-    return over_iterables(reversed)(tracer, args, kwargs)
+    return over_iterables(reversed, None, tracer, args, kwargs)
 
 
 def distinct(tracer: Tracer, items: Any) -> list[Any]:
@@ -337,15 +331,12 @@ def distinct(tracer: Tracer, items: Any) -> list[Any]:
     return settled_all(tracer, run_native(tracer, list, (native_iterable(tracer, items),), {}))
 
 
-def lazily(function: Any) -> Any:
+def lazily(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of `map` or `filter`: the callable is called back through the tracer."""
 
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        callable_, *iterables = args
-        target = Predicate(tracer, callable_) if function is filter else Callback(tracer, callable_)
-        return tracer.made(run_native(tracer, function, (target, *(native_iterable(tracer, item) for item in iterables)), {}))
-
-    return rule
+    callable_, *iterables = args
+    target = Predicate(tracer, callable_) if function is filter else Callback(tracer, callable_)
+    return tracer.made(run_native(tracer, function, (target, *(native_iterable(tracer, item) for item in iterables)), {}))
 
 
 class Predicate(Callback):
@@ -356,8 +347,8 @@ class Predicate(Callback):
         return truth(self.tracer, result)
 
 
-special(map)(lazily(map))
-special(filter)(lazily(filter))
+special(map)(functools.partial(lazily, map))
+special(filter)(functools.partial(lazily, filter))
 
 
 @special(dict)
@@ -391,52 +382,49 @@ def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> No
         put(target, key, value)
 
 
-def conversion(function: Any, names: tuple[str, ...]) -> Any:
+def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a builtin that calls one special method of its argument."""
 
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        if not args:
-            return run_native(tracer, function, (), spelled_out(kwargs))
-        value = in_python(tracer, args[0])
-        if type(value) is SymbolicFloat and function is not hash:
-            args = (value, *args[1:])
-            return value if function is float else call_pure(tracer, function, args, kwargs)
-        if isinstance(value, FakeTensor):
-            if function in (abs, pow, divmod):
-                return run_native(tracer, function, args, kwargs)
-            if function is hash:
-                raise Break("real memory", "the hash of a tensor is its address")
-            kind = "input or output" if function in (str, repr, format, ascii) else "tensor value"
-            raise Break(kind, f"`{function.__name__}` of a tensor")
-        if type(value) is torch.SymInt and function is int and len(args) == 1:
-            return value
-        if is_symbolic(value) and function is not abs:
-            return call_pure(tracer, function, spelled_out(args), kwargs)
-        for name in names:
-            method, base = class_lookup(tracer, type(value), name)
-            if isinstance(method, types.FunctionType) and not isinstance(value, type):
-                return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
-            if method is None:
-                return run_native(tracer, function, args, kwargs)  # raises
-            if method in SAYS_ITS_ARGUMENTS and function in (str, repr):
-                return text_of_exception(tracer, function, value)
-            if base in VALUES and len(args) == 1 and not kwargs:
-                return run_native(tracer, function, args, {})
-            if method is not MISSING and base is not object:
-                break
-        if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
-            if type(value) in (list, tuple, dict) and function is not hash:
-                args = (as_shown(tracer, value), *args[1:])
-            check_printable(tracer, args[0])
+    if not args:
+        return run_native(tracer, function, (), spelled_out(kwargs))
+    value = in_python(tracer, args[0])
+    if type(value) is SymbolicFloat and function is not hash:
+        args = (value, *args[1:])
+        return value if function is float else call_pure(tracer, function, args, kwargs)
+    if isinstance(value, FakeTensor):
+        if function in (abs, pow, divmod):
+            return run_native(tracer, function, args, kwargs)
+        if function is hash:
+            raise Break("real memory", "the hash of a tensor is its address")
+        kind = "input or output" if function in (str, repr, format, ascii) else "tensor value"
+        raise Break(kind, f"`{function.__name__}` of a tensor")
+    if type(value) is torch.SymInt and function is int and len(args) == 1:
+        return value
+    if is_symbolic(value) and function is not abs:
         return call_pure(tracer, function, spelled_out(args), kwargs)
-
-    return rule
+    for name in names:
+        method, base = class_lookup(tracer, type(value), name)
+        if isinstance(method, types.FunctionType) and not isinstance(value, type):
+            return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+        if method is None:
+            return run_native(tracer, function, args, kwargs)  # raises
+        if method in SAYS_ITS_ARGUMENTS and function in (str, repr):
+            return text_of_exception(tracer, function, value)
+        if base in VALUES and len(args) == 1 and not kwargs:
+            return run_native(tracer, function, args, {})
+        if method is not MISSING and base is not object:
+            break
+    if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
+        if type(value) in (list, tuple, dict) and function is not hash:
+            args = (as_shown(tracer, value), *args[1:])
+        check_printable(tracer, args[0])
+    return call_pure(tracer, function, spelled_out(args), kwargs)
 
 
 for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")), (complex, ("__complex__",)),
                           (str, ("__str__", "__repr__")), (repr, ("__repr__",)), (ascii, ()), (bytes, ()),
                           (abs, ("__abs__",)), (round, ("__round__",)), (hash, ("__hash__",)), (divmod, ()), (pow, ())):
-    special(_function)(conversion(_function, _names))
+    special(_function)(functools.partial(conversion, _function, _names))
 
 
 @special(format)
@@ -453,23 +441,20 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
 
 
-def simple(function: Any) -> Any:
+def simple(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a builtin that only keeps its arguments."""
 
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        if function is range:
-            if any(isinstance(item, FakeTensor) for item in args):
-                raise Break("tensor value", "`range` of a tensor")
-            args = tuple(int(item) if is_symbolic(item) else as_index(tracer, item) for item in args)
-        return tracer.made(run_native(tracer, function, args, kwargs))
-
-    return rule
+    if function is range:
+        if any(isinstance(item, FakeTensor) for item in args):
+            raise Break("tensor value", "`range` of a tensor")
+        args = tuple(int(item) if is_symbolic(item) else as_index(tracer, item) for item in args)
+    return tracer.made(run_native(tracer, function, args, kwargs))
 
 
 for _function in (range, slice, property, staticmethod, classmethod, functools.partial,
                   operator.attrgetter, operator.itemgetter, operator.methodcaller, types.SimpleNamespace, types.MethodType,
                   object):
-    special(_function)(simple(_function))
+    special(_function)(functools.partial(simple, _function))
 
 
 def attributes_of(tracer: Tracer, value: Any) -> Any:
@@ -520,13 +505,10 @@ def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return result
 
 
-def refused(reason: str) -> Any:
+def refused(reason: str, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a builtin that capture leaves to Python."""
 
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        raise Break("unsupported value", reason)
-
-    return rule
+    raise Break("unsupported value", reason)
 
 
 direct({
@@ -543,8 +525,8 @@ direct({
         itertools.chain.from_iterable(native_iterable(tracer, item) for item in drain(tracer, items))),
 })
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
-special(object.__init_subclass__)(refused("a class is made"))
-special(globals, locals, dir)(refused("a whole namespace is read"))
+special(object.__init_subclass__)(functools.partial(refused, "a class is made"))
+special(globals, locals, dir)(functools.partial(refused, "a whole namespace is read"))
 
 
 @special(contextlib.nullcontext)

@@ -33,26 +33,23 @@ def rule_sort(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     return run_native(tracer, functools.partial(list.sort, owner), args, keywords)
 
 
-def searching(name: str) -> Any:
+def searching(name: str, tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """The rule of a method of sequences that looks for an equal element."""
 
-    def rule(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-        force(tracer, (owner, args))
-        seen = standing_inside(tracer, owner)
-        before = elements(seen)
-        search = functools.partial(getattr(native_base(owner), name), seen)
-        result = run_native(tracer, search, tuple(standing(tracer, item) for item in args), kwargs)
-        if name == "remove" and seen is not owner:
-            place = next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])
-            native_base(owner).__delitem__(owner, place)
-        return result
-
-    return rule
+    force(tracer, (owner, args))
+    seen = standing_inside(tracer, owner)
+    before = elements(seen)
+    search = functools.partial(getattr(native_base(owner), name), seen)
+    result = run_native(tracer, search, tuple(standing(tracer, item) for item in args), kwargs)
+    if name == "remove" and seen is not owner:
+        place = next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])
+        native_base(owner).__delitem__(owner, place)
+    return result
 
 
 for _name, _kinds in (("index", (list, tuple, collections.deque)), ("count", (list, tuple, collections.deque)),
                       ("remove", (list, collections.deque))):
-    method(_kinds, _name)(searching(_name))
+    method(_kinds, _name)(functools.partial(searching, _name))
 
 
 class StandIns:
@@ -85,28 +82,25 @@ class StandIns:
         return self.originals.get(id(value), value)
 
 
-def on_a_sorted_list(function: Any) -> Any:
+def on_a_sorted_list(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a function of `heapq` or `bisect`, which may move the elements of the list that it is given first."""
 
-    def rule(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-        if not args or not isinstance(args[0], list):
-            return call_pure(tracer, function, args, kwargs)
-        stand_ins, key = StandIns(tracer), kwargs.get("key")
-        seen = stand_ins.inside(args[0])
-        if key is not None:
-            kwargs["key"] = lambda item: standing(tracer, Callback(tracer, key)(stand_ins.original(item)))
-        try:
-            result = run_native(tracer, function, (seen, *map(stand_ins.of, args[1:2]), *args[2:]), kwargs)
-        finally:
-            list.__setitem__(args[0], slice(None), map(stand_ins.original, seen))
-        return tracer.resolve(stand_ins.original(result))
-
-    return rule
+    if not args or not isinstance(args[0], list):
+        return call_pure(tracer, function, args, kwargs)
+    stand_ins, key = StandIns(tracer), kwargs.get("key")
+    seen = stand_ins.inside(args[0])
+    if key is not None:
+        kwargs["key"] = lambda item: standing(tracer, Callback(tracer, key)(stand_ins.original(item)))
+    try:
+        result = run_native(tracer, function, (seen, *map(stand_ins.of, args[1:2]), *args[2:]), kwargs)
+    finally:
+        list.__setitem__(args[0], slice(None), map(stand_ins.original, seen))
+    return tracer.resolve(stand_ins.original(result))
 
 
 for _function in (*vars(heapq).values(), *vars(bisect).values()):
     if isinstance(_function, types.BuiltinFunctionType):
-        special(_function)(on_a_sorted_list(_function))
+        special(_function)(functools.partial(on_a_sorted_list, _function))
 
 
 def combined(tracer: Tracer, function: Any, owner: Any, others: Args) -> Any:
@@ -124,18 +118,15 @@ def combined(tracer: Tracer, function: Any, owner: Any, others: Args) -> Any:
     return owner if result is seen else None
 
 
-def combining(name: str) -> Any:
+def combining(name: str, tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """The rule of a method of sets that takes other iterables."""
 
-    def rule(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-        others = tuple(item if isinstance(item, SETS) else run_native(tracer, list, (native_iterable(tracer, item),), {})
-                       for item in args)
-        return combined(tracer, getattr(native_base(owner), name), owner, others)
-
-    return rule
+    others = tuple(item if isinstance(item, SETS) else run_native(tracer, list, (native_iterable(tracer, item),), {})
+                   for item in args)
+    return combined(tracer, getattr(native_base(owner), name), owner, others)
 
 
 for _name in ("union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint"):
-    method(SETS, _name)(combining(_name))
+    method(SETS, _name)(functools.partial(combining, _name))
 for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update"):
-    method(set, _name)(combining(_name))
+    method(set, _name)(functools.partial(combining, _name))
