@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
 
 from minicompile.errors import Unsupported
 from minicompile.graph import eager_errors, eager_strides, torch_interface
@@ -23,6 +24,7 @@ from minicompile.ir.float_input import FloatNeeded, hinted, is_float_input
 from minicompile.ir.without_dynamo import DispatchMode
 
 Decomposition = Callable[..., Any]
+SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -118,7 +120,7 @@ class Recorder(DispatchMode):
         args = from_the_beginning(*args) if target is torch.ops.aten.as_strided_scatter.default else args
         result = self._outcome(target, args, kwargs)
         refuse_unusual(target, args, result)
-        node = self.graph.call_function(target, self._argument(args), self._argument(kwargs))
+        node = self.graph.call_function(target, *map_aggregate((args, kwargs), self._argument))
         self._made.append(node)
         self._annotate(node, result)
         if isinstance(result, torch.Tensor):
@@ -222,18 +224,10 @@ class Recorder(DispatchMode):
         self.sizes.forget(dropped)
 
     def _argument(self, value: Any) -> Any:
+        """What stands in the graph for a tensor or a number that varies; anything else as it is."""
         if isinstance(value, torch.Tensor):
             return self.node_of(value)
-        if isinstance(value, SCALAR_TYPES):
-            return value
-        if isinstance(value, (list, tuple)):
-            items = [self._argument(item) for item in value]
-            return items if type(value) is list else tuple(items)
-        if isinstance(value, dict):
-            return {name: self._argument(item) for name, item in value.items()}
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self.sizes.node_or_number(value)
-        return value
+        return self.sizes.node_or_number(value) if isinstance(value, SYMBOLIC_TYPES) else value
 
     def _annotate(self, node: Node, value: Any) -> None:
         meta = node.meta
@@ -274,18 +268,11 @@ class Recorder(DispatchMode):
         arguments = [self.node_of(tensor) for tensor in tensors]
         made: list[Node] = []
 
-        def fill(value: Any) -> Any:
-            kind = type(value)
-            if kind is Slot:
-                return (arguments if value.is_argument else made)[value.index]
-            if isinstance(value, (tuple, list)):
-                return tuple(map(fill, value)) if isinstance(value, tuple) else list(map(fill, value))
-            if isinstance(value, dict):
-                return {name: fill(item) for name, item in value.items()}
-            return value
+        def filled(value: Any) -> Any:
+            return (arguments if value.is_argument else made)[value.index] if type(value) is Slot else value
 
         for target, args, kwargs, value, name in template.nodes:
-            node = self.graph.create_node("call_function", target, fill(args), fill(kwargs), name)
+            node = self.graph.create_node("call_function", target, *map_aggregate((args, kwargs), filled), name)
             self._annotate(node, value)
             made.append(node)
         self._made.extend(made)
