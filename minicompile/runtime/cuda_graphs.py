@@ -226,14 +226,10 @@ class GraphedCall:
         inputs.clear()
         recording.graph.replay()
         copied = self._roles.copied_outputs
-        return tuple(
-            value
-            if not isinstance(value, torch.Tensor)
-            else _copy(value)
-            if position in copied
-            else value.detach()
+        return tuple([
+            value if not isinstance(value, torch.Tensor) else _copy(value) if position in copied else value.detach()
             for position, value in enumerate(recording.outputs)
-        )
+        ])  # fmt: skip
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

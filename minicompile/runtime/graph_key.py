@@ -27,6 +27,7 @@ import triton
 
 from minicompile.config import Config
 from minicompile.errors import Location
+from minicompile.ir import autocast
 from minicompile.ir.graph import CapturedGraph
 from minicompile.runtime.device import device_properties
 
@@ -241,12 +242,9 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 def passing_flags() -> tuple[Any, ...]:
     """Torch's state of this thread, for the while of a `with` block."""
-    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    return (
-        autocast, torch.is_autocast_cache_enabled(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), modes,
-        torch.get_default_device() if modes[0] else None,
-    )  # fmt: skip
+    device = torch.get_default_device() if modes[0] else None
+    return autocast.settings(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), modes, device
 
 
 def lasting_flags() -> tuple[str, ...]:
