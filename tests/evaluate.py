@@ -287,7 +287,7 @@ class Expressions:
                 inner = condition if self.mask is None else condition & self.mask
                 value = Expressions(self.run, inner).of(expression.value)
                 return torch.where(condition, value, self.of(expression.other))
-            case Random(kind=kind, seed=seed, counter=counter, dtype=dtype):
+            case Random(kind=kind, seed=seed, index=counter, dtype=dtype):
                 return draw(kind, self.of(seed), torch.as_tensor(self.index(counter)), dtype).to(wide(dtype))
         raise EvaluationFailed(f"unknown expression {expression!r}")
 

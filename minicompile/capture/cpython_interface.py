@@ -84,7 +84,7 @@ def table_behind(value: Any) -> Any:
 
 def is_reliable() -> bool:
     """Whether changes are noticed and counted here as described above."""
-    if sys.version_info < (3, 11) or not getattr(sys, "_is_gil_enabled", lambda: True)():
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     sample = Sample()
     tables = PROBE, vars(sample), table_behind(vars(Sample))

@@ -12,7 +12,7 @@ import gc
 import itertools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -65,6 +65,10 @@ class Emitter:
         name = self.writer.unique(hint)
         self.body.append(f"{name} = {text}")
         return name
+
+    def row(self, values: Iterable[Any]) -> str:
+        """Expressions for several values, each with a comma behind it: what stands between the parentheses of a tuple."""
+        return "".join(f"{self.value(value)}, " for value in values)
 
     def value(self, value: Any) -> str:
         """An expression for a value on the symbolic stack."""
@@ -125,7 +129,7 @@ class Emitter:
             (table,) = gc.get_referents(value)
             return self.assign(f"dict.{VIEWS[kind]}({self.value(table)})", VIEWS[kind])
         if isinstance(value, tuple):
-            items = "".join(f"{self.value(item)}, " for item in elements(value))
+            items = self.row(elements(value))
             if hasattr(kind, "n_sequence_fields"):
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
             return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
@@ -167,7 +171,7 @@ class Emitter:
         code, asked = frame.code, "super" in frame.code.co_names and "__class__" in frame.cells
         shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator, asked)
         point = self.constant(self.resume_point(frame.program, frame.globals, shape), "resume")
-        closure = "".join(f"{self.value(cell)}, " for cell in frame.cells.values())
+        closure = self.row(frame.cells.values())
         if asked:
             name = code.co_varnames[0]
             saved.insert(0, self.value(contents(frame.cells[name])[0] if name in frame.cells else frame.variables.get(name)))
@@ -188,17 +192,16 @@ NEVER_INSTANTIATED = 1 << 7  # CPython's flag of classes of which only C makes i
 def build_by_reduction(emitter: Emitter, value: Any) -> str:
     """A date, a duration or a fraction, made anew as Python would."""
     maker, args = value.__reduce__()[:2]
-    return emitter.assign(f"{emitter.constant(maker, maker.__name__)}({', '.join(map(emitter.value, args))})", "made")
+    return emitter.assign(f"{emitter.constant(maker, maker.__name__)}({emitter.row(args)})", "made")
 
 
 def build_list(emitter: Emitter, value: list[Any]) -> str:
     """A list: made empty, then filled, so that it may contain itself."""
     if not any(isinstance(item, (list, dict, set)) or type(item).__flags__ & HEAP_TYPE for item in value):
-        return emitter.assign(f"[{', '.join(emitter.value(item) for item in value)}]", "items")
+        return emitter.assign(f"[{emitter.row(value)}]", "items")
     name = emitter.assign("[]", "items")
     emitter.memo[id(value)] = name
-    items = [emitter.value(item) for item in value]
-    emitter.body.append(f"{name}.extend(({', '.join(items)},))")
+    emitter.body.append(f"{name}.extend(({emitter.row(value)}))")
     return name
 
 
@@ -214,16 +217,13 @@ def build_dict(emitter: Emitter, value: dict[Any, Any]) -> str:
 def build_set(emitter: Emitter, value: Any) -> str:
     """A set or frozenset."""
     kind = type(value).__name__
-    return emitter.assign(f"{kind}(({''.join(emitter.value(item) + ', ' for item in value)}))", "elements")
+    return emitter.assign(f"{kind}(({emitter.row(value)}))", "elements")
 
 
 def build_tuple(emitter: Emitter, value: tuple[Any, ...]) -> str:
     """A tuple."""
     text = literal(value)
-    if text is not None:
-        return text
-    items = [emitter.value(item) for item in value]
-    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    return f"({emitter.row(value)})" if text is None else text
 
 
 def build_function(emitter: Emitter, value: types.FunctionType) -> str:
@@ -231,9 +231,7 @@ def build_function(emitter: Emitter, value: types.FunctionType) -> str:
     if id(value) not in emitter.tracer.fresh:
         return emitter.constant(value, value.__name__)
     maker = emitter.constant(types.FunctionType, "FunctionType")
-    cells = tuple(value.__closure__ or ())
-    names = [emitter.value(cell) for cell in cells]
-    closure = f"({', '.join(names)},)" if names else "None"
+    closure = f"({emitter.row(value.__closure__)})" if value.__closure__ else "None"
     defaults = emitter.value(value.__defaults__)
     name = emitter.assign(
         f"{maker}({emitter.constant(value.__code__, 'code')}, {emitter.constant(value.__globals__, 'namespace')}, "
@@ -320,8 +318,7 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     if table is not None and known and type(value) in TABLE_ITERATORS:
         return build_table_iterator(emitter, value, table, len(table) - len(reduced[1][0]))
     maker, args = reduced[0], reduced[1]
-    name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({', '.join(emitter.value(item) for item in args)})",
-                          "iterator")
+    name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({emitter.row(args)})", "iterator")
     if len(reduced) > 2 and reduced[2] is not None:
         grown = any(id(item) in emitter.tracer.effects.shadows for item in args)  # a place beyond its end would be lost
         (emitter.late if grown else emitter.body).append(f"{name}.__setstate__({emitter.value(reduced[2])})")
@@ -348,8 +345,7 @@ def build_instance(emitter: Emitter, value: Any) -> str:
     cls = emitter.constant(kind, kind.__name__)
     base = next((one for one in (collections.OrderedDict, dict, list, set, collections.deque) if isinstance(value, one)), None)
     if isinstance(value, BaseException):
-        args = ", ".join(emitter.value(item) for item in value.args)
-        name = emitter.assign(f"{cls}.__new__({cls}{', ' + args if args else ''})", kind.__name__)
+        name = emitter.assign(f"{cls}.__new__({cls}, {emitter.row(value.args)})", kind.__name__)
     elif isinstance(value, tuple(PLAIN_VALUE)):
         plain = plain_value(value)
         name = emitter.assign(f"{type(plain).__name__}.__new__({cls}, {emitter.value(plain)})", kind.__name__)
@@ -370,9 +366,8 @@ def build_instance(emitter: Emitter, value: Any) -> str:
         for key, item in entries(value):
             emitter.body.append(f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})")
     elif base is not None:
-        items = "".join(emitter.value(item) + ", " for item in elements(value))
         verb = "update" if base is set else "extend"
-        emitter.body.append(f"{emitter.constant(base, base.__name__)}.{verb}({name}, ({items}))")
+        emitter.body.append(f"{emitter.constant(base, base.__name__)}.{verb}({name}, ({emitter.row(elements(value))}))")
     fill_attributes(emitter, value, name)
     return name
 
@@ -418,7 +413,7 @@ BUILDERS: dict[type, Builder] = {
     types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
     functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
     ByIndex: build_by_index, Remaining: build_remaining,
-    slice: lambda emitter, value: f"slice({', '.join(map(emitter.value, (value.start, value.stop, value.step)))})",
+    slice: lambda emitter, value: f"slice({emitter.row((value.start, value.stop, value.step))})",
     super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
@@ -459,9 +454,9 @@ def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
         return write_list(emitter, shadow, now, name)
     if isinstance(shadow.copy, collections.deque):
         owner = emitter.constant(collections.deque, "deque")
-        return [f"{owner}.clear({name})", f"{owner}.extend({name}, [{''.join(emitter.value(item) + ', ' for item in now)}])"]
+        return [f"{owner}.clear({name})", f"{owner}.extend({name}, [{emitter.row(now)}])"]
     kept = set(map(typed, now)) & set(map(typed, shadow.before))  # to clear it would give it another order
-    return [f"set.{verb}({name}, [{''.join(emitter.value(item) + ', ' for item in held if typed(item) not in kept)}])"
+    return [f"set.{verb}({name}, [{emitter.row(item for item in held if typed(item) not in kept)}])"
             for verb, held in (("difference_update", shadow.before), ("update", now))]
 
 
@@ -469,8 +464,8 @@ def write_list(emitter: Emitter, shadow: Shadow, now: list[Any], name: str) -> l
     """Statements for a list: what was appended, which asks nothing of the rest, or the whole."""
     kept = len(shadow.before)
     if len(now) >= kept and all(map(same, now, shadow.before)):
-        return [f"list.extend({name}, [{''.join(emitter.value(item) + ', ' for item in now[kept:])}])"]
-    return [f"list.__setitem__({name}, slice(None), [{''.join(emitter.value(item) + ', ' for item in now)}])"]
+        return [f"list.extend({name}, [{emitter.row(now[kept:])}])"]
+    return [f"list.__setitem__({name}, slice(None), [{emitter.row(now)}])"]
 
 
 def write_dict(emitter: Emitter, shadow: Shadow, now: dict[Any, Any], name: str) -> list[str]:

@@ -119,9 +119,7 @@ def contents(container: Any) -> Any:
     """A snapshot of a container, cell or set, comparable slot by slot."""
     if isinstance(container, dict):
         return dict(entries(container))
-    if isinstance(container, list):
-        return list.copy(container)
-    if isinstance(container, collections.deque):
+    if isinstance(container, (list, collections.deque)):
         return elements(container)
     if isinstance(container, types.CellType):
         try:

@@ -129,10 +129,8 @@ class ExpressionWriter:
         match expression:
             case Load() if expression in self.known_axes:
                 return self.known_axes[expression]
-            case Load() | IndexValue():
+            case Load() | IndexValue() | Random():
                 return index_axes(expression.index)
-            case Random():
-                return index_axes(expression.counter)
             case _:
                 return frozenset()
 
@@ -422,7 +420,7 @@ class ExpressionWriter:
 
     def _random(self, expression: Random, conditions: Conditions) -> Value:
         seed = self.value(expression.seed, conditions)
-        counter = self.offset(expression.counter, conditions)
+        counter = self.offset(expression.index, conditions)
         suffix = f"_{expression.dtype}".replace("torch.", "")
         name = f"random_{expression.kind}"
         function = self.call_function(name + suffix if name + suffix in DEVICE_FUNCTIONS else name)

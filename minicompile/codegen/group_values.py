@@ -143,10 +143,8 @@ class GroupValues:
         """Every place and position that the kernel computes."""
         indices = [loop.store for loop in self.group.loops]
         for expression in {e for root in self.roots() for e in walk(root)}:
-            if isinstance(expression, (Load, IndexValue)):
+            if isinstance(expression, (Load, IndexValue, Random)):
                 indices.append(expression.index)
-            elif isinstance(expression, Random):
-                indices.append(expression.counter)
         return indices
 
     def levels(self, axis: Axis, online: Mapping[str, str]) -> dict[str, int]:

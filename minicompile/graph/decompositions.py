@@ -44,21 +44,19 @@ def decomposition_table() -> dict[Any, Decomposition]:
     """Operator overload to the function that takes it apart."""
     table = torch_interface.core_decompositions()
     for name in KEPT:
-        packet, _, overload = name.partition(".")
-        for found in overloads(packet, overload):
+        for found in overloads(name):
             table.pop(found, None)
     table.update(more_from_torch())
     table.update(foreach_decompositions())
     for names, function in OWN.items():
         for name in names.split():
-            packet, _, overload = name.partition(".")
-            for found in overloads(packet, overload or "default"):
-                table[found] = function
+            table.update(dict.fromkeys(overloads(name if "." in name else f"{name}.default"), function))
     return {key: value for key, value in table.items() if isinstance(key, torch._ops.OpOverload)}
 
 
-def overloads(packet: str, overload: str) -> list[Any]:
-    """The overloads of `aten.packet` (one if named); none if this torch version lacks them."""
+def overloads(name: str) -> list[Any]:
+    """The overloads of `aten.name`, one if a dot names it; none if this torch version lacks them."""
+    packet, _, overload = name.partition(".")
     found = getattr(aten, packet, None)
     if found is None:
         return []
@@ -77,7 +75,7 @@ def more_from_torch() -> dict[Any, Decomposition]:
         "unfold_backward dist binary_cross_entropy"
     ).split()
     return {found: CHANGED.get(name, lambda function: function)(available[found])
-            for name in (*wanted, *RESIZING) for found in overloads(name, "") if found in available}  # fmt: skip
+            for name in (*wanted, *RESIZING) for found in overloads(name) if found in available}  # fmt: skip
 
 
 def wider_on_cpu(function: Decomposition, doubled: bool = False) -> Decomposition:

@@ -48,9 +48,7 @@ def linear_cross_entropy(
     return (total / (target != ignore_index).sum() if mean else total).to(dtype)
 
 
-def recognise_cross_entropy(
-    captured: CapturedGraph, config: Config
-) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:
+def recognise_cross_entropy(captured: CapturedGraph, config: Config) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:
     """The graph with large heads and their losses replaced, and a record for every loss of a linear head."""
     return recognise(captured, config, "cross_entropy", "linear cross-entropy", replace_loss)
 

@@ -4,6 +4,7 @@ The partition and the passes ask; nobody else decides such things. This module m
 """
 
 import functools
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any, cast
@@ -99,11 +100,9 @@ def num_bytes(node: Node) -> int:
     total = 0
     for item in values:
         if isinstance(item, torch.Tensor):
-            elements = 1
-            for size, stride in zip(item.shape, item.stride(), strict=True):
-                if not isinstance(stride, int) or stride != 0:
-                    elements *= hinted(size)
-            total += elements * item.element_size()
+            places = zip(item.shape, item.stride(), strict=True)
+            distinct = (hinted(size) for size, stride in places if not isinstance(stride, int) or stride != 0)
+            total += math.prod(distinct) * item.element_size()
         elif item is not None:
             total += 8
     return total

@@ -69,8 +69,8 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
             mutated_inputs=forward.mutated_inputs,
             differentiable_inputs=joint.differentiable_inputs,
             differentiable_outputs=tuple(forward.renumbered[i] for i in joint.differentiable_outputs),
-            saved=tuple(forward.saved),
-            saved_inputs=tuple(forward.saved_inputs),
+            saved=tuple(forward.saved.values()),
+            saved_inputs=tuple(forward.saved_inputs.values()),
             connections=tuple(forward.connection(c, joint.differentiable_outputs) for c in joint.connections),
         ),
         inputs=captured.inputs,
@@ -89,12 +89,9 @@ class _Copier:
         self.graph = Graph()
         self.copies: dict[Node, Node] = {}
 
-    def placeholder(self, node: Node, name: str | None = None) -> Node:
+    def placeholder(self, node: Node) -> None:
         """A placeholder that stands for `node`."""
-        made = self.graph.placeholder(name or node.name)
-        made.meta = {key: node.meta[key] for key in KEPT_ORIGIN if key in node.meta}
-        self.copies[node] = made
-        return made
+        self._add(node, self.graph.placeholder(node.name))
 
     def copy(self, node: Node) -> Node:
         """The copy of `node`, with everything that it needs ahead of it."""
@@ -108,11 +105,13 @@ class _Copier:
             if missing:
                 stack.extend(reversed(missing))
                 continue
-            made = self.graph.node_copy(current, self.copies.__getitem__)
-            made.meta = {key: current.meta[key] for key in KEPT_ORIGIN if key in current.meta}
-            self.copies[current] = made
+            self._add(current, self.graph.node_copy(current, self.copies.__getitem__))
             stack.pop()
         return self.copies[node]
+
+    def _add(self, node: Node, made: Node) -> None:
+        made.meta = {key: node.meta[key] for key in KEPT_ORIGIN if key in node.meta}
+        self.copies[node] = made
 
 
 class _Forward:
@@ -138,10 +137,8 @@ class _Forward:
         for index, node in enumerate(outputs):
             if index not in in_graph:
                 self.renumbered[index] = self._add(node)
-        self.kept_nodes: list[Node] = []
-        self.saved: list[int] = []
-        self.saved_inputs: list[int] = []
-        self.saved_input_nodes: list[Node] = []
+        self.saved: dict[Node, int] = {}
+        self.saved_inputs: dict[Node, int] = {}
         self._save(cut, inputs, mutated)
         for index, entry in in_graph.items():
             self._write(inputs[entry.input_index], outputs[index])
@@ -161,20 +158,16 @@ class _Forward:
         kept = [] if cut is None else list(cut.kept)
         for node in sorted(kept, key=is_size):
             if node.op == "placeholder" and node not in mutated and not is_size(node):
-                self.saved_inputs.append(inputs.index(node))
-                self.saved_input_nodes.append(node)
-                continue
-            if node in self._index_of and node.op != "placeholder":
-                index = self._index_of[node]
+                self.saved_inputs[node] = inputs.index(node)
+            elif node in self._index_of and node.op != "placeholder":
+                self.saved[node] = self._index_of[node]
             elif node in mutated:
                 copy = self.copier.graph.call_function(aten.clone.default, (self.copier.copies[node],))
                 copy.meta.update(self.copier.copies[node].meta)
                 self.results.append(copy)
-                index = len(self.results) - 1
+                self.saved[node] = len(self.results) - 1
             else:
-                index = self._add(node)
-            self.saved.append(index)
-            self.kept_nodes.append(node)
+                self.saved[node] = self._add(node)
 
     def _write(self, into: Node, value: Node) -> None:
         node = self.copier.graph.call_function(
@@ -209,7 +202,7 @@ class _Forward:
         """What is kept, for the report."""
         return [
             ForwardValue(node.name, num_bytes(node), cut.reasons.get(node, ""), node.meta.get("location"))
-            for node in self.kept_nodes
+            for node in self.saved
         ]
 
 
@@ -219,7 +212,7 @@ def _backward(
 ) -> GraphModule:  # fmt: skip
     """The graph of gradients; values in `given` are not computed, a tangent stands for each."""
     copier = _Copier()
-    for node in (*forward.kept_nodes, *forward.saved_input_nodes):
+    for node in (*forward.saved, *forward.saved_inputs):
         copier.placeholder(node)
     for node in tangents:
         copier.placeholder(node)

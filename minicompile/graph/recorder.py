@@ -182,10 +182,7 @@ class Recorder(DispatchMode):
             try:
                 with self:
                     run = decomposition or func.decompose
-                    if torch_interface.autocast_is_on():
-                        with torch_interface.no_autocast():
-                            result = run(*args, **kwargs)
-                    else:
+                    with torch_interface.no_autocast():
                         result = run(*args, **kwargs)
                 if result is not NotImplemented:
                     return result

@@ -171,11 +171,6 @@ def running_sequence_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-def autocast_is_on() -> bool:
-    """Whether autocast is enabled for any device in this thread."""
-    return torch._C._is_any_autocast_enabled()
-
-
 def no_autocast() -> contextlib.AbstractContextManager[Any]:
     """Autocast switched off for every device."""
     return torch._C._DisableAutocast()

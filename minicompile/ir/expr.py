@@ -78,18 +78,18 @@ class Masked(Interned):
 
 
 class Random(Interned):
-    """A Philox-4x32-10 draw that depends on `seed` (an int64 expression) and `counter` (an index) alone.
+    """A Philox-4x32-10 draw that depends on `seed` (an int64 expression) and `index`, its counter, alone.
 
     `kind` is `uniform` (`[0, 1)`), `normal` (mean 0, deviation 1) or `bits` (a non-negative int64 below 2**32).
     """
 
     kind: str
     seed: Expr
-    counter: Index
+    index: Index
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"random_{self.kind}({self.seed}, {self.counter})"
+        return f"random_{self.kind}({self.seed}, {self.index})"
 
 
 Expr = Load | Constant | IndexValue | Apply | Masked | Random
@@ -158,7 +158,7 @@ def children(expression: Expr) -> tuple[Expr, ...]:
         case Masked():
             return (expression.condition, expression.value, expression.other)
         case Random():
-            return (expression.seed, *indirect_values(expression.counter))
+            return (expression.seed, *indirect_values(expression.index))
         case _:
             return ()
 
@@ -253,7 +253,7 @@ def rewrite(
             case Masked():
                 new = Masked(done[current.condition], done[current.value], done[current.other], current.dtype)
             case Random():
-                new = Random(current.kind, done[current.seed], index(current.counter), current.dtype)
+                new = Random(current.kind, done[current.seed], index(current.index), current.dtype)
         done[current] = on_each(new) if on_each else new
     return done[expression]
 

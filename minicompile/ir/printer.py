@@ -147,8 +147,8 @@ def expression_text(expression: Expr, names: dict[Expr, str] | None = None) -> s
             return f"({inner[1]} if {inner[0]} else {inner[2]})"
         case Apply(operation=operation) if operation in INFIX:
             return f"({inner[0]} {INFIX[operation]} {inner[1]})"
-        case Random(kind=kind, counter=counter):
-            return f"random_{kind}({inner[0]}, {counter})"
+        case Random(kind=kind, index=index):
+            return f"random_{kind}({inner[0]}, {index})"
     return f"{expression.operation if isinstance(expression, Apply) else 'masked'}({', '.join(inner)})"
 
 

@@ -168,7 +168,7 @@ class _LoweredCheck:
                     self.require(expression.value.dtype == expression.other.dtype == expression.dtype, "masked dtypes")
                 case Random():
                     self.require(expression.seed.dtype == torch.int64, "a random number whose seed is not int64")
-                    self.index(expression.counter, axes, None, False)
+                    self.index(expression.index, axes, None, False)
                 case IndexValue():
                     self.index(expression.index, axes, None, False)
                 case Constant():

@@ -108,9 +108,7 @@ def lower_seeds(builder: GraphBuilder, count: int, *, device: torch.device) -> t
 
 
 @lowers("minicompile.random_uniform.default minicompile.random_normal.default")
-def lower_random(
-    builder: GraphBuilder, seed: TensorValue, size: Sequence[Any], dtype: torch.dtype
-) -> TensorValue:
+def lower_random(builder: GraphBuilder, seed: TensorValue, size: Sequence[Any], dtype: torch.dtype) -> TensorValue:
     """Uniform on [0, 1), or standard normal."""
     kind = "uniform" if builder.node.target is torch.ops.minicompile.random_uniform.default else "normal"
     sizes = size_indices(builder.val.shape)

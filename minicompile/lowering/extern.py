@@ -18,9 +18,7 @@ from minicompile.lowering.registry import lowers, overload
 from minicompile.lowering.values import TensorValue
 
 # Operators whose `out=` form computes the same; the result is written into memory that the program plans.
-OUT_FORMS: dict[str, str] = {
-    f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "addmm", "baddbmm")
-}
+OUT_FORMS = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "bmm", "addmm", "baddbmm")}
 
 COPYING_FORMS: dict[str, str] = {
     "aten._conj.default": "_conj_physical",

@@ -64,14 +64,8 @@ def axes_in(index: Index) -> frozenset[Axis]:
 
 def axes_in_value(value: Expr) -> frozenset[Axis]:
     """The axes that a scalar expression depends on."""
-    found: set[Axis] = set()
-    for part in walk(value):
-        match part:
-            case Load() | IndexValue():
-                found |= axes_in(part.index)
-            case Random():
-                found |= axes_in(part.counter)
-    return frozenset(found)
+    indices = [part.index for part in walk(value) if isinstance(part, (Load, IndexValue, Random))]
+    return frozenset().union(*map(axes_in, indices))
 
 
 @functools.lru_cache(maxsize=1 << 12)
