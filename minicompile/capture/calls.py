@@ -241,17 +241,13 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     if function.__globals__.get("__name__") == "torch._compile" and hasattr(function, "__wrapped__"):
         function = function.__wrapped__  # hides the function from torch's own compiler
     rule = SPECIAL.get(function)
-    role = None if rule is not None else torch_interface.classify(function)
-    if rule is not None or role not in (None, "never"):
-        args, kwargs = resolved(tracer, args, kwargs)
     if rule is not None:
-        return rule(tracer, args, kwargs)
+        return rule(tracer, *resolved(tracer, args, kwargs))
+    role = torch_interface.classify(function)
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
-    attributes = function.__dict__
-    if attributes:
-        if DISABLED_MARK in attributes or "_torchdynamo_disable" in attributes:
-            raise Break("disabled function", f"`{function.__qualname__}` is disabled")
+    if DISABLED_MARK in function.__dict__ or "_torchdynamo_disable" in function.__dict__:
+        raise Break("disabled function", f"`{function.__qualname__}` is disabled")
     module = function.__globals__.get("__name__") or ""
     if module.partition(".")[0] in BREAKING_MODULES and not f"{module}.{function.__qualname__}".startswith(INLINED):
         kind = BREAKING_MODULES[module.partition(".")[0]]
@@ -293,6 +289,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     name = getattr(function, "__name__", str(function))
     if role == "never":
         raise never_in_graph(torch_interface.NEVER_IN_GRAPH[function], f"torch.{name}", kwargs, function is torch.autograd.grad)
+    args, kwargs = resolved(tracer, args, kwargs)
     if role == "state":
         return tracer.graph.state_call(function, args, tracer.location())
     force(tracer, (args, kwargs))
@@ -551,15 +548,13 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
     """Let Python run a native function; what it raises is raised in the traced program."""
     if function not in SYMBOLIC_ARITHMETIC or any(type(item) in NUMPY_NUMBERS for item in args):
         args = tuple(map(concrete, args))
-    for value in (*args, *kwargs.values(), getattr(function, "__self__", None)):
+    owner = getattr(function, "__self__", None)
+    for value in (*args, *kwargs.values(), owner):
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
     try:
-        owner = getattr(function, "__self__", None)
-        if record and (contains_tensor(args) or kwargs and contains_tensor(kwargs) or contains_tensor(owner)):
-            with RecordTorch(tracer):
-                result = function(*args, **kwargs)
-        else:
+        recorded = record and contains_tensor((*args, *kwargs.values(), owner))
+        with RecordTorch(tracer) if recorded else contextlib.nullcontext():
             result = function(*args, **kwargs)
         return bool(result) if type(result) is torch.SymBool else result  # a variant for each: Python also adds truths
     except CONTROL:
@@ -616,13 +611,10 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
 def global_hooks(tracer: Tracer) -> bool:
     """Whether hooks on all modules are registered; guards that there are none."""
     namespace = vars(torch.nn.modules.module)
-    found = False
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
-                 "_global_backward_pre_hooks"):
-        table = tracer.load_global(namespace, name)
+    tables = [tracer.load_global(namespace, f"_global{table}") for table in HOOK_TABLES]
+    for table in tables:
         guard_structure(tracer, table)
-        found = found or len(table) > 0
-    return found
+    return any(tables)
 
 
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
 from minicompile.capture.opcodes import after_end_for, callable_slots, is_method_form
 from minicompile.capture.opcodes_calls import call_parts
-from minicompile.capture.operators import BINARY
+from minicompile.capture.operators import BINARY, operator_functions
 from minicompile.capture.reconstruct import Emitter
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.tracer import NULL, Frame, Tracer
@@ -220,7 +220,7 @@ def binary_text(cutter: Cutter, left: str, right: str) -> str:
     """A binary operator."""
     symbol = BINARY_SYMBOLS[cutter.instruction.arg]
     if symbol.endswith("=") and symbol[:-1] in BINARY:
-        return f"{cutter.emitter.constant(BINARY[symbol[:-1]][1], 'in_place')}({left}, {right})"
+        return f"{cutter.emitter.constant(operator_functions(BINARY[symbol[:-1]])[1], 'in_place')}({left}, {right})"
     return f"{left} {symbol} {right}"
 
 

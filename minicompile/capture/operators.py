@@ -42,15 +42,10 @@ from minicompile.capture.values import (
     slot,
 )
 
-BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None, str]] = {
-    "+": (operator.add, operator.iadd, "add"), "-": (operator.sub, operator.isub, "sub"),
-    "*": (operator.mul, operator.imul, "mul"), "/": (operator.truediv, operator.itruediv, "truediv"),
-    "//": (operator.floordiv, operator.ifloordiv, "floordiv"), "%": (operator.mod, operator.imod, "mod"),
-    "**": (operator.pow, operator.ipow, "pow"), "@": (operator.matmul, operator.imatmul, "matmul"),
-    "&": (operator.and_, operator.iand, "and"), "|": (operator.or_, operator.ior, "or"),
-    "^": (operator.xor, operator.ixor, "xor"), "<<": (operator.lshift, operator.ilshift, "lshift"),
-    ">>": (operator.rshift, operator.irshift, "rshift"),
-}
+BINARY = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul", "&": "and",
+    "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
 COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "<": (operator.lt, "__lt__", "__gt__"), "<=": (operator.le, "__le__", "__ge__"), "==": (operator.eq, "__eq__", "__eq__"),
     "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
@@ -83,11 +78,22 @@ def is_native(value: Any) -> bool:
     return kind in CONSTANT_TYPES or isinstance(value, NATIVE_CONTAINERS) or is_symbolic(value)
 
 
+def operator_functions(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Python's function of a binary operator, and the one that works in place."""
+    return getattr(operator, f"__{name}__"), getattr(operator, f"__i{name}__")
+
+
+def is_of_numpy(value: Any) -> bool:
+    """Whether an object is one of NumPy's."""
+    return type(value).__module__.partition(".")[0] == "numpy"
+
+
 def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     """`left symbol right`; a trailing `=` means in place."""
-    in_place = symbol.endswith("=") and symbol[:-1] in BINARY
-    function, in_place_function, name = BINARY[symbol[:-1] if in_place else symbol]
-    if in_place and in_place_function is not None and type(left) not in CONSTANT_TYPES:
+    in_place = symbol.endswith("=")
+    name = BINARY[symbol.removesuffix("=")]
+    function, in_place_function = operator_functions(name)
+    if in_place and type(left) not in CONSTANT_TYPES:
         function = in_place_function
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
         if is_native(left) or is_native(right) or (isinstance(left, FakeTensor) and isinstance(right, FakeTensor)):
@@ -109,8 +115,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     for value in (left, right):
         force(tracer, value, False)
         if not is_native(value) and not isinstance(value, (FakeTensor, type, types.GenericAlias, types.UnionType, *VALUES)):
-            if is_outside(tracer, value) or type(value).__module__.partition(".")[0] == "numpy":
-                kind = "NumPy" if type(value).__module__.partition(".")[0] == "numpy" else "unsupported value"
+            if is_outside(tracer, value) or is_of_numpy(value):
+                kind = "NumPy" if is_of_numpy(value) else "unsupported value"
                 raise Break(kind, f"`{symbol}` on an object of type {type(value).__name__}")
     if is_symbolic(right) and name in ("truediv", "floordiv", "mod") and right == 0:
         left, right = concrete(left), concrete(right)  # Python raises the error
@@ -182,7 +188,7 @@ def unary(tracer: Tracer, name: str, value: Any) -> Any:
     result = invoke_special(tracer, value, f"__{name}__")
     if result is not MISSING:
         return result
-    if not is_native(value) and type(value).__module__.partition(".")[0] == "numpy":
+    if is_of_numpy(value) and not is_native(value):
         raise Break("NumPy", f"an operator on an object of type {type(value).__name__}")
     return run_native(tracer, getattr(operator, name), (unhelpful(value),), {})
 
@@ -195,8 +201,7 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
         other = right if isinstance(left, FakeTensor) else left
         if other is None or isinstance(other, (str, type)):
-            return run_native(tracer, function, (None, 0 if symbol == "==" else 0), {}) if symbol in ("==", "!=") else \
-                run_native(tracer, function, (left, right), {})
+            return run_native(tracer, function, (None, 0) if symbol in ("==", "!=") else (left, right), {})
         return tracer.operation("call_function", function, (left, right))
     if type(left) in COMPARABLE and type(right) in COMPARABLE:
         return run_native(tracer, function, (left, right), {})
@@ -215,7 +220,7 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
             return result
     for value in (left, right):
         force(tracer, value)
-        if type(value).__module__.partition(".")[0] == "numpy":
+        if is_of_numpy(value):
             raise Break("NumPy", "a comparison with a NumPy value")
     if symbol in ("==", "!=") and not (is_native(left) and is_native(right)):
         note_identity(tracer, left, right)
@@ -259,15 +264,13 @@ def truth_of_chance(tracer: Tracer, value: torch.Tensor) -> bool | None:
 def truth(tracer: Tracer, value: Any) -> bool:
     """The truth of a value."""
     kind = type(value)
-    if kind in CONSTANT_TYPES:
+    if kind in CONSTANT_TYPES or is_symbolic(value):
         return bool(value)
     if isinstance(value, FakeTensor):
         known = truth_of_chance(tracer, value)
         if known is None:
             raise Break("branch on a tensor", "Python asks whether a tensor is true")
         return known
-    if is_symbolic(value):
-        return bool(value)
     if isinstance(value, NATIVE_CONTAINERS) and not isinstance(class_lookup(tracer, kind, "__bool__")[0], types.FunctionType):
         if not isinstance(class_lookup(tracer, kind, "__len__")[0], types.FunctionType):
             guard_structure(tracer, value)
@@ -278,7 +281,7 @@ def truth(tracer: Tracer, value: Any) -> bool:
     result = invoke_special(tracer, value, "__len__")
     if result is not MISSING:
         return bool(judged(tracer, len, "__len__", result))
-    if kind.__module__.partition(".")[0] == "numpy":
+    if is_of_numpy(value):
         raise Break("NumPy", "the truth of a NumPy value")
     if hasattr(kind, "__bool__") or hasattr(kind, "__len__"):
         if is_outside(tracer, value):
@@ -306,10 +309,7 @@ def contains(tracer: Tracer, item: Any, container: Any) -> Any:
     if isinstance(container, type) or cannot(container, "__iter__") and cannot(container, "__getitem__") or (
             type(container) is VIEWS[0] and standing(tracer, item) is item):
         return run_native(tracer, operator.contains, (container, item), {})
-    for element in drain(tracer, container):
-        if element is item or truth(tracer, compare(tracer, "==", element, item)):
-            return True
-    return False
+    return any(element is item or truth(tracer, compare(tracer, "==", element, item)) for element in drain(tracer, container))
 
 
 def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
@@ -379,7 +379,7 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     if type(owner).__module__ in ("re", "typing", "types", "_weakref") or (
             isinstance(owner, types.MappingProxyType) and not is_outside(tracer, owner)):
         return run_native(tracer, operator.getitem, (owner, key), {})
-    if type(owner).__module__.partition(".")[0] == "numpy":
+    if is_of_numpy(owner):
         raise Break("NumPy", "a NumPy array is indexed")
     if type(owner) in CONSTANT_TYPES or cannot(owner, "__getitem__"):
         return run_native(tracer, operator.getitem, (concrete(owner), key), {})
@@ -422,8 +422,8 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
         count = list.__len__(owner)
         if not 0 <= key < count:
             guard_structure(tracer, owner)
-            return tracer.resolve(run_native(tracer, list.__getitem__, (owner, key), {})) if key >= 0 or -key > count \
-                else slot(tracer, owner, key)
+        if not -count <= key < count:
+            run_native(tracer, list.__getitem__, (owner, key), {})  # raises
         return slot(tracer, owner, key)
     force(tracer, owner, False)
     overridden = isinstance(class_lookup(tracer, type(owner), "__getitem__")[0], types.FunctionType)
@@ -464,8 +464,8 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
     elif is_native(owner) or cannot(owner, "__setitem__"):
         run_native(tracer, operator.setitem, (owner, key, value), {})
     else:
-        raise Break("NumPy" if type(owner).__module__.partition(".")[0] == "numpy" else "unsupported value",
-                    f"an item of an object of type {type(owner).__name__} is set")
+        kind = "NumPy" if is_of_numpy(owner) else "unsupported value"
+        raise Break(kind, f"an item of an object of type {type(owner).__name__} is set")
 
 
 def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
@@ -481,10 +481,7 @@ def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
         raise Break("unsupported value", f"an item of an object of type {type(owner).__name__} is deleted")
     if isinstance(owner, dict):
         key = settled(tracer, owner, key)
-        if dict.__contains__(owner, key):
-            guard_present(tracer, owner, key)
-        else:
-            guard_absent(tracer, owner, key)
+        (guard_present if dict.__contains__(owner, key) else guard_absent)(tracer, owner, key)
     else:
         guard_structure(tracer, owner)
     run_native(tracer, operator.delitem, (owner, key), {})
@@ -510,5 +507,5 @@ direct({
     **{function: lambda tracer, left, right, symbol=symbol: compare(tracer, symbol, left, right)
        for symbol, (function, _, _) in COMPARISONS.items()},
     **{function: lambda tracer, left, right, symbol=symbol + ending: binary(tracer, symbol, left, right)
-       for symbol, (plain, in_place, _) in BINARY.items() for function, ending in ((plain, ""), (in_place, "="))},
+       for symbol, name in BINARY.items() for function, ending in zip(operator_functions(name), ("", "="), strict=True)},
 })

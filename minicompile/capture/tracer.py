@@ -81,22 +81,22 @@ class Handling:
         self.error = error
 
 
-def nothing() -> None:
-    """What the body of a function is replaced by, to see whether a call's arguments fit its parameters."""
+def bound_names() -> dict[str, Any]:
+    """What the body of a function is replaced by, to have Python bind a call's arguments to its parameters."""
+    return locals()
 
 
-def refusal_of_arguments(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RaisedInUserCode:
-    """What Python raises for arguments that do not fit."""
-    code, empty = function.__code__, nothing.__code__
-    signature = code.replace(co_code=empty.co_code, co_consts=empty.co_consts, co_linetable=empty.co_linetable, co_freevars=(),
-                             co_exceptiontable=b"", co_cellvars=(), co_flags=code.co_flags & 0x0F)
-    stub = types.FunctionType(signature, {}, code.co_name, function.__defaults__)
-    stub.__kwdefaults__, stub.__qualname__ = function.__kwdefaults__, function.__qualname__
-    try:
-        stub(*args, **kwargs)
-    except TypeError as error:
-        return RaisedInUserCode(error.with_traceback(None))
-    raise AssertionError(f"the arguments of {function.__qualname__} fit after all")
+def binder(function: types.FunctionType) -> types.FunctionType:
+    """A function with the parameters of another that returns what they are bound to."""
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & 0x0C).bit_count()
+    signature = bound_names.__code__.replace(
+        co_argcount=code.co_argcount, co_posonlyargcount=code.co_posonlyargcount, co_kwonlyargcount=code.co_kwonlyargcount,
+        co_nlocals=count, co_varnames=code.co_varnames[:count], co_flags=code.co_flags & 0x0F,
+    )  # fmt: skip
+    made = types.FunctionType(signature, vars(builtins), code.co_name, function.__defaults__)
+    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+    return made
 
 
 def stop_as_error(value: Any) -> Any:
@@ -160,29 +160,23 @@ class Generator:
 
     def resume(self, sent: Any, raised: BaseException | None = None) -> Any:
         """Run to the next `yield`; raises `StopIteration` at the end."""
-        if self.finished:
-            if raised is not None:
-                raise RaisedInUserCode(raised)
-            raise StopIteration
         frame = self.frame
         if frame in self.tracer.frames:
             raise RaisedInUserCode(ValueError("generator already executing"))
+        if self.finished:
+            raise StopIteration if raised is None else RaisedInUserCode(raised)
         if frame.started:
             frame.stack.append(sent)
         elif frame.index == 0 and sent is not None:
             raise RaisedInUserCode(TypeError("can't send non-None value to a just-started generator"))
-        frame.started = True
+        frame.started = self.finished = True
         try:
             outcome = self.tracer.run(frame, raised)
         except RaisedInUserCode as error:
-            self.finished = True
             raise RaisedInUserCode(stop_as_error(error.value), error.again) from None
-        except BaseException:
-            self.finished = True
-            raise
         if outcome.yielded:
+            self.finished = False
             return outcome.value
-        self.finished = True
         raise StopIteration(*(() if outcome.value is None else (outcome.value,)))
 
     def send(self, value: Any) -> Any:
@@ -278,12 +272,13 @@ class Tracer:
             return value.resolved
         return value
 
-    def register(self, value: Any, real: Any, source: Source) -> None:
-        """Remember where a value came from."""
+    def register(self, value: Any, real: Any, source: Source) -> Any:
+        """A value, remembered with where it came from."""
         self.sources[id(value)] = source
         self.reals[id(value)] = real
         self.known[id(real)] = (value, source)
         self.keep.append((value, real))
+        return value
 
     def made(self, value: Any) -> Any:
         """Remember that an object was made while tracing."""
@@ -293,12 +288,10 @@ class Tracer:
 
     def globals_source(self, namespace: dict[str, Any]) -> Source:
         """The source of a module's globals."""
-        source = self.global_sources.get(id(namespace))
-        if source is None:
-            source = Baked(namespace, f"globals of {namespace.get('__name__', 'a module')}")
-            self.global_sources[id(namespace)] = source
+        if id(namespace) not in self.global_sources:
+            self.global_sources[id(namespace)] = Baked(namespace, f"globals of {namespace.get('__name__', 'a module')}")
             self.keep.append(namespace)
-        return source
+        return self.global_sources[id(namespace)]
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
         """The value of a global or builtin name."""
@@ -341,12 +334,10 @@ class Tracer:
         """The user's line that a frame is at."""
         line = frame.line()
         key = (frame.code, line)
-        place = self.locations.get(key)
-        if place is None:
+        if key not in self.locations:
             text = linecache.getline(frame.code.co_filename, line).strip()
-            place = Location(frame.code.co_filename, line, frame.code.co_name, text)
-            self.locations[key] = place
-        return place
+            self.locations[key] = Location(frame.code.co_filename, line, frame.code.co_name, text)
+        return self.locations[key]
 
     def location(self) -> Location | None:
         """The innermost line of the user's code, torch's own modules left out."""
@@ -461,43 +452,18 @@ class Tracer:
 
     def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Match arguments to parameters as a call does."""
-        code = function.__code__
-        count, keyword_only = code.co_argcount, code.co_kwonlyargcount
-        names = code.co_varnames
-        bound = dict(zip(names[:count], args, strict=False))
-        extra, fits = {}, len(args) <= count or bool(code.co_flags & 0x04)
-        accepts = names[code.co_posonlyargcount : count + keyword_only]
-        for key, value in kwargs.items():
-            if key in accepts:
-                fits = fits and key not in bound
-                bound[key] = value
-            else:
-                fits = fits and bool(code.co_flags & 0x08)
-                extra[key] = value
-        position = count + keyword_only
-        if code.co_flags & 0x04:
-            bound[names[position]] = tuple(self.resolve(item) for item in args[count:])
-            position += 1
-        if code.co_flags & 0x08:
-            bound[names[position]] = self.made(extra)
-        for place, name in enumerate(names[: count + keyword_only]):
-            if name not in bound:
-                bound[name] = self.default(function, name, place, count)
-        if not fits or any(value is MISSING for value in bound.values()):
-            raise refusal_of_arguments(function, args, kwargs)
+        bind = binder(function)
+        if id(function) not in self.fresh:
+            source = self.sources.get(id(function)) or Baked(function, function.__qualname__)
+            by_place, by_name = Attribute(source, "__defaults__"), Attribute(source, "__kwdefaults__")
+            held, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+            bind.__defaults__ = tuple(Lazy(Item(by_place, place - len(held)), value) for place, value in enumerate(held))
+            bind.__kwdefaults__ = {name: Lazy(Item(by_name, name), value) for name, value in named.items()}
+        try:
+            bound: dict[str, Any] = bind(*args, **kwargs)
+        except TypeError as error:
+            raise RaisedInUserCode(error.with_traceback(None)) from None
+        rest = list(bound)[function.__code__.co_argcount + function.__code__.co_kwonlyargcount :]
+        for name in rest:
+            bound[name] = tuple(map(self.resolve, bound[name])) if type(bound[name]) is tuple else self.made(bound[name])
         return bound
-
-    def default(self, function: types.FunctionType, name: str, position: int, count: int) -> Any:
-        """The default of a parameter; `MISSING` if it has none."""
-        defaults, keyword_defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
-        if position < count:
-            attribute, key, held = "__defaults__", position - count, dict(enumerate(defaults, -len(defaults)))
-        else:
-            attribute, key, held = "__kwdefaults__", name, keyword_defaults
-        value = held.get(key, MISSING)
-        if value is MISSING:
-            return MISSING
-        if id(function) in self.fresh:
-            return value
-        source = self.sources.get(id(function)) or Baked(function, function.__qualname__)
-        return Lazy(Item(Attribute(source, attribute), key), value)

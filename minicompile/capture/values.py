@@ -87,16 +87,14 @@ def wrap_constant(tracer: Tracer, real: Any, source: Source) -> Any:
 def wrap_value(tracer: Tracer, real: Any, source: Source) -> Any:
     """A date or a fraction: guarded to say the same."""
     tracer.guards.constant(source, real)
-    tracer.register(real, real, source)
-    return real
+    return tracer.register(real, real, source)
 
 
 def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
     """A class, module or builtin: guarded to be the same object."""
     if not is_trusted(source):
         tracer.guards.identity(source, real)
-    tracer.register(real, real, source)
-    return real
+    return tracer.register(real, real, source)
 
 
 def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -109,8 +107,7 @@ def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
             tracer.guards.test(source, "type({0}) is {3} and {0}.__code__ is {1} and {0}.__globals__ is {2}",
                                (real.__code__, real.__globals__, types.FunctionType),
                                f"`{{0}}` is the function {real.__qualname__}", "identity")
-    tracer.register(real, real, source)
-    return real
+    return tracer.register(real, real, source)
 
 
 def wrap_method(tracer: Tracer, real: types.MethodType, source: Source) -> Any:
@@ -118,18 +115,14 @@ def wrap_method(tracer: Tracer, real: types.MethodType, source: Source) -> Any:
     tracer.guards.type(source, real)
     function = wrap(tracer, real.__func__, Attribute(source, "__func__"))
     owner = wrap(tracer, real.__self__, Attribute(source, "__self__"))
-    method = types.MethodType(function, owner)
-    tracer.register(method, real, source)
-    return method
+    return tracer.register(types.MethodType(function, owner), real, source)
 
 
 def wrap_super(tracer: Tracer, real: Any, source: Source) -> Any:
     """What `super()` gave: its class and its object each by their own rules."""
     tracer.guards.type(source, real)
     parts = [wrap(tracer, getattr(real, name), Attribute(source, name)) for name in ("__thisclass__", "__self__")]
-    stand_in = super(*parts)
-    tracer.register(stand_in, real, source)
-    return stand_in
+    return tracer.register(super(*parts), real, source)
 
 
 def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -140,8 +133,7 @@ def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
     tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
                        f"`{{0}}` is the method {real.__name__}", "identity")
     bound = getattr(concrete(wrap(tracer, owner, Attribute(source, "__self__"))), real.__name__)
-    tracer.register(bound, real, source)
-    return bound
+    return tracer.register(bound, real, source)
 
 
 def wrap_tensor(tracer: Tracer, real: torch.Tensor, source: Source) -> Any:
@@ -155,8 +147,7 @@ def wrap_tensor(tracer: Tracer, real: torch.Tensor, source: Source) -> Any:
     in_buffers = isinstance(source.parent, Item) and source.parent.key == "_buffers"
     kind = "parameter" if isinstance(real, torch.nn.Parameter) else "buffer" if in_buffers else "tensor"
     tracer.graph.add_input(fake, source, kind, real)
-    tracer.register(fake, real, source)
-    return fake
+    return tracer.register(fake, real, source)
 
 
 def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
@@ -171,8 +162,7 @@ def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
         stand_in = type(real)(items) if hasattr(type(real), "n_sequence_fields") else tuple.__new__(type(real), items)
     else:
         stand_in = real
-    tracer.register(stand_in, real, source)
-    return stand_in
+    return tracer.register(stand_in, real, source)
 
 
 def wrap_list(tracer: Tracer, real: list[Any], source: Source) -> Any:
@@ -249,9 +239,7 @@ def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
                            f"`{{0}}` is a {kind.__name__} of {len(held)}", "structure", len(held))
         items: Any = [concrete(wrap(tracer, item, Source(source, f"list({text})[{place}]"))) for place, item in enumerate(held)]
         if isinstance(real, frozenset):
-            stand_in = frozenset.__new__(kind, items)
-            tracer.register(stand_in, real, source)
-            return stand_in
+            return tracer.register(frozenset.__new__(kind, items), real, source)
     else:
         same = "{0}" if kind in (set, frozenset) else f"set({text})"
         tracer.guards.test(source, f"type({{0}}) is {{1}} and {same} == {{2}}", (kind, set(held)),
@@ -260,8 +248,7 @@ def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
             tracer.guards.test(source, f"set(map({{1}}, {text})) == {{2}}", (typed, set(map(typed, held))),
                                "`{0}` has elements of the same types", "structure", set(held))
         if isinstance(real, frozenset):
-            tracer.register(real, real, source)
-            return real
+            return tracer.register(real, real, source)
         items = real
     copy = set.__new__(kind)
     set.update(copy, items)
@@ -288,8 +275,7 @@ def shadowed(tracer: Tracer, real: Any, source: Source, copy: Any, structure_gua
     shadow = Shadow(real, source, copy, contents(copy))
     shadow.structure_guarded = structure_guarded
     tracer.effects.add(shadow)
-    tracer.register(copy, real, source)
-    return copy
+    return tracer.register(copy, real, source)
 
 
 def wrap_object(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -302,8 +288,7 @@ def wrap_object(tracer: Tracer, real: Any, source: Source) -> Any:
                            f"`{{0}}` is the same {type(real).__name__}", "constant")
     elif not (is_trusted(source) and not hasattr(real, "__dict__")):
         tracer.guards.type(source, real)
-    tracer.register(real, real, source)
-    return real
+    return tracer.register(real, real, source)
 
 
 def wrap_partial(tracer: Tracer, real: functools.partial[Any], source: Source) -> Any:
@@ -314,8 +299,7 @@ def wrap_partial(tracer: Tracer, real: functools.partial[Any], source: Source) -
     keywords = wrap(tracer, real.keywords, Attribute(source, "keywords"))
     guard_structure(tracer, keywords)
     copy = functools.partial(function, *args, **{key: tracer.resolve(item) for key, item in keywords.items()})
-    tracer.register(copy, real, source)
-    return copy
+    return tracer.register(copy, real, source)
 
 
 def guard_structure(tracer: Tracer, value: Any) -> None:

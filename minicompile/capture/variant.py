@@ -207,11 +207,11 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
             with torch_interface.compiling(context.compiling):
                 try:
                     value = attempt.trace(step)
-                    return complete(attempt, Assembly(attempt).returning(value))
+                    return Assembly(attempt).returning(value)
                 except CutHere:
                     if stop is None or attempt.frame is None:
                         raise RunEager("the frame was cut without a reason") from None
-                    return complete(attempt, Assembly(attempt).cut(attempt.frame, stop))
+                    return Assembly(attempt).cut(attempt.frame, stop)
                 except (Break, RunEager):
                     if attempt.tracer.inference_scopes and not context.config.fullgraph:
                         raise TraceAgain(inference=False) from None  # a graph that ends in one has to begin in it
@@ -240,13 +240,6 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
         finally:
             attempt.forget()
     raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
-
-
-def complete(attempt: Attempt, variant: Variant) -> Variant:
-    """The variant, unless it would drop a generator in whose `finally` or `with` Python runs code where it is dropped."""
-    if any(generator.waits_in_a_block() and not generator.handed_over for generator in attempt.tracer.generators):
-        raise RunEager("a generator is dropped inside a `try` or `with`")
-    return variant
 
 
 def unsupported(stop: Break | RunEager, attempt: Attempt) -> Unsupported:
@@ -316,6 +309,8 @@ class Assembly:
     def finish(self, lines: list[str], graph_break: GraphBreak | None) -> Variant:
         """Compile the graph and put the parts together."""
         tracer, graph = self.tracer, self.tracer.graph
+        if any(generator.waits_in_a_block() and not generator.handed_over for generator in tracer.generators):
+            raise RunEager("a generator is dropped inside a `try` or `with`")  # where Python runs code that is in them
         self.check_mutation()
         guard_independence(tracer)
         guard_aliases(tracer)
