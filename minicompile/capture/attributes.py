@@ -106,11 +106,9 @@ IMMUTABLE = 1 << 8  # CPython's flag of classes whose attributes cannot be set
 
 def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
     """A class attribute as a value on the stack: guarded unless the class belongs to a trusted library."""
-    if (id(base), name) in tracer.effects.attributes:
-        return raw
-    if id(base) in tracer.fresh:
-        return raw
     key = (id(base), name)
+    if key in tracer.effects.attributes or id(base) in tracer.fresh:
+        return raw
     if key in tracer.global_values:
         return tracer.global_values[key]
     source = Item(Attribute(Baked(base, base.__name__), "__dict__"), name)
@@ -152,8 +150,7 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type) -> Any:
     if isinstance(raw, staticmethod):
         return child(tracer, raw, "__func__")
     if isinstance(raw, classmethod):
-        function = child(tracer, raw, "__func__")
-        return types.MethodType(function, kind)
+        return types.MethodType(child(tracer, raw, "__func__"), kind)
     if isinstance(raw, property):
         if not instance:
             return raw

@@ -160,8 +160,7 @@ def rule_super(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if not args:
         frame = tracer.frames[-1]
         cell = frame.cells.get("__class__")
-        code = frame.code
-        first = code.co_varnames[0] if code.co_argcount else None
+        first = frame.code.co_varnames[0] if frame.code.co_argcount else None
         instance = frame.cells[first].cell_contents if first in frame.cells else frame.variables.get(first)
         if first is None or cell is None:
             missing = "no arguments" if first is None else "__class__ cell not found"
@@ -202,10 +201,8 @@ def rule_hasattr(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """Allocate an instance."""
     kind = args[0]
-    for base in kind.__mro__:
-        if "__new__" in base.__dict__ and not isinstance(base.__dict__["__new__"], staticmethod | types.FunctionType):
-            maker = base.__new__
-            break
+    makers = ((base, base.__dict__["__new__"]) for base in kind.__mro__ if "__new__" in base.__dict__)
+    maker = next(base.__new__ for base, raw in makers if not isinstance(raw, staticmethod | types.FunctionType))
     if maker is object.__new__:
         return allocated(tracer, kind, args[1:], kwargs)
     rest = held_by(tracer, kind, args[1:]) if issubclass(kind, (tuple, *VALUES)) else ()
@@ -246,7 +243,6 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def generator_method(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a method of a traced generator."""
-
     try:
         return tracer.resolve(function(*args))
     except StopIteration as stop:
@@ -278,7 +274,6 @@ def rule_next(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def over_iterables(function: Any, count: int | None, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """A rule that makes the first `count` arguments iterable by native code and runs the builtin."""
-
     if function in (min, max) and len(args) > 1 and not kwargs and any(type(item) is SymbolicFloat for item in args):
         return call_pure(tracer, function, args, kwargs)
     limit = len(args) if count is None else count if len(args) == 1 or function not in (min, max) else 0
@@ -333,7 +328,6 @@ def distinct(tracer: Tracer, items: Any) -> list[Any]:
 
 def lazily(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of `map` or `filter`: the callable is called back through the tracer."""
-
     callable_, *iterables = args
     target = Predicate(tracer, callable_) if function is filter else Callback(tracer, callable_)
     return tracer.made(run_native(tracer, function, (target, *(native_iterable(tracer, item) for item in iterables)), {}))
@@ -384,7 +378,6 @@ def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> No
 
 def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a builtin that calls one special method of its argument."""
-
     if not args:
         return run_native(tracer, function, (), spelled_out(kwargs))
     value = in_python(tracer, args[0])
@@ -443,7 +436,6 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def simple(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a builtin that only keeps its arguments."""
-
     if function is range:
         if any(isinstance(item, FakeTensor) for item in args):
             raise Break("tensor value", "`range` of a tensor")
@@ -463,14 +455,9 @@ def attributes_of(tracer: Tracer, value: Any) -> Any:
     return found if found is not MISSING else run_native(tracer, vars, (1,), {})  # raises
 
 
-def handled(tracer: Tracer) -> Any:
-    """`sys.exception()`."""
-    return next((frame.handled[-1] for frame in reversed(tracer.frames) if frame.handled), None)
-
-
 def handled_parts(tracer: Tracer) -> tuple[Any, Any, Any]:
     """`sys.exc_info()`."""
-    error = handled(tracer)
+    error = tracer.handled()
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
@@ -507,7 +494,6 @@ def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def refused(reason: str, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a builtin that capture leaves to Python."""
-
     raise Break("unsupported value", reason)
 
 
@@ -518,7 +504,7 @@ direct({
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
     vars: attributes_of,
-    sys.exception: handled, sys.exc_info: handled_parts,
+    sys.exception: Tracer.handled, sys.exc_info: handled_parts,
     types.FunctionType.__get__: lambda tracer, function, owner, *_: (
         function if owner is None else tracer.made(types.MethodType(function, owner))),
     itertools.chain.from_iterable: lambda tracer, items: tracer.made(

@@ -114,9 +114,8 @@ def settled(tracer: Tracer, table: Any, key: Any) -> Any:
         if isinstance(key, (FakeTensor, torch.nn.Module)) and type(key).__hash__ in IDENTITY_HASHES:
             return key  # as in walks over large models, whose parts are taken to stay different
         raise Break("user object", f"an object of type {type(key).__name__} is looked up in a large table")
-    for other in keys:
-        if other is key:
-            return key
+    if any(other is key for other in keys):
+        return key
     hashed = hash_of(asked)
     for other in keys:
         if isinstance(key, FakeTensor) or isinstance(other, FakeTensor):

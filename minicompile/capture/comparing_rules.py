@@ -35,7 +35,6 @@ def rule_sort(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
 
 def searching(name: str, tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """The rule of a method of sequences that looks for an equal element."""
-
     force(tracer, (owner, args))
     seen = standing_inside(tracer, owner)
     before = elements(seen)
@@ -84,7 +83,6 @@ class StandIns:
 
 def on_a_sorted_list(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a function of `heapq` or `bisect`, which may move the elements of the list that it is given first."""
-
     if not args or not isinstance(args[0], list):
         return call_pure(tracer, function, args, kwargs)
     stand_ins, key = StandIns(tracer), kwargs.get("key")
@@ -120,7 +118,6 @@ def combined(tracer: Tracer, function: Any, owner: Any, others: Args) -> Any:
 
 def combining(name: str, tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """The rule of a method of sets that takes other iterables."""
-
     others = tuple(item if isinstance(item, SETS) else run_native(tracer, list, (native_iterable(tracer, item),), {})
                    for item in args)
     return combined(tracer, getattr(native_base(owner), name), owner, others)

@@ -187,14 +187,13 @@ class CallCache:
                           self.session.compile_graph, self.session.records.graph_breaks.append,
                           self.session.run_original, self.raise_originally, self.expects)
         try:
-            try:
-                entry = capture_call(context, function, args, kwargs)
-            except DynamicGraphFailed as failure:
-                self.plan.give_up(failure.takes_floats)
-                if not failure.takes_floats:
-                    reason = f"{type(failure.__cause__).__name__}: {str(failure.__cause__)[:200]}"
-                    self.session.fall_back(self.name, f"it is compiled for each size: {reason}", None)
-                return self.add(function, args, kwargs)
+            entry = capture_call(context, function, args, kwargs)
+        except DynamicGraphFailed as failure:
+            self.plan.give_up(failure.takes_floats)
+            if not failure.takes_floats:
+                reason = f"{type(failure.__cause__).__name__}: {str(failure.__cause__)[:200]}"
+                self.session.fall_back(self.name, f"it is compiled for each size: {reason}", None)
+            return self.add(function, args, kwargs)
         except Unsupported:
             raise
         except Exception as error:  # a defect of the compiler must not stop the program

@@ -105,7 +105,7 @@ class Cutter:
         frame, instruction = self.frame, self.instruction
         base = frame.stack[:-1]
         iterator = self.emitter.value(frame.stack[-1])
-        end = after_end_for(frame, instruction.target) if VERSION >= (3, 12) else instruction.target
+        end = after_end_for(frame, instruction.target)
         self.save(base, end, frame.index + 1)
         missing = self.emitter.constant(NULL, "end")
         lines = self.at_user_line([f"item = next({iterator}, {missing})"], frame.stack)
@@ -188,19 +188,13 @@ def call_step(cutter: Cutter) -> Step:
     """A call: of a compiled callee if the break is inside it, else as it is."""
     instruction = cutter.instruction
     function, args, kwargs = call_parts(cutter.frame, instruction, False)
-    count = instruction.arg + 2 + (instruction.name == "CALL_KW")
-    return written_call(cutter, count, function, args, kwargs)
-
-
-def written_call(cutter: Cutter, count: int, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Step:
-    """The statement of a call."""
     if function is super and not args:
         raise RunEager("`super()` cannot be cut out")
     name = cutter.result()
     parts = [cutter.emitter.value(item) for item in args]
     parts.extend(f"{key}={cutter.emitter.value(item)}" for key, item in kwargs.items())
-    target = cutter.emitter.value(function)
-    parts.insert(0, target)
+    parts.insert(0, cutter.emitter.value(function))
+    count = instruction.arg + 2 + (instruction.name == "CALL_KW")
     return Step(count, [f"{name} = {cutter.caller(function, len(args))}({', '.join(parts)})"], [name])
 
 

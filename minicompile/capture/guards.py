@@ -191,13 +191,11 @@ class Writer:
 
     def constant(self, value: Any, hint: str = "constant") -> str:
         """The name by which the text refers to an object."""
-        name = self.named.get(id(value))
-        if name is None:
-            name = self.unique(hint, upper=not callable(value))
+        if id(value) not in self.named:
+            name = self.named[id(value)] = self.unique(hint, upper=not callable(value))
             self.namespace[name] = value
-            self.named[id(value)] = name
             self.keep.append(value)
-        return name
+        return self.named[id(value)]
 
     def fetch(self, source: Source) -> str:
         """The variable that holds the value of `source`, fetched now if it was not before."""

@@ -62,10 +62,7 @@ class Program:
 
     def handler_of(self, index: int) -> ExceptionRange | None:
         """The exception range that covers the instruction at `index`."""
-        for entry in self.exception_ranges:
-            if entry.start <= index < entry.end:
-                return entry
-        return None
+        return next((entry for entry in self.exception_ranges if entry.start <= index < entry.end), None)
 
 
 def split_superinstruction(name: str, value: Any) -> list[tuple[str, Any]]:

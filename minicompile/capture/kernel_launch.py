@@ -89,18 +89,13 @@ LIBRARY.define("launch(int number, Tensor[] tensors, SymInt[] strides, SymInt[] 
                tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def run_launch(number: int, tensors: list[torch.Tensor], strides: list[int], integers: list[int]) -> list[torch.Tensor]:
-    """The operator."""
-    return LAUNCHES[number].run(tensors, strides, integers)
-
-
 def fake_launch(number: int, tensors: list[torch.Tensor], strides: list[Any], integers: list[Any]) -> list[torch.Tensor]:
     """The metadata of what the operator gives."""
     return [torch.empty_strided(tensors[place].shape, tensors[place].stride(), dtype=tensors[place].dtype,
                                 device=tensors[place].device) for place in LAUNCHES[number].written]
 
 
-LIBRARY.impl("launch", run_launch, "CompositeExplicitAutograd")
+LIBRARY.impl("launch", lambda number, *given: LAUNCHES[number].run(*given), "CompositeExplicitAutograd")
 torch.library.register_fake("minicompile_kernels::launch", fake_launch, lib=LIBRARY)
 
 

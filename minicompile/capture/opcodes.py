@@ -86,11 +86,7 @@ def load_fast(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def load_fast_and_clear(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Save a local variable, bound or not, around an inlined comprehension."""
     name = instruction.value
-    if name in frame.cells:
-        value: Any = frame.cells.pop(name)
-    else:
-        value = frame.variables.pop(name, NULL)
-    frame.stack.append(value)
+    frame.stack.append(frame.cells.pop(name) if name in frame.cells else frame.variables.pop(name, NULL))
 
 
 @opcode("STORE_FAST")
@@ -437,9 +433,7 @@ def for_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     try:
         frame.stack.append(advance(tracer, top(tracer, frame)))
     except StopIteration:
-        frame.index = instruction.target
-        if VERSION >= (3, 12):
-            frame.index = after_end_for(frame, instruction.target)
+        frame.index = after_end_for(frame, instruction.target)
         tracer.resolve(frame.stack.pop())
 
 

@@ -5,6 +5,7 @@ Importing this module fills the table in `opcodes`.
 
 import sys
 import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from minicompile.capture.attributes import get_attribute
@@ -12,7 +13,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
-from minicompile.capture.opcodes import function_text, opcode, refuse_unless, top
+from minicompile.capture.opcodes import function_text, opcode, refuse_unless, take, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked, Item, is_trusted_module
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
@@ -61,12 +62,7 @@ def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> 
     """`f(*args, **kwargs)`."""
     kwargs = tracer.resolve(frame.stack.pop()) if instruction.arg & 1 else {}
     args = tracer.resolve(frame.stack.pop())
-    if VERSION >= (3, 13):
-        tracer.resolve(frame.stack.pop())
-        function = tracer.resolve(frame.stack.pop())
-    else:
-        function = tracer.resolve(frame.stack.pop())
-        tracer.resolve(frame.stack.pop())
+    function = take(tracer, frame, 2)[0 if VERSION >= (3, 13) else 1]
     refuse_unless(args, "__iter__", f"{function_text(function)} argument after * must be an iterable, not {{}}")
     positional = tuple(tracer.resolve(item) for item in native_iterable(tracer, args))
     keywords = {}
@@ -217,14 +213,14 @@ def cleanup_throw(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
 def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`raise`, `raise error`, `raise error from cause`."""
     if instruction.arg == 0:
-        for active in reversed(tracer.frames):
-            if active.handled:
-                raise RaisedInUserCode(active.handled[-1], again=active is frame)
-        raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
+        error = tracer.handled()
+        if error is None:
+            raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
+        raise RaisedInUserCode(error, again=bool(frame.handled))
     cause = tracer.resolve(frame.stack.pop()) if instruction.arg == 2 else None
     error = make_exception(tracer, tracer.resolve(frame.stack.pop()), "exceptions")
     cause = cause if cause is None else make_exception(tracer, cause, "exception causes")
-    if id(error) in tracer.sources and (instruction.arg == 2 or any(active.handled for active in tracer.frames)):
+    if id(error) in tracer.sources and (instruction.arg == 2 or tracer.handled() is not None):
         raise RunEager("an exception made outside is raised, and its context or cause would change")
     if instruction.arg == 2:
         error.__cause__ = cause
@@ -271,29 +267,31 @@ def asynchronous(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
     raise Break("asynchronous code", "`await` and `async`")
 
 
-@opcode("MATCH_SEQUENCE")
-def match_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Whether a value is a sequence for a pattern."""
-    kind = type(top(tracer, frame))
-    frame.stack.append(bool(kind.__flags__ & 0x20))
+FLAGS_OF_PATTERNS = {"MATCH_SEQUENCE": 1 << 5, "MATCH_MAPPING": 1 << 6}  # CPython's flags of sequences and of mappings
 
 
-@opcode("MATCH_MAPPING")
-def match_mapping(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Whether a value is a mapping for a pattern."""
-    frame.stack.append(bool(type(top(tracer, frame)).__flags__ & 0x40))
+@opcode(*FLAGS_OF_PATTERNS)
+def match_kind(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Whether a value is a sequence or a mapping for a pattern."""
+    frame.stack.append(bool(type(top(tracer, frame)).__flags__ & FLAGS_OF_PATTERNS[instruction.name]))
+
+
+def all_found(look: Callable[[Any, Any], Any], keys: Iterable[Any]) -> tuple[Any, ...] | None:
+    """What `look(key, absent)` finds for each of the keys; `None` if there is nothing for one of them."""
+    absent, values = object(), list[Any]()
+    for key in keys:
+        values.append(look(key, absent))
+        if values[-1] is absent:
+            return None
+    return tuple(values)
 
 
 @opcode("MATCH_KEYS")
 def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The values of a mapping pattern's keys, or `None`."""
     keys, subject = top(tracer, frame), tracer.resolve(frame.stack[-2])
-    absent, values = object(), list[Any]()
-    for key in keys:
-        values.append(call(tracer, get_attribute(tracer, subject, "get"), (key, absent), {}))
-        if values[-1] is absent:
-            break
-    frame.stack.append(None if values and values[-1] is absent else tuple(values))
+    frame.stack.append(all_found(
+        lambda key, absent: call(tracer, get_attribute(tracer, subject, "get"), (key, absent), {}), keys))
 
 
 @opcode("MATCH_CLASS")
@@ -303,7 +301,7 @@ def match_class(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     if not truth(tracer, call(tracer, isinstance, (subject, kind), {})):
         frame.stack.append(None)
         return
-    values, positional = [], ()
+    itself, positional = False, ()
     if instruction.arg:
         positional = call(tracer, getattr, (kind, "__match_args__", None), {})
         itself = positional is None and bool(kind.__flags__ & MATCHES_ITSELF)
@@ -314,16 +312,9 @@ def match_class(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
         if instruction.arg > accepted:
             raise RaisedInUserCode(TypeError(f"{kind.__name__}() accepts {accepted} positional sub-pattern"
                                              f"{'' if accepted == 1 else 's'} ({instruction.arg} given)"))
-        values, positional = [subject] if itself else [], (positional or ())[: instruction.arg]
-    try:
-        for name in (*positional, *names):
-            values.append(get_attribute(tracer, subject, name))
-    except RaisedInUserCode as error:
-        if not isinstance(error.value, AttributeError):
-            raise
-        frame.stack.append(None)
-        return
-    frame.stack.append(tuple(values))
+        positional = (positional or ())[: instruction.arg]
+    found = all_found(lambda name, absent: call(tracer, getattr, (subject, name, absent), {}), (*positional, *names))
+    frame.stack.append((subject, *found) if itself and found is not None else found)
 
 
 MATCHES_ITSELF = 1 << 22  # CPython's flag of classes whose one positional pattern is the value itself

@@ -340,8 +340,7 @@ class OutputGraph:
     def checkpointed(self) -> Iterator[None]:
         """Mark the nodes made inside as one region that the backward computes again; an outer region includes inner ones."""
         before = self.region
-        if before is None:
-            self.region = self.operations
+        self.region = self.operations if before is None else before
         try:
             yield
         finally:

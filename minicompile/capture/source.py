@@ -156,9 +156,7 @@ class CachedCall(Source):
 
 def is_trusted_module(name: str | None) -> bool:
     """Whether functions and classes of a module are taken not to be replaced: the standard library and torch."""
-    if name is None:
-        return False
-    return name.partition(".")[0] in TRUSTED_PACKAGES
+    return name is not None and name.partition(".")[0] in TRUSTED_PACKAGES
 
 
 TRUSTED_PACKAGES = frozenset(sys.stdlib_module_names | {"torch"}) - {"__main__"}

@@ -207,7 +207,7 @@ def rule_associative_scan(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 
 @special(torch.inference_mode.__enter__)
-def rule_enter_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+def rule_enter_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> None:
     """Where the mode is what it was, only gradients are switched; inference begins where the graph does, or breaks it."""
     scope, region = args[0], tracer.graph.inference
     inference, before = get_attribute(tracer, scope, "mode"), torch.is_grad_enabled()
@@ -219,11 +219,10 @@ def rule_enter_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         region.enter()
     tracer.graph.state_call(torch._C._set_grad_enabled, (not inference,), tracer.location())
     tracer.inference_scopes[id(scope)] = None if begins else before
-    return None
 
 
 @special(torch.inference_mode.__exit__)
-def rule_leave_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+def rule_leave_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> None:
     """What entering has changed is as it was before."""
     if id(args[0]) not in tracer.inference_scopes:
         raise Break("autograd call", "an `inference_mode` is left in which the graph began")
@@ -232,4 +231,3 @@ def rule_leave_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         tracer.graph.inference.leave()
     else:
         tracer.graph.state_call(torch._C._set_grad_enabled, (before,), tracer.location())
-    return None

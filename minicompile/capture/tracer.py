@@ -405,7 +405,7 @@ class Tracer:
     def unwind(self, frame: Frame, error: RaisedInUserCode) -> None:
         """Continue at the handler that covers the current instruction, or let the exception out."""
         position, value = frame.index - 1, error.value
-        handled = next((active.handled[-1] for active in reversed(self.frames) if active.handled), None)
+        handled = self.handled()
         if id(value) not in self.sources and not error.again:
             if value.__traceback__ is None and handled is not value:
                 value.__context__ = handled
@@ -421,6 +421,10 @@ class Tracer:
         if id(error.value) not in self.sources:
             self.made(error.value)
         frame.index = entry.target
+
+    def handled(self) -> BaseException | None:
+        """The exception that the innermost handler handles, as `sys.exception()` gives it."""
+        return next((frame.handled[-1] for frame in reversed(self.frames) if frame.handled), None)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """The value of `function(*args, **kwargs)`."""

@@ -4,6 +4,7 @@ The transform itself is PyTorch's, run by whoever runs the node: over fake tenso
 as part of a larger graph in between. Must not know what a transform computes.
 """
 
+import contextlib
 import functools
 import inspect
 import types
@@ -114,10 +115,8 @@ def seen_inside(tracer: Tracer, application: Application, tensors: Args, inner: 
         raise Seen
 
     def probe(tensors: Args) -> None:
-        try:
+        with contextlib.suppress(Seen):
             application.apply(look, tensors)
-        except Seen:
-            pass
 
     tracer.graph.run_fake("call_function", probe, (tensors,), {})
     structure, grad_mode, leaves = seen
