@@ -473,12 +473,6 @@ def rule_is_enabled(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return enabled
 
 
-@special(torch.profiler.record_function)
-def rule_record_function(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`record_function(name)`: operations of a graph have no ranges in a profile."""
-    return tracer.call(contextlib.nullcontext, ())
-
-
 @special(functools.reduce)
 def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`functools.reduce(function, iterable[, initial])`."""
@@ -504,6 +498,9 @@ direct({
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
     vars: attributes_of,
+    dict.fromkeys: lambda tracer, items, *value: tracer.made(
+        run_native(tracer, dict.fromkeys, (distinct(tracer, items), *value), {})),
+    torch.profiler.record_function: lambda tracer, *_: tracer.call(contextlib.nullcontext, ()),  # a graph has no such ranges
     sys.exception: Tracer.handled, sys.exc_info: handled_parts,
     types.FunctionType.__get__: lambda tracer, function, owner, *_: (
         function if owner is None else tracer.made(types.MethodType(function, owner))),
@@ -521,12 +518,6 @@ def rule_nullcontext(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     manager = object.__new__(contextlib.nullcontext)
     manager.enter_result = args[0] if args else kwargs.get("enter_result")
     return tracer.made(manager)
-
-
-@special(dict.fromkeys)
-def rule_fromkeys(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`dict.fromkeys(iterable[, value])`."""
-    return tracer.made(run_native(tracer, dict.fromkeys, (distinct(tracer, args[0]), *args[1:]), kwargs))
 
 
 @method((dict, contextvars.ContextVar), "get")

@@ -285,11 +285,8 @@ def build_generator(emitter: Emitter, value: Generator) -> str:
         raise RunEager("a generator waits inside a `try` or `with` where the graph breaks")
     if value.finished:
         return emitter.assign("(item for item in ())", "generator")
-    if frame.started:
-        text = emitter.resumption(frame, frame.index - 1, frame.stack, ["None"], generator=True)
-    else:
-        text = emitter.resumption(frame, 2, [], [], generator=True)  # after RETURN_GENERATOR and POP_TOP
-    return emitter.assign(text, "generator")
+    place = (frame.index - 1, frame.stack, ["None"]) if frame.started else (2, [], [])  # after RETURN_GENERATOR and POP_TOP
+    return emitter.assign(emitter.resumption(frame, *place, generator=True), "generator")
 
 
 def build_by_index(emitter: Emitter, value: ByIndex) -> str:

@@ -82,10 +82,8 @@ class GroupValues:
 
     def first_fold(self, loop: Loop) -> Loop:
         """The first loop of the group that computes the same reduction or scan."""
-        for other in self.group.loops:
-            if other.buffer in self.values and self._fold_key(other) == self._fold_key(loop):
-                return other
-        return loop
+        known = (other for other in self.group.loops if other.buffer in self.values)
+        return next((other for other in known if self._fold_key(other) == self._fold_key(loop)), loop)
 
     def _fold_key(self, loop: Loop) -> tuple[object, ...]:
         return (self.values[loop.buffer], loop.fold, loop.store, self._buffers[loop.buffer].dtype)
@@ -141,11 +139,9 @@ class GroupValues:
 
     def _indices(self) -> list[Index]:
         """Every place and position that the kernel computes."""
-        indices = [loop.store for loop in self.group.loops]
-        for expression in {e for root in self.roots() for e in walk(root)}:
-            if isinstance(expression, (Load, IndexValue, Random)):
-                indices.append(expression.index)
-        return indices
+        printed = {expression for root in self.roots() for expression in walk(root)}
+        read = [expression.index for expression in printed if isinstance(expression, (Load, IndexValue, Random))]
+        return [*(loop.store for loop in self.group.loops), *read]
 
     def levels(self, axis: Axis, online: Mapping[str, str]) -> dict[str, int]:
         """By buffer, the first pass over `axis` in which a loop's value can be computed."""

@@ -154,10 +154,7 @@ def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
 
 def fake_mode_of(values: Iterator[Any]) -> FakeTensorMode:
     """The mode of the first fake tensor among `values`, or a new one."""
-    for value in values:
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return FakeMode()
+    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeMode()
 
 
 def next_sequence_number() -> int:

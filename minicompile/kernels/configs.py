@@ -155,10 +155,8 @@ SHARED_MEMORY_LIMIT = 232_448
 
 def hopper_row(head_dim: int, causal: bool, keys: int) -> HopperRow | None:
     """The decision for a head dim and length, or None where the plain kernels are as fast."""
-    for row in HOPPER_TABLE:
-        if row.head_dim == head_dim and row.causal == causal and keys >= row.shortest:
-            return row
-    return None
+    rows = (row for row in HOPPER_TABLE if row.head_dim == head_dim and row.causal == causal)
+    return next((row for row in rows if keys >= row.shortest), None)
 
 
 def numerics_class(itemsize: int, precision: str) -> str:
