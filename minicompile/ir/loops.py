@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_iter
 
 from minicompile.errors import Location
 from minicompile.ir.expr import Expr, Load, indirect_values, loads, rewrite, rewrite_index
@@ -186,11 +187,7 @@ class BufferView:
 
 def views_in(value: Any) -> Iterator[BufferView]:
     """The buffer views in nested lists and tuples."""
-    if isinstance(value, BufferView):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from views_in(item)
+    return (leaf for leaf in tree_iter(value) if isinstance(leaf, BufferView))
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from minicompile.config import Config
 from minicompile.errors import Unsupported
@@ -276,8 +277,4 @@ def origin_of(node: Node) -> Origin:
 
 def tensors_in(value: Any) -> list[TensorValue]:
     """Every tensor in nested lists and tuples."""
-    if isinstance(value, TensorValue):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [found for item in value for found in tensors_in(item)]
-    return []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, TensorValue)]
