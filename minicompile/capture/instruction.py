@@ -7,6 +7,7 @@ must not know what an instruction does; it only says what is written there.
 import bisect
 import dataclasses
 import dis
+import functools
 import sys
 import types
 import weakref
@@ -52,6 +53,11 @@ class ExceptionRange:
     push_offset: bool
 
 
+def bound_names() -> dict[str, Any]:
+    """What the body of a function is replaced by, to have Python bind a call's arguments to its parameters."""
+    return locals()
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A decoded code object."""
@@ -63,6 +69,16 @@ class Program:
     def handler_of(self, index: int) -> ExceptionRange | None:
         """The exception range that covers the instruction at `index`."""
         return next((entry for entry in self.exception_ranges if entry.start <= index < entry.end), None)
+
+    @functools.cached_property
+    def signature(self) -> types.CodeType:
+        """Code with the same parameters that returns what they are bound to, by name."""
+        code = self.code
+        count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & 0x0C).bit_count()
+        return bound_names.__code__.replace(
+            co_argcount=code.co_argcount, co_posonlyargcount=code.co_posonlyargcount, co_kwonlyargcount=code.co_kwonlyargcount,
+            co_nlocals=count, co_varnames=code.co_varnames[:count], co_flags=code.co_flags & 0x0F,
+        )  # fmt: skip
 
 
 def split_superinstruction(name: str, value: Any) -> list[tuple[str, Any]]:

@@ -81,24 +81,6 @@ class Handling:
         self.error = error
 
 
-def bound_names() -> dict[str, Any]:
-    """What the body of a function is replaced by, to have Python bind a call's arguments to its parameters."""
-    return locals()
-
-
-def binder(function: types.FunctionType) -> types.FunctionType:
-    """A function with the parameters of another that returns what they are bound to."""
-    code = function.__code__
-    count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & 0x0C).bit_count()
-    signature = bound_names.__code__.replace(
-        co_argcount=code.co_argcount, co_posonlyargcount=code.co_posonlyargcount, co_kwonlyargcount=code.co_kwonlyargcount,
-        co_nlocals=count, co_varnames=code.co_varnames[:count], co_flags=code.co_flags & 0x0F,
-    )  # fmt: skip
-    made = types.FunctionType(signature, vars(builtins), code.co_name, function.__defaults__)
-    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
-    return made
-
-
 def stop_as_error(value: Any) -> Any:
     """What a generator raises for the `value` that it did not catch: a `StopIteration` is an error there."""
     if not isinstance(value, StopIteration):
@@ -455,19 +437,20 @@ class Tracer:
         return frame
 
     def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Match arguments to parameters as a call does."""
-        bind = binder(function)
+        """What a call binds the parameters to: Python binds them, in a function with the same ones that returns them."""
+        code, defaults, by_keyword = function.__code__, function.__defaults__, function.__kwdefaults__
         if id(function) not in self.fresh:
             source = self.sources.get(id(function)) or Baked(function, function.__qualname__)
             by_place, by_name = Attribute(source, "__defaults__"), Attribute(source, "__kwdefaults__")
-            held, named = function.__defaults__ or (), function.__kwdefaults__ or {}
-            bind.__defaults__ = tuple(Lazy(Item(by_place, place - len(held)), value) for place, value in enumerate(held))
-            bind.__kwdefaults__ = {name: Lazy(Item(by_name, name), value) for name, value in named.items()}
+            places = enumerate(defaults or (), -len(defaults or ()))
+            defaults = tuple(Lazy(Item(by_place, place), value) for place, value in places)
+            by_keyword = {name: Lazy(Item(by_name, name), value) for name, value in (by_keyword or {}).items()}
+        bind = types.FunctionType(decode(code).signature, vars(builtins), code.co_name, defaults)
+        bind.__kwdefaults__, bind.__qualname__ = by_keyword, function.__qualname__
         try:
             bound: dict[str, Any] = bind(*args, **kwargs)
         except TypeError as error:
             raise RaisedInUserCode(error.with_traceback(None)) from None
-        rest = list(bound)[function.__code__.co_argcount + function.__code__.co_kwonlyargcount :]
-        for name in rest:
+        for name in list(bound)[code.co_argcount + code.co_kwonlyargcount :]:
             bound[name] = tuple(map(self.resolve, bound[name])) if type(bound[name]) is tuple else self.made(bound[name])
         return bound
