@@ -338,10 +338,7 @@ def before_repeat(node: Node) -> tuple[Node, Node] | None:
 def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
     """Queries (…, i, d) and keys (…, j, d) of the first product."""
     if name_of(product) == "einsum":
-        letters = einsum_letters(product)
-        if letters is None:
-            raise Refused("an einsum of another form")
-        left, right, out = letters
+        left, right, out = einsum_letters(product)
         shared = [letter for letter in left if letter in right and letter not in out]
         i, j = out[-2], out[-1]
         if len(shared) != 1 or i not in left or i in right or j not in right or j in left:
@@ -356,19 +353,14 @@ def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
     swapped = name_of(turned) == "transpose" and {dim % rank for dim in turned.args[1:]} == {rank - 2, rank - 1}
     if swapped or name_of(turned) == "getattr" and turned.args[1] == "mT":
         return query, turned.args[0]
-    key = graph.call_method("transpose", (turned, -2, -1))
-    key.meta["example_value"] = value_of(turned).transpose(-2, -1)
-    return query, key
+    return query, by_method(graph, turned, "transpose", -2, -1)
 
 
 def value_operand(graph: torch.fx.Graph, product: Node) -> tuple[Node, tuple[int, ...] | None]:
     """Values (…, j, d) of the second product, and how its result must be permuted."""
     if name_of(product) != "einsum":
         return product_operand(product, 1), None
-    letters = einsum_letters(product)
-    if letters is None:
-        raise Refused("an einsum of another form")
-    left, right, out = letters
+    left, right, out = einsum_letters(product)
     batch, i, j = left[:-2], left[-2], left[-1]
     free = [letter for letter in right if letter not in left]
     if j not in right or i in right or len(free) != 1 or sorted(out) != sorted(f"{batch}{i}{free[0]}"):
@@ -378,22 +370,22 @@ def value_operand(graph: torch.fx.Graph, product: Node) -> tuple[Node, tuple[int
     return permuted(graph, product.args[2], right, f"{batch}{j}{free[0]}"), arrange
 
 
-def einsum_letters(product: Node) -> tuple[str, str, str] | None:
-    """The letters of both operands and of the result of a plain two-operand einsum."""
-    equation = product.args[0]
+def einsum_letters(product: Node) -> tuple[str, str, str]:
+    """The letters of both operands and of the result of a plain two-operand einsum; raises `Refused` for another one."""
+    equation, other = product.args[0], Refused("an einsum of another form")
     if not isinstance(equation, str) or len(product.args) != 3 or "->" not in equation:
-        return None
+        raise other
     if "..." in equation:
         spare = "".join(letter for letter in "ZYXWVU" if letter not in equation)
         ranks = {value_of(arg).dim() - len(part.strip().replace("...", "")) for arg, part in zip(
             product.args[1:], equation.split("->")[0].split(","), strict=True)}  # fmt: skip
         if len(ranks) != 1 or equation.count("...") != 3:
-            return None
+            raise other
         equation = equation.replace("...", spare[: ranks.pop()])
     sides, out = equation.replace(" ", "").split("->")
     operands = sides.split(",")
     if len(operands) != 2 or any(len(set(part)) != len(part) for part in (*operands, out)) or len(out) < 3:
-        return None
+        raise other
     return operands[0], operands[1], out
 
 
@@ -403,9 +395,13 @@ def permuted(graph: torch.fx.Graph, node: Any, letters: str, wanted: str) -> Nod
         raise Refused("an einsum over dims of another kind")
     if letters == wanted:
         return node
-    order = tuple(letters.index(letter) for letter in wanted)
-    made = graph.call_method("permute", (node, *order))
-    made.meta["example_value"] = value_of(node).permute(order)
+    return by_method(graph, node, "permute", *(letters.index(letter) for letter in wanted))
+
+
+def by_method(graph: torch.fx.Graph, node: Node, name: str, *arguments: Any) -> Node:
+    """A new node: what a method makes of a node."""
+    made = graph.call_method(name, (node, *arguments))
+    made.meta["example_value"] = getattr(value_of(node), name)(*arguments)
     return made
 
 
@@ -414,9 +410,7 @@ def as_multiplied(graph: torch.fx.Graph, node: Node, *products: Node) -> Node:
     before, (dtype, *others) = value_of(node).dtype, [value_of(product).dtype for product in products]
     if before == dtype or others != [dtype] or before == torch.float64 or not dtype.is_floating_point:
         return node
-    cast = graph.call_method("to", (node, dtype))
-    cast.meta["example_value"] = value_of(node).to(dtype)
-    return cast
+    return by_method(graph, node, "to", dtype)
 
 
 def check_operands(query: Node, key: Node, value: Node, found: Found, config: Config) -> None:
