@@ -1,5 +1,6 @@
 """Rules for single builtins: those that look at the symbolic stack differently from Python itself."""
 
+import builtins
 import collections
 import contextlib
 import contextvars
@@ -42,7 +43,7 @@ from minicompile.capture.calls import (
 )
 from minicompile.capture.comparing import refuse_objects, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
-from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
+from minicompile.capture.iteration import Iterables, advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
 from minicompile.capture.side_effects import MISSING, elements, entries, put
 from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
@@ -505,10 +506,10 @@ direct({
     types.FunctionType.__get__: lambda tracer, function, owner, *_: (
         function if owner is None else tracer.made(types.MethodType(function, owner))),
     itertools.chain.from_iterable: lambda tracer, items: tracer.made(
-        itertools.chain.from_iterable(native_iterable(tracer, item) for item in drain(tracer, items))),
+        itertools.chain.from_iterable(Iterables(tracer, get_iterator(tracer, items)))),
 })
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
-special(object.__init_subclass__)(functools.partial(refused, "a class is made"))
+special(object.__init_subclass__, builtins.__build_class__)(functools.partial(refused, "a class is made"))
 special(globals, locals, dir)(functools.partial(refused, "a whole namespace is read"))
 
 

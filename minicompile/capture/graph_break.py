@@ -3,12 +3,12 @@
 Must not run the user's code and must not assemble bytecode; `resume` does the latter.
 """
 
-import builtins
+import dis
 import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from minicompile.capture.break_kinds import Break, RunEager
@@ -17,11 +17,13 @@ from minicompile.capture.opcodes import after_end_for, callable_slots, is_method
 from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.operators import BINARY, operator_functions
 from minicompile.capture.reconstruct import Emitter
+from minicompile.capture.resume import one_instruction
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.tracer import NULL, Frame, Tracer
 from minicompile.capture.user_line import UserLine, call_at
 
 Lines = list[str]
+TESTS = {"IF_TRUE": "{0}", "IF_FALSE": "not {0}", "IF_NOT_NONE": "{0} is not None", "IF_NONE": "{0} is None"}
 # Functions that look at the frame that calls them, when they get at most so many arguments.
 READS_ITS_CALLER = ((locals, 0), (vars, 0), (dir, 0), (eval, 1), (exec, 1), (sys._getframe, 1), (inspect.currentframe, 0),
                     (inspect.stack, 1))
@@ -54,10 +56,14 @@ class Cutter:
         """The statements from the side effects on; the last one returns."""
         frame, instruction = self.frame, self.instruction
         name = instruction.name
-        if "JUMP" in name and ("TRUE" in name or "FALSE" in name):
+        if "JUMP_IF_" in name or name.startswith("POP_JUMP_"):
             return self.write_branch()
         if name == "FOR_ITER":
             return self.write_for_iter()
+        if name == "RAISE_VARARGS":
+            base = frame.stack[: len(frame.stack) - instruction.arg]
+            self.save(base)
+            return self.at_user_line([f"raise {' from '.join(self.operands(instruction.arg))}"], base)
         step = self.step()
         base = frame.stack[: len(frame.stack) - step.operands]
         self.save(base, frame.index + 1)
@@ -94,7 +100,7 @@ class Cutter:
         frame, instruction = self.frame, self.instruction
         base, condition = frame.stack[:-1], self.emitter.value(frame.stack[-1])
         keeps = "OR_POP" in instruction.name
-        test = condition if "TRUE" in instruction.name else f"not {condition}"
+        test = next(form for ending, form in TESTS.items() if ending in instruction.name).format(condition)
         self.save(base, instruction.target, frame.index + 1)
         taken = self.resume(instruction.target, base, [condition] if keeps else [])
         lines = self.at_user_line([f"truth = True if {test} else False"], base)
@@ -224,29 +230,21 @@ def compare_text(cutter: Cutter, left: str, right: str) -> str:
     return f"bool({text})" if VERSION >= (3, 13) and cutter.instruction.arg & 16 else text
 
 
-def convert_text(cutter: Cutter, value: str) -> str:
-    """`!s`, `!r` or `!a` of an f-string."""
-    conversion = ("", "str", "repr", "ascii")[cutter.instruction.arg & 3]
-    return f"{conversion}({value})" if conversion else value
+def executed_step(count: int | Callable[[int], int]) -> Callable[[Cutter], Step]:
+    """A step that lets Python execute the instruction on the top `count` stack elements (or as many as its argument says)."""
 
+    def rule(cutter: Cutter) -> Step:
+        at = cutter.instruction
+        taken = count if isinstance(count, int) else count(at.arg)
+        code, operands = dis.opmap[at.name], cutter.frame.stack[len(cutter.frame.stack) - taken :]
+        given = taken + dis.stack_effect(code, at.arg if code >= dis.HAVE_ARGUMENT else None)
+        function = cutter.emitter.constant(one_instruction(at.name, at.arg, taken, given), at.name.lower())
+        texts = ["None" if item is NULL else cutter.emitter.value(item) for item in operands]
+        names = [cutter.result() for _ in range(given)]
+        pushes = [None if place < taken and operands[place] is NULL else name for place, name in enumerate(names)]
+        return Step(taken, [f"[{', '.join(names)}] = {function}({', '.join(texts)})"], pushes)
 
-def display(keys: Sequence[str], values: Sequence[str]) -> str:
-    """A dictionary display."""
-    return f"{{{', '.join(f'{key}: {value}' for key, value in zip(keys, values, strict=True))}}}"
-
-
-def unpack_step(cutter: Cutter) -> Step:
-    """`a, b = value`."""
-    count, (value,) = cutter.instruction.arg, cutter.operands(1)
-    names = [cutter.result() for _ in range(count)]
-    return Step(1, [f"[{', '.join(names)}] = {value}"], list(reversed(names)))
-
-
-def with_step(cutter: Cutter) -> Step:
-    """Entering a context manager that cannot be followed."""
-    leave, entered = cutter.result(), cutter.result()
-    (manager,) = cutter.operands(1)
-    return Step(1, [f"{leave} = {manager}.__exit__", f"{entered} = {manager}.__enter__()"], [leave, entered])
+    return rule
 
 
 def import_from_step(cutter: Cutter) -> Step:
@@ -255,42 +253,33 @@ def import_from_step(cutter: Cutter) -> Step:
     return Step(1, [f"from {module.__name__} import {cutter.instruction.value} as {name}"], [kept, name])
 
 
-def extend_step(cutter: Cutter) -> Step:
-    """Extend the list, set or dictionary that a display is building."""
-    instruction = cutter.instruction
-    verb = instruction.name.partition("_")[2].lower()
-    target = cutter.emitter.value(cutter.frame.stack[-1 - instruction.arg])
-    return Step(1, [f"{target}.{verb}({cutter.operands(1)[0]})"], [])
-
-
 STEPS: dict[str, Callable[[Cutter], Step]] = {
-    "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step, "UNPACK_SEQUENCE": unpack_step,
-    "BEFORE_WITH": with_step, "WITH_EXCEPT_START": with_exit_step, "IMPORT_FROM": import_from_step,
-    **dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "LIST_APPEND", "SET_ADD"), extend_step),
+    "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step,
+    "BEFORE_WITH": executed_step(1), "WITH_EXCEPT_START": with_exit_step, "IMPORT_FROM": import_from_step,
+    **dict.fromkeys(("BUILD_SET", "BUILD_TUPLE", "BUILD_LIST"), executed_step(int)),
+    **dict.fromkeys(("BUILD_CONST_KEY_MAP", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "LIST_APPEND", "SET_ADD"),
+                    executed_step(lambda depth: depth + 1)),
+    **dict.fromkeys(("UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "UNARY_POSITIVE", "CALL_INTRINSIC_1", "LIST_TO_TUPLE",
+                     "MATCH_SEQUENCE", "MATCH_MAPPING", "GET_AITER", "CONVERT_VALUE", "FORMAT_SIMPLE"), executed_step(1)),
+    **dict.fromkeys(("MATCH_KEYS", "CALL_INTRINSIC_2", "FORMAT_WITH_SPEC"), executed_step(2)),
+    "MATCH_CLASS": executed_step(3), "BUILD_MAP": executed_step(lambda count: 2 * count),
+    "FORMAT_VALUE": executed_step(lambda flags: 2 if flags & 4 else 1),
+    "DICT_MERGE": executed_step(lambda depth: depth + (4 if VERSION >= (3, 13) else 3)),
+    "LOAD_DEREF": lambda cutter: expression_step(
+        0, f"{cutter.emitter.value(cutter.frame.cells[cutter.instruction.value])}.cell_contents")(cutter),
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), expression_step(1, "{0}.{name}")),
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), expression_step(0, "{namespace}[{name!r}]")),
-    "BUILD_SET": expression_step(int, lambda cutter, *items: f"{{{', '.join(items)}}}"),
-    "BUILD_TUPLE": expression_step(int, lambda cutter, *items: f"({', '.join(items)},)"),
-    "BUILD_LIST": expression_step(int, lambda cutter, *items: f"[{', '.join(items)}]"),
-    "BUILD_MAP": expression_step(lambda count: 2 * count, lambda cutter, *items: display(items[::2], items[1::2])),
-    "BUILD_CONST_KEY_MAP": expression_step(
-        lambda count: count + 1, lambda cutter, *items: f"dict(zip({items[-1]}, ({', '.join(items[:-1])},)))"),
     "LOAD_SUPER_ATTR": expression_step(3, "{0}({1}, {2}).{name}"),
     "IMPORT_NAME": expression_step(2, "__import__({name!r}, {namespace}, None, {1}, {0})"),
+    "IS_OP": expression_step(2, lambda cutter, left, right: f"{left} is {'not ' * cutter.instruction.arg}{right}"),
     "BINARY_OP": expression_step(2, binary_text), "COMPARE_OP": expression_step(2, compare_text),
-    "CONTAINS_OP": expression_step(
-        2, lambda cutter, item, container: f"{item} {'not in' if cutter.instruction.arg else 'in'} {container}"),
-    "CONVERT_VALUE": expression_step(1, convert_text),
-    "FORMAT_VALUE": expression_step(lambda flags: 2 if flags & 4 else 1, lambda cutter, value, specification="''": (
-        f"format({convert_text(cutter, value)}, {specification})")),
+    "CONTAINS_OP": expression_step(2, lambda cutter, item, holder: f"{item} {'not ' * cutter.instruction.arg}in {holder}"),
     "BINARY_SUBSCR": expression_step(2, "{0}[{1}]"), "BINARY_SLICE": expression_step(3, "{0}[{1}:{2}]"),
     "UNARY_NOT": expression_step(1, "not {0}"), "UNARY_NEGATIVE": expression_step(1, "-{0}"),
     "UNARY_INVERT": expression_step(1, "~{0}"), "TO_BOOL": expression_step(1, "bool({0})"),
-    "GET_ITER": expression_step(1, "iter({0})"), "FORMAT_SIMPLE": expression_step(1, "format({0}, '')"),
-    "FORMAT_WITH_SPEC": expression_step(2, "format({0}, {1})"),
+    "GET_ITER": expression_step(1, "iter({0})"),
     "STORE_GLOBAL": statement_step(1, "{namespace}[{name!r}] = {0}"),
     "STORE_ATTR": statement_step(2, "{1}.{name} = {0}"), "DELETE_ATTR": statement_step(1, "del {0}.{name}"),
     "STORE_SUBSCR": statement_step(3, "{1}[{2}] = {0}"), "STORE_SLICE": statement_step(4, "{1}[{2}:{3}] = {0}"),
     "DELETE_SUBSCR": statement_step(2, "del {0}[{1}]"),
-    "LOAD_BUILD_CLASS": lambda cutter: Step(0, [], [cutter.emitter.constant(builtins.__build_class__, "build_class")]),
 }

@@ -84,6 +84,13 @@ class Remaining:
         return self.tracer.resolve(advance(self.tracer, self.iterator))
 
 
+class Iterables(Remaining):
+    """The same, where each element is iterated over in turn."""
+
+    def __next__(self) -> Any:
+        return native_iterable(self.tracer, super().__next__())
+
+
 OURS = (Generator, ByIndex, Remaining)
 
 

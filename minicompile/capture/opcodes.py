@@ -4,7 +4,9 @@ A handler takes (tracer, frame, instruction), changes the frame's stack, and ret
 It must leave all rules about values to the modules that own them.
 """
 
+import builtins
 import itertools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -154,13 +156,6 @@ def delete_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
     del filled_cell(frame, instruction.value).cell_contents
 
 
-@opcode("LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_LOCALS", "LOAD_BUILD_CLASS",
-        "SETUP_ANNOTATIONS")
-def class_body(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Class bodies are left to Python."""
-    raise Break("unsupported value", "a class is made")
-
-
 @opcode("LOAD_GLOBAL", "LOAD_NAME")
 def load_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push a global, with the empty slot of a call where the instruction says so."""
@@ -179,15 +174,17 @@ def store_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
 def delete_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Delete a global, later."""
     tracer.load_global(frame.globals, instruction.value)
-    if instruction.value not in frame.globals:
-        raise Break("unsupported value", f"the global `{instruction.value}` is deleted, but was not there before")
     tracer.effects.globals[(id(frame.globals), instruction.value)] = (frame.globals, MISSING)
 
 
 @opcode("POP_TOP", "END_FOR", "POP_ITER")
 def pop_top(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Drop the top of the stack (`END_FOR` of 3.12 never runs: `FOR_ITER` jumps past it)."""
-    frame.stack.pop()
+    """Drop the top of the stack (`END_FOR` of 3.12 never runs: `FOR_ITER` jumps past it); a generator may have to be closed."""
+    value = frame.stack.pop()
+    if type(value) is Generator and value.waits_in_a_block():
+        ours = 3 + sum(kept is value for kept in tracer.keep)  # `value`, the argument of the next call, `tracer.generators`
+        if sys.getrefcount(value) == ours:
+            value.close()
 
 
 @opcode("COPY")
@@ -245,6 +242,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "LOAD_CONST": (0, lambda tracer, at: at.value),
     "PUSH_NULL": (0, lambda tracer, at: NULL),
     "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
+    "LOAD_BUILD_CLASS": (0, lambda tracer, at: builtins.__build_class__),  # which breaks where it is called
     "LOAD_ATTR": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
     "LOAD_METHOD": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
     "LOAD_SUPER_ATTR": (3, attribute_of_super),
@@ -397,28 +395,20 @@ def unpacked(tracer: Tracer, frame: Frame, most: int | None) -> list[Any]:
     return list(itertools.islice(drain(tracer, value), most))
 
 
-@opcode("UNPACK_SEQUENCE")
-def unpack_sequence(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`a, b = value`."""
-    count = instruction.arg
-    values = unpacked(tracer, frame, count + 1)
-    if len(values) < count:
-        raise RaisedInUserCode(ValueError(f"not enough values to unpack (expected {count}, got {len(values)})"))
-    if len(values) > count:
-        raise RaisedInUserCode(ValueError(f"too many values to unpack (expected {count})"))
-    frame.stack.extend(reversed(values))
-
-
-@opcode("UNPACK_EX")
-def unpack_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """`a, *b, c = value`."""
-    before, after = instruction.arg & 0xFF, instruction.arg >> 8
-    values = unpacked(tracer, frame, None)
-    if len(values) < before + after:
-        raise RaisedInUserCode(ValueError(
-            f"not enough values to unpack (expected at least {before + after}, got {len(values)})"))
+@opcode("UNPACK_SEQUENCE", "UNPACK_EX")
+def unpack(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """`a, b = value` and `a, *b, c = value`."""
+    starred = instruction.name == "UNPACK_EX"
+    before, after = (instruction.arg & 0xFF, instruction.arg >> 8) if starred else (instruction.arg, 0)
+    values = unpacked(tracer, frame, None if starred else before + 1)
     end = len(values) - after
-    frame.stack.extend(reversed([*values[:before], tracer.made(values[before:end]), *values[end:]]))
+    if end < before:
+        least = f"{'at least ' * starred}{before + after}"
+        raise RaisedInUserCode(ValueError(f"not enough values to unpack (expected {least}, got {len(values)})"))
+    if end > before and not starred:
+        raise RaisedInUserCode(ValueError(f"too many values to unpack (expected {before})"))
+    rest = [tracer.made(values[before:end])] if starred else []
+    frame.stack.extend(reversed([*values[:before], *rest, *values[end:]]))
 
 
 @opcode("GET_LEN")

@@ -15,6 +15,7 @@ from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
 from minicompile.capture.opcodes import function_text, opcode, refuse_unless, take, top
 from minicompile.capture.operators import get_item, truth
+from minicompile.capture.resume import RAISED, one_instruction
 from minicompile.capture.source import Baked, Item, is_trusted_module
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 
@@ -186,11 +187,59 @@ def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("CHECK_EXC_MATCH")
 def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether an `except` clause matches."""
+    kinds = kinds_to_catch(tracer, frame)
+    frame.stack.append(isinstance(top(tracer, frame), kinds))
+
+
+def kinds_to_catch(tracer: Tracer, frame: Frame) -> tuple[type[BaseException], ...]:
+    """Pop what an `except` clause catches."""
     kinds = tracer.resolve(frame.stack.pop())
     each = kinds if type(kinds) is tuple else (kinds,)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in each):
         raise RaisedInUserCode(TypeError("catching classes that do not inherit from BaseException is not allowed"))
-    frame.stack.append(isinstance(top(tracer, frame), kinds))
+    return each
+
+
+@opcode("CHECK_EG_MATCH")
+def check_group_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Split what is being handled into what an `except*` clause leaves and what it catches."""
+    kinds = kinds_to_catch(tracer, frame)
+    if any(issubclass(kind, BaseExceptionGroup) for kind in kinds):
+        raise RaisedInUserCode(TypeError("catching ExceptionGroup with except* is not allowed. Use except instead."))
+    error: Any = frame.stack.pop()
+    rest, match = (None, error) if isinstance(error, kinds) else (error, None)
+    if isinstance(error, BaseExceptionGroup):
+        if any(isinstance(type(group).derive, types.FunctionType) for group in groups_within(tracer, error)):
+            raise RunEager("a group of exceptions has a `derive` of its own, which C would call")
+        match, rest = error.split(kinds)
+    elif match is not None:
+        match = BaseExceptionGroup("", (error,))
+    for part in (rest, match):
+        groups_within(tracer, part)
+    frame.stack.extend((rest, match))
+    if match is not None:
+        place = max(place for place, item in enumerate(frame.stack) if type(item) is Handling)
+        frame.handled[-1], frame.stack[place] = match, Handling(match)
+
+
+def groups_within(tracer: Tracer, error: Any) -> list[Any]:
+    """The groups in an exception, itself included: guarded to hold what they hold, or remembered as made while tracing."""
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    if id(error) not in tracer.sources:
+        tracer.made(error)
+    return [error, *(group for part in get_attribute(tracer, error, "exceptions") for group in groups_within(tracer, part))]
+
+
+@opcode("PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
+def raised_by_group_handlers(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """What a `try` with `except*` clauses raises in the end."""
+    if instruction.name == "CALL_INTRINSIC_2" and instruction.arg != 1:
+        raise Break("unsupported instruction", f"intrinsic {instruction.arg} of two values")
+    raised, original = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
+    (error,) = one_instruction(instruction.name, instruction.arg, 2, 1)(original, raised)
+    groups_within(tracer, error)
+    frame.stack.append(error)
 
 
 @opcode("RERAISE")
@@ -220,8 +269,10 @@ def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
     cause = tracer.resolve(frame.stack.pop()) if instruction.arg == 2 else None
     error = make_exception(tracer, tracer.resolve(frame.stack.pop()), "exceptions")
     cause = cause if cause is None else make_exception(tracer, cause, "exception causes")
-    if id(error) in tracer.sources and (instruction.arg == 2 or tracer.handled() is not None):
-        raise RunEager("an exception made outside is raised, and its context or cause would change")
+    raised_before = frame.program.instructions[frame.index - 2].value == RAISED  # in the call ahead of this resume function
+    if id(error) in tracer.sources and not raised_before and (
+            instruction.arg == 2 or tracer.handled() is not None):
+        raise Break("unsupported value", "an exception made outside is raised, and its context or cause changes")
     if instruction.arg == 2:
         error.__cause__ = cause
     raise RaisedInUserCode(error)

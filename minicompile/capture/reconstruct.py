@@ -22,7 +22,7 @@ from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
-from minicompile.capture.iteration import ByIndex, Remaining
+from minicompile.capture.iteration import ByIndex, Iterables, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, same, typed
@@ -31,12 +31,14 @@ from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
-from minicompile.capture.upcoming import numbers_of_count, skip
+from minicompile.capture.upcoming import COMBINING, numbers_of_count, skip, written_down
 from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, is_outside
 
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
              type(iter("")), type(iter("é")), type(reversed(range(0))), type(iter({})), type(iter({}.values())),
-             type(iter({}.items())), type(iter(set())))
+             type(iter({}.items())), type(iter(set())),
+             *COMBINING, itertools.accumulate, itertools.chain, itertools.compress, itertools.cycle, itertools.dropwhile,
+             itertools.filterfalse, itertools.islice, itertools.starmap, itertools.takewhile, itertools.zip_longest)
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -307,7 +309,8 @@ def build_remaining(emitter: Emitter, value: Remaining) -> str:
 def build_iterator(emitter: Emitter, value: Any) -> str:
     """A builtin iterator at its present position."""
     try:
-        reduced = value.__reduce__()
+        reduced = written_down(value)
+        emitter.tracer.keep.append(reduced)  # what it holds is known by id
     except RuntimeError:
         raise RunEager("a dictionary or set has changed while it is iterated over") from None
     table = next((held for held in gc.get_referents(value) if isinstance(held, (dict, set))), None)
@@ -320,6 +323,21 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
         grown = any(id(item) in emitter.tracer.effects.shadows for item in args)  # a place beyond its end would be lost
         (emitter.late if grown else emitter.body).append(f"{name}.__setstate__({emitter.value(reduced[2])})")
     return name
+
+
+def build_pairwise(emitter: Emitter, value: Any) -> str:
+    """An `itertools.pairwise` at its present position: the last element that it took comes before what is left."""
+    held = [item for item in gc.get_referents(value) if item is not itertools.pairwise]
+    if PAIRWISE_SHOWS_ITS_RESULT:
+        held.pop()
+    iterator, *last = held or [()]
+    text = emitter.value(iterator)
+    if last:
+        text = f"{emitter.constant(itertools.chain, 'chain')}([{emitter.value(last[0])}], {text})"
+    return emitter.assign(f"{emitter.constant(itertools.pairwise, 'pairwise')}({text})", "iterator")
+
+
+PAIRWISE_SHOWS_ITS_RESULT = (None, None) in gc.get_referents(itertools.pairwise(""))
 
 
 def build_table_iterator(emitter: Emitter, value: Any, table: Any, done: int) -> str:
@@ -409,7 +427,8 @@ BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
     functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
-    ByIndex: build_by_index, Remaining: build_remaining,
+    ByIndex: build_by_index, Remaining: build_remaining, Iterables: build_remaining,
+    itertools.pairwise: build_pairwise,
     slice: lambda emitter, value: f"slice({emitter.row((value.start, value.stop, value.step))})",
     super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
@@ -436,7 +455,7 @@ def write_side_effects(emitter: Emitter) -> None:
         pending.append(f"{setter}({text}, {attribute!r}, {emitter.value(value)})")
     for (_, name), (namespace, value) in effects.globals.items():
         table = emitter.constant(namespace, "namespace")
-        pending.append(f"del {table}[{name!r}]" if value is MISSING else f"{table}[{name!r}] = {emitter.value(value)}")
+        pending.append(f"{table}.pop({name!r}, None)" if value is MISSING else f"{table}[{name!r}] = {emitter.value(value)}")
     emitter.body.extend([*pending, *emitter.late])
 
 

@@ -6,7 +6,10 @@ Must not know about symbolic values.
 """
 
 import dataclasses
+import dis
+import functools
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import bytecode
@@ -116,6 +119,19 @@ def converted(item: Instr, cells: set[str]) -> Instr:
     if isinstance(arg, str) and arg in cells and VERSION >= (3, 13) and item.name == "LOAD_FAST":
         return Instr(item.name, FreeVar(arg), location=item.location)
     return item
+
+
+@functools.cache
+def one_instruction(name: str, arg: int, taken: int, given: int) -> Callable[..., tuple[Any, ...]]:
+    """A function that executes one instruction on a stack of its arguments, and returns what is then on the stack."""
+    caches = [("CACHE", 0)] * (name == "UNPACK_SEQUENCE")  # no other one that is executed so has any
+    steps = [("RESUME", 0), *(("LOAD_FAST", place) for place in range(taken)), ("EXTENDED_ARG", arg >> 8), (name, arg & 255),
+             *caches, ("BUILD_TUPLE", given), ("RETURN_VALUE", 0)]
+    code = one_instruction.__wrapped__.__code__.replace(
+        co_code=b"".join(bytes((dis.opmap[step], value)) for step, value in steps), co_name=name.lower(), co_consts=(),
+        co_names=(), co_varnames=tuple(f"{STACK_PREFIX}{place}" for place in range(taken)), co_nlocals=taken, co_argcount=taken,
+        co_stacksize=max(taken, given) + 1, co_linetable=b"", co_exceptiontable=b"")
+    return types.FunctionType(code, {})
 
 
 class GeneratorPoint:

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import gc
 import itertools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,13 +21,23 @@ from minicompile.capture.tracer import Tracer
 TABLES = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
 PLAIN = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), reversed, type(iter("")), type(iter("é")),
          type(reversed(range(0))), *TABLES)
+COMBINING = (itertools.combinations, itertools.combinations_with_replacement, itertools.permutations, itertools.product,
+             itertools.repeat)  # which have taken all elements where they are made
 IMMUTABLE = (tuple, range, str)
 CONTAINERS = (*IMMUTABLE, list, dict)
 
 
 def is_plain(iterator: Any) -> bool:
     """Whether an iterator of Python's own gives what a container holds."""
-    return type(iterator) in PLAIN or type(iterator) in (enumerate, zip, itertools.count)
+    return type(iterator) in PLAIN or type(iterator) in (enumerate, zip, itertools.count, *COMBINING)
+
+
+def written_down(iterator: Any) -> tuple[Any, ...]:
+    """How an iterator says that it is made anew at its place: a class, arguments and perhaps a state."""
+    warns = type(iterator).__module__ == "itertools"  # since 3.12
+    with warnings.catch_warnings(action="ignore") if warns else contextlib.nullcontext():
+        reduced: tuple[Any, ...] = iterator.__reduce__()
+        return reduced
 
 
 def numbers_of_count(iterator: Any) -> tuple[Any, ...]:
@@ -42,16 +53,16 @@ def copied(iterator: Any, parts: dict[int, Any]) -> Any:
     if id(iterator) in parts:
         return parts[id(iterator)][1]
     kind, copy = type(iterator), MISSING
-    if kind in PLAIN:
+    if kind in PLAIN or kind in COMBINING:
         container = next((held for held in gc.get_referents(iterator) if isinstance(held, CONTAINERS)), None)
         if container is not None:
             parts[id(container)] = (container, None)
         try:
-            maker, (held, *_), *state = iterator.__reduce__()
+            maker, args, *state = written_down(iterator)
         except RuntimeError:  # the dictionary has changed
             return MISSING
-        if type(held) in CONTAINERS:
-            copy = maker(held)
+        if kind in COMBINING or type(args[0]) in CONTAINERS:
+            copy = maker(*args)
             if state and state[0] is not None:
                 copy.__setstate__(state[0])
     elif kind is itertools.count:
