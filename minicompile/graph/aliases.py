@@ -87,10 +87,9 @@ class OutputAnalysis:
             node = self._recorder.node_of(torch_interface.from_functional(value))
             if node is self._recorder.node_of(traced.fake):
                 continue
-            # A write through `detach()` leaves the history of the input as it was on entry.
+            # A write under `no_grad` or through `detach()` leaves the history of the input as it was on entry.
             untouched = value.grad_fn is None or value.grad_fn.name() == "_NonLeafBackward"
-            hidden = untouched or torch_interface.mutation_is_hidden_from_autograd(value)
-            requires_grad = value.requires_grad and not hidden
+            requires_grad = value.requires_grad and not untouched
             position = self._return(node, value if requires_grad else None)
             self.mutated_inputs.append(MutatedInput(index, position, requires_grad=requires_grad))
 

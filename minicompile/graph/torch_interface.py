@@ -86,14 +86,6 @@ def storage_was_changed(value: torch.Tensor) -> bool:
     return torch._functionalize_has_metadata_mutation(value) or torch._functionalize_was_storage_changed(value)
 
 
-def mutation_is_hidden_from_autograd(value: torch.Tensor) -> bool:
-    """Whether every write happened under `no_grad` or through `.data` and `detach`."""
-    return (
-        torch._functionalize_are_all_mutations_hidden_from_autograd(value)
-        or torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(value)
-    )
-
-
 def is_symbolic(value: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a fake tensor is an expression over symbols."""
     return value._has_symbolic_sizes_strides

@@ -496,6 +496,28 @@ def a_write_with_gradients_is_no_gradient_of_what_was_there(wrap: Wrap) -> Any:
     return before, kept, x, weight.grad
 
 
+class Doubled(torch.autograd.Function):
+    """Doubles a tensor in place, with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 5
+
+
+@scenario
+def a_custom_function_writes_an_input(wrap: Wrap) -> Any:
+    a = leaf(4)
+    b = a * 1
+    out = wrap(lambda b: Doubled.apply(b) * 3)(b)
+    (out.sum() + b.exp().sum()).backward()
+    return out, b, a.grad, b.requires_grad
+
+
 @pytest.mark.parametrize("function", SCENARIOS, ids=lambda function: function.__name__.replace("_", " "))
 def test_the_caller_sees_what_it_sees_in_eager(function: Callable[[Wrap], Any]) -> None:
     torch.manual_seed(7)
