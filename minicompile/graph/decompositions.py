@@ -26,7 +26,7 @@ Decomposition = Callable[..., Any]
 KEPT = (
     "addcdiv addcmul clamp_max clamp_min floor_divide gelu_backward lerp log_sigmoid_forward xlogy special_xlog1py "
     "masked_fill _prelu_kernel sgn sigmoid_backward silu silu_backward special_log_ndtr tanh_backward "
-    "threshold_backward detach baddbmm select_scatter slice_scatter index_add index_copy split.Tensor unbind "
+    "threshold_backward logit_backward detach baddbmm select_scatter slice_scatter index_add index_copy split.Tensor unbind "
     "empty_like new_empty sum arange full_like ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
     "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu view_as_complex alias_copy fill zero "
     "_scaled_dot_product_flash_attention_for_cpu _lazy_clone _test_parallel_materialize rrelu_with_noise squeeze t "

@@ -253,6 +253,8 @@ class _Tracer:
             return self._attribute(node)
         args = torch.fx.node.map_arg(node.args, environment.__getitem__)
         kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
+        if node.target in ("cumsum_", "cumprod_") and args[0].dtype == torch.bool:
+            raise Untraceable("eager has no running sums of truth values in place")
         first = torch_interface.next_sequence_number()
         if node.target in SDPA:
             result = self._attention(node.target, args, kwargs)

@@ -250,6 +250,8 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
     def splat(target: Any, arg: Any) -> Any:
         return handle_type(np.full(target.shape, arg.data.reshape(-1)[0], dtype=arg.data.dtype), arg.dtype.scalar)
 
+    for name in ("create_maximumf", "create_minimumf"):  # of a zero and a negative one NumPy takes the second, eager the first
+        scope.set_attr(builder, name, lambda left, right, function=getattr(builder, name): function(right, left))
     scope.set_attr(builder, "create_splat", splat)  # Triton's turns a boolean into int32
     scope.set_attr(builder, "create_assert", fail_unless)
     scope.set_attr(builder, "cast_impl", cast)

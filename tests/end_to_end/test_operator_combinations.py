@@ -190,6 +190,9 @@ EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]
     "maximum and minimum at ties": (lambda x, y: torch.maximum(x, y) * 2 + torch.minimum(x, y) + torch.fmax(x, y), lambda: (values(*TIES), values(*reversed(TIES)))),
     "clamp at its bounds": (lambda x: x.clamp(-2.0, 3.0) + x.clamp(min=0.0) + x.clamp_max(1.0) + F.relu6(x) + F.hardtanh(x), lambda: (values(*TIES),)),
     "clamp by tensors": (lambda x, a, b: x.clamp(a, b), lambda: (values(*TIES), values(0.0, 3.0, 4.0, -2.0, 1.0, -3.0, -2.0, 0.0), values(1.0, 3.0, 2.0, 0.0, 3.0, -2.5, -2.0, 0.0))),
+    "signs of clamped zeros": (lambda x: [f(y).signbit() for f in (F.relu, F.relu6, lambda y: y.clamp(0, 1), lambda y: y.clamp(max=-0.0))
+                                          for y in (x, x.double())], lambda: (torch.tensor(EDGES),)),
+    "logit of NaN between bounds": (lambda x: torch.logit(x, 1e-3), lambda: (values(NAN, INF, -1.0, 0.0, 0.5, 1.0),)),
     "clamp of NaN": (lambda x: (x.clamp(-1, 1), x.clamp(min=NAN), torch.nan_to_num(x, 1.0, 2.0, 3.0)), lambda: (values(*EDGES),)),
     "abs, sign, relu at zero": (lambda x: x.abs() + x.sign() * 2 + x.relu() + F.leaky_relu(x, 0.1) + F.elu(x) + F.threshold(x, 0.0, 5.0), lambda: (values(0.0, -0.0, 1.0, -1.0),)),
     "square root and norm at zero": (lambda x: (x.abs().sqrt(), x[:2].norm(), x[:2].norm(p=1), x.norm(p=3), torch.linalg.vector_norm(x[:2], INF)), lambda: (values(0.0, 0.0, 4.0, -1.0),)),

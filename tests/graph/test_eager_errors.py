@@ -35,6 +35,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "largest truth": lambda x: (x > 1).argmax(),
     "place of the least truth": lambda x: (x > 1).argmin(0),
     "running sum of truth values": lambda x: x.cumsum(0, dtype=torch.bool),
+    "running sum of truth values in place": lambda x: (x > 1).cumsum_(0),
+    "running product of truth values in place": lambda x: (x > 1).cumprod_(0),
     "truth values times a fraction": lambda x: torch.add(x > 1, x > 2, alpha=0.5),
     "logarithm of a sum over no dimensions": lambda x: x.logsumexp([]),
     "gelu of integers": lambda x: F.gelu(x.long(), approximate="tanh"),
