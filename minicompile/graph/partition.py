@@ -72,6 +72,8 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
             saved=tuple(forward.saved.values()),
             saved_inputs=tuple(forward.saved_inputs.values()),
             connections=tuple(forward.connection(c, joint.differentiable_outputs) for c in joint.connections),
+            history=dataclasses.replace(
+                joint.history, outputs=tuple((forward.renumbered[i], needing) for i, needing in joint.history.outputs)),
         ),
         inputs=captured.inputs,
         joint_text=joint.module.print_readable(print_output=False) if config.dump_directory else "",

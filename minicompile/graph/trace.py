@@ -23,12 +23,13 @@ from minicompile.graph.attention import SDPA, attention_or_none, written_attenti
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
 from minicompile.graph.foreach import one_after_the_other
+from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import ancestors, is_item, is_view, name_of, operand
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder, tensors_of
 from minicompile.ir import autocast
-from minicompile.ir.graph import CapturedGraph, Connection, MutatedInput, OutputBinding
+from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding
 from minicompile.ir.replacements import called
 
 # Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python
@@ -49,6 +50,7 @@ class JointGraph:
         module: placeholders are the inputs, then the tangents; returns forward outputs, then gradients, in one tuple.
         forward_outputs: how many of the outputs belong to the forward.
         outputs, mutated_inputs, differentiable_inputs, differentiable_outputs: as in `Binding`.
+        history: as in `Binding`.
         connections: as in `Binding`, with tangents by number. After the gradients, the module returns what each passes on,
             and for each source, in order of their numbers, its tangent with all of that added.
     """
@@ -59,6 +61,7 @@ class JointGraph:
     mutated_inputs: tuple[MutatedInput, ...]
     differentiable_inputs: tuple[int, ...]
     differentiable_outputs: tuple[int, ...]
+    history: History
     connections: tuple[Connection, ...] = ()
 
     @property
@@ -95,12 +98,13 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
 
 @dataclasses.dataclass
 class TracedBackward:
-    """Gradients by leaf, which forward outputs have tangents, the connections, and what follows the gradients."""
+    """Gradients by leaf, which forward outputs have tangents, the connections, what follows the gradients, the history."""
 
     gradients: list[Tensor | None] = dataclasses.field(default_factory=list)
     differentiable: list[int] = dataclasses.field(default_factory=list)
     connections: list[Connection] = dataclasses.field(default_factory=list)
     passed_on: list[Tensor] = dataclasses.field(default_factory=list)
+    history: History = History()
 
 
 class _NonLeaf(torch.autograd.Function):
@@ -253,7 +257,7 @@ class _Tracer:
             return self._attribute(node)
         args = torch.fx.node.map_arg(node.args, environment.__getitem__)
         kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
-        if node.target in ("cumsum_", "cumprod_") and args[0].dtype == torch.bool:
+        if node.target in ("cumsum_", "cumprod_") and environment[operand(node)].dtype == torch.bool:
             raise Untraceable("eager has no running sums of truth values in place")
         first = torch_interface.next_sequence_number()
         if node.target in SDPA:
@@ -339,7 +343,7 @@ class _Tracer:
         cuts = [(number_of[id(value)], cut) for value, cut in self.cuts if id(value) in number_of]
         last = [number for number in range(len(outs)) if number not in dict(cuts)]
         groups = [(last, cuts), *(([number], cuts[:earlier]) for earlier, (number, _) in reversed([*enumerate(cuts)]))]
-        result = TracedBackward([None] * len(leaves), differentiable)
+        result = TracedBackward([None] * len(leaves), differentiable, history=self._history(analysis, outs))
         for group, sources in groups if last else groups[1:]:
             with torch_interface.no_autocast():
                 found = torch.autograd.grad(
@@ -357,6 +361,18 @@ class _Tracer:
         connected = sorted({number for connection in result.connections for number in connection.sources})
         result.passed_on.extend(totals[number] for number in connected)
         return result
+
+    def _history(self, analysis: OutputAnalysis, outs: list[Tensor]) -> History:
+        """What eager's autograd would have kept for the outputs with tangents."""
+        links = {torch.autograd.graph.get_gradient_edge(cut).node: value.grad_fn for value, cut in self.cuts}
+        shared, storages = saved_in_histories(outs, links)
+
+        def kept(values: list[Tensor | None]) -> tuple[tuple[int, int], ...]:
+            keys = [None if value is None else torch_interface.storage_key(value) for value in values]
+            return tuple((place, storages.pop(key)) for place, key in enumerate(keys) if key in storages)
+
+        inputs = kept([traced.value for traced in self.inputs])
+        return History(tuple(shared), inputs, kept(analysis.forward_values))
 
     def _tangent(self, number: int, out: Tensor) -> Tensor:
         """The placeholder of the gradient that comes in for an output."""
@@ -380,6 +396,7 @@ class _Tracer:
                 i for i, traced in enumerate(self.inputs) if backward.gradients and traced.leaf is not None
             ),
             differentiable_outputs=tuple(backward.differentiable),
+            history=backward.history,
             connections=tuple(backward.connections),
         )
 

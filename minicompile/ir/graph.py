@@ -260,6 +260,20 @@ class Connection:
 
 
 @dataclasses.dataclass(frozen=True)
+class History:
+    """What eager's backward would free and check. Tangents are bits, in the order of `Binding.differentiable_outputs`.
+
+    Attributes:
+        shared: for each tangent those whose backward cannot run after its own, or before it, unless the graph is retained.
+        inputs, outputs: positions of inputs and forward outputs that eager saves, with the tangents whose backward reads them.
+    """
+
+    shared: tuple[int, ...] = ()
+    inputs: tuple[tuple[int, int], ...] = ()
+    outputs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Binding:
     """How the forward graph's flat outputs become the user's outputs.
 
@@ -271,6 +285,7 @@ class Binding:
         saved: forward output indices saved for the backward, tensors first then sizes, in the order of its inputs.
         saved_inputs: input indices that the backward takes as they are, after `saved`.
         connections: between outputs, those that depend on no later connection last.
+        history: what autograd would have kept.
     """
 
     outputs: tuple[OutputBinding, ...]
@@ -280,6 +295,7 @@ class Binding:
     saved: tuple[int, ...] = ()
     saved_inputs: tuple[int, ...] = ()
     connections: tuple[Connection, ...] = ()
+    history: History = History()
 
 
 @dataclasses.dataclass(frozen=True)

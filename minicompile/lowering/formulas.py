@@ -145,12 +145,6 @@ def silu_backward(grad: Scalar, a: Scalar) -> Scalar:
     return grad * gate * (1 + a * (1 - gate))
 
 
-def logit_backward(grad: Scalar, a: Scalar, eps: Number | None = None) -> Scalar:
-    """Gradient of `logit`: NaN stays NaN."""
-    slope = grad / (a * (1 - a))
-    return where((a < 0) | (a > 1), math.nan, slope) if eps is None else where((a < eps) | (a > 1 - eps), 0, slope)
-
-
 def elu(a: Scalar, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Scalar:
     """Exponential linear unit; also celu and selu."""
     negative = (a * input_scale).call("expm1") * (alpha * scale)
@@ -179,7 +173,8 @@ BY_NAME: dict[str, Callable[..., Scalar]] = {
     "_prelu_kernel": lambda a, weight: where(a > 0, a, weight * a),
     **dict.fromkeys(("hardshrink_backward", "softshrink_backward"),
                     lambda grad, a, limit: where((a >= -limit) & (a <= limit), 0, grad)),
-    "logit_backward": logit_backward,
+    "logit_backward": lambda grad, a, eps=None: where(
+        (a < (eps or 0)) | (a > 1 - (eps or 0)), math.nan if eps is None else 0, grad / (a * (1 - a))),
     "sigmoid_backward": lambda grad, result: grad * (1 - result) * result,
     "tanh_backward": lambda grad, result: grad * (1 - result * result),
 }  # fmt: skip

@@ -6,6 +6,7 @@ not compile anything and must not look into the graphs: the `CallPlan` says all.
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,6 +111,10 @@ def _autograd_function(
     gradient_slots = binding.differentiable_inputs
     first_tangent = len(binding.saved) + len(saved_inputs)
     writes, sizes_vary = bool(plan.overwritten), any(tangent.shape is None for tangent in tangents)
+    history, every = binding.history, (1 << len(tangents)) - 1
+    written_later = {entry.input_index for entry in binding.mutated_inputs if not entry.in_graph}
+    noticed_inputs = [(i, n) for i, n in history.inputs if i not in written_later.union(saved_inputs)]
+    noticed_results = [(i, n) for i, n in history.outputs if i not in binding.saved]
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         with below_autograd():
@@ -125,6 +130,8 @@ def _autograd_function(
         ctx.input_count = len(inputs)
         if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
+        noticed = [(inputs[i], n) for i, n in noticed_inputs] + [(results[i], n) for i, n in noticed_results]
+        ctx.noticed = [(weakref.ref(value), version_of(value), needing) for value, needing in noticed]
         return tuple(results[:user_count])
 
     def came(grads: Any) -> int:
@@ -134,14 +141,18 @@ def _autograd_function(
     def saved_values(ctx: Any, given: int) -> list[Any]:
         """What the forward kept; after a backward from other outputs, which freed it, the part that this one needs."""
         kept: Kept | None = getattr(ctx, "kept", None)
-        if kept is not None and not kept.used & given:
+        outputs = given >> first_tangent
+        for reference, version, needing in ctx.noticed:
+            if needing & outputs and (value := reference()) is not None:
+                refuse_changed(value, version)
+        if kept is not None and not kept.closed & outputs:
             needed = functools.reduce(operator.or_, (sources for sources in plan.gradient_sources if sources & given), 0)
             values = kept.unchanged(needed)
         else:
             values = list(ctx.saved_tensors)
             values[len(saved_tensors) : len(saved_tensors)] = ctx.sizes if saved_sizes else ()
-        if any(sources and not sources & given for sources in plan.gradient_sources):
-            ctx.kept = Kept(values, given | (kept.used if kept is not None else 0))
+        closed = sum(1 << n for n, others in enumerate(history.shared) if others & outputs) | (kept.closed if kept else 0)
+        ctx.kept = None if closed == every else Kept(values, closed)
         return values
 
     def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
@@ -185,23 +196,34 @@ class Kept:
     """What the forward kept, after a backward from some outputs: eager frees only what that one went through.
 
     Attributes:
-        used: the bits of the gradients that came in so far.
+        closed: the bits of the tangents from which eager has freed something.
     """
 
-    def __init__(self, values: list[Any], used: int) -> None:
+    def __init__(self, values: list[Any], closed: int) -> None:
         # Detached: an output held by its own node would never be freed.
         self._values = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
-        self._versions = [getattr(value, "_version", 0) for value in values]
-        self.used = used
+        self._versions = [version_of(value) for value in values]
+        self.closed = closed
 
     def unchanged(self, needed: int) -> list[Any]:
         """The values, if nobody has written into those of the bits in `needed`."""
         for number, (value, version) in enumerate(zip(self._values, self._versions, strict=True)):
-            if needed >> number & 1 and getattr(value, "_version", 0) != version:
-                found = f"{value.type()} {list(value.shape)} is at version {value._version}; expected version {version} instead"
-                raise RuntimeError(
-                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {found}")
+            if needed >> number & 1:
+                refuse_changed(value, version)
         return list(self._values)
+
+
+def version_of(value: Any) -> int:
+    """How often a tensor was written, where that is counted."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+
+
+def refuse_changed(value: Any, version: int) -> None:
+    """Raise what eager raises for a saved tensor that was written since it had `version`."""
+    if version_of(value) != version:
+        found = f"{value.type()} {list(value.shape)} is at version {value._version}; expected version {version} instead"
+        raise RuntimeError(
+            f"one of the variables needed for gradient computation has been modified by an inplace operation: {found}")
 
 
 class _SecondDerivative(torch.autograd.Function):

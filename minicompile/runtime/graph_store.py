@@ -53,8 +53,8 @@ RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (
         CallPlan, KernelArgument, KernelSource, Program, StoredGraph, Tangent, graph_ir.Binding,
-        graph_ir.Connection, graph_ir.ConstantOutput, graph_ir.FreshOutput, graph_ir.InputOutput, graph_ir.MutatedInput,
-        graph_ir.RepeatedOutput, graph_ir.SizeOutput, graph_ir.ViewOutput,
+        graph_ir.Connection, graph_ir.ConstantOutput, graph_ir.FreshOutput, graph_ir.History, graph_ir.InputOutput,
+        graph_ir.MutatedInput, graph_ir.RepeatedOutput, graph_ir.SizeOutput, graph_ir.ViewOutput,
     )
 }  # fmt: skip
 

@@ -496,6 +496,62 @@ def a_write_with_gradients_is_no_gradient_of_what_was_there(wrap: Wrap) -> Any:
     return before, kept, x, weight.grad
 
 
+PAIRS: list[Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = [
+    lambda a, b: (a.exp(), a.sin()),
+    lambda a, b: ((a * b).exp(), (a * b).sin()),
+    lambda a, b: (lambda h: (h.exp(), h.sin()))(a * b),
+    lambda a, b: (lambda h: (h.exp(), h.sin()))(a + b),
+    lambda a, b: (lambda h: (h, h.sin()))(a * b),
+    lambda a, b: (a + b, a * b, (a * b).cos()),
+    lambda a, b: (lambda fake: ((fake.detach() * b).tanh(), (fake * b).tanh()))(a.exp()),
+]
+
+
+@scenario
+def results_that_share_no_history_have_a_backward_each(wrap: Wrap) -> Any:
+    shown: list[Any] = []
+    for function in PAIRS:
+        for order in ((0, 1), (1, 0), (0, 0), (0, 1, 0), (1, 0, 1)):
+            a, b = leaf(3), leaf(3)
+            results = wrap(function)(a, b)
+            for number in order:
+                shown += [attempt(results[number].sum().backward), a.grad, b.grad]
+    return shown
+
+
+CHANGED: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
+    *(lambda x, name=name: (getattr(x, name)(),) for name in ("prod", "max", "amax", "amin", "median", "norm", "std", "exp", "square")),
+    lambda x: (x.dist(x.detach() * 2),),
+    lambda x: (lambda places: (places, x.gather(0, places)))(x.argsort()),
+    lambda x: (lambda h: (h, h.sin()))(x * 2),
+    lambda x: (lambda h: (h[1:], h + 1))(x * 2),
+]
+
+
+@scenario
+def a_result_that_eager_saved_is_changed(wrap: Wrap) -> Any:
+    shown: list[Any] = []
+    for function in CHANGED:
+        x = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+        results = wrap(function)(x)
+        results[0].add_(1)
+        shown += [attempt(results[-1].sum().backward), x.grad]
+    return shown
+
+
+@scenario
+def a_factor_that_every_call_changes(wrap: Wrap) -> Any:
+    factor, a = torch.ones(3), leaf(3)
+
+    def function(a: Tensor) -> Tensor:
+        factor.add_(1)
+        return a * factor
+
+    step = wrap(function)
+    earlier, later = step(a), step(a)
+    return attempt(later.sum().backward), attempt(earlier.sum().backward), a.grad
+
+
 class Doubled(torch.autograd.Function):
     """Doubles a tensor in place, with a derivative of its own."""
 
