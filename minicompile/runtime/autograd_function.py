@@ -6,7 +6,6 @@ not compile anything and must not look into the graphs: the `CallPlan` says all.
 
 import functools
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from minicompile.ir.graph import (
 )
 from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected
+from minicompile.runtime.kept_values import Kept, noticing, refuse_changes, still_kept
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -111,10 +111,7 @@ def _autograd_function(
     gradient_slots = binding.differentiable_inputs
     first_tangent = len(binding.saved) + len(saved_inputs)
     writes, sizes_vary = bool(plan.overwritten), any(tangent.shape is None for tangent in tangents)
-    history, every = binding.history, (1 << len(tangents)) - 1
-    written_later = {entry.input_index for entry in binding.mutated_inputs if not entry.in_graph}
-    noticed_inputs = [(i, n) for i, n in history.inputs if i not in written_later.union(saved_inputs)]
-    noticed_results = [(i, n) for i, n in history.outputs if i not in binding.saved]
+    notice = noticing(binding)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         with below_autograd():
@@ -130,34 +127,25 @@ def _autograd_function(
         ctx.input_count = len(inputs)
         if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
-        noticed = [(inputs[i], n) for i, n in noticed_inputs] + [(results[i], n) for i, n in noticed_results]
-        ctx.noticed = [(weakref.ref(value), version_of(value), needing) for value, needing in noticed]
+        ctx.noticed = notice(inputs, results)
         return tuple(results[:user_count])
-
-    def came(grads: Any) -> int:
-        """The bits, among the backward's placeholders, of the gradients that there are."""
-        return sum(1 << first_tangent + n for n, t in enumerate(tangents) if grads.get(t.position) is not None)
 
     def saved_values(ctx: Any, given: int) -> list[Any]:
         """What the forward kept; after a backward from other outputs, which freed it, the part that this one needs."""
         kept: Kept | None = getattr(ctx, "kept", None)
-        outputs = given >> first_tangent
-        for reference, version, needing in ctx.noticed:
-            if needing & outputs and (value := reference()) is not None:
-                refuse_changed(value, version)
-        if kept is not None and not kept.closed & outputs:
+        refuse_changes(ctx.noticed, given >> first_tangent)
+        if kept is not None and not kept.closed & given >> first_tangent:
             needed = functools.reduce(operator.or_, (sources for sources in plan.gradient_sources if sources & given), 0)
             values = kept.unchanged(needed)
         else:
             values = list(ctx.saved_tensors)
             values[len(saved_tensors) : len(saved_tensors)] = ctx.sizes if saved_sizes else ()
-        closed = sum(1 << n for n, others in enumerate(history.shared) if others & outputs) | (kept.closed if kept else 0)
-        ctx.kept = None if closed == every else Kept(values, closed)
+        ctx.kept = still_kept(kept, values, binding.history.shared, given >> first_tangent)
         return values
 
     def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
         """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
-        arguments = saved_values(ctx, came(grads))
+        arguments = saved_values(ctx, came(tangents, grads) << first_tangent)
         if not hasattr(ctx, "split_task"):  # else the node's own backward is still to come
             ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read
         given = [grads.get(tangent.position) for tangent in tangents]
@@ -176,7 +164,7 @@ def _autograd_function(
     def backward(ctx: Any, *grads: Any) -> Any:
         gradients: list[Any] = [None] * ctx.input_count
         by_output = dict(enumerate(grads))
-        given = came(by_output)
+        given = came(tangents, by_output) << first_tangent
         if not given:
             return tuple(gradients)
         split = binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id()
@@ -192,38 +180,9 @@ def _autograd_function(
     return type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
 
 
-class Kept:
-    """What the forward kept, after a backward from some outputs: eager frees only what that one went through.
-
-    Attributes:
-        closed: the bits of the tangents from which eager has freed something.
-    """
-
-    def __init__(self, values: list[Any], closed: int) -> None:
-        # Detached: an output held by its own node would never be freed.
-        self._values = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
-        self._versions = [version_of(value) for value in values]
-        self.closed = closed
-
-    def unchanged(self, needed: int) -> list[Any]:
-        """The values, if nobody has written into those of the bits in `needed`."""
-        for number, (value, version) in enumerate(zip(self._values, self._versions, strict=True)):
-            if needed >> number & 1:
-                refuse_changed(value, version)
-        return list(self._values)
-
-
-def version_of(value: Any) -> int:
-    """How often a tensor was written, where that is counted."""
-    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
-
-
-def refuse_changed(value: Any, version: int) -> None:
-    """Raise what eager raises for a saved tensor that was written since it had `version`."""
-    if version_of(value) != version:
-        found = f"{value.type()} {list(value.shape)} is at version {value._version}; expected version {version} instead"
-        raise RuntimeError(
-            f"one of the variables needed for gradient computation has been modified by an inplace operation: {found}")
+def came(tangents: Sequence[Tangent], grads: Any) -> int:
+    """The bits of the tangents that there are, by forward output."""
+    return sum(1 << number for number, tangent in enumerate(tangents) if grads.get(tangent.position) is not None)
 
 
 class _SecondDerivative(torch.autograd.Function):
