@@ -56,7 +56,7 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     if kind is types.MethodType and name not in OF_METHODS:
         return get_attribute(tracer, owner.__func__, name)
     if kind in CONSTANT_TYPES or kind in NATIVE_TYPES or is_symbolic(owner):
-        return native_attribute(concrete(owner), name)
+        return native_attribute(owner if kind is torch.Size else concrete(owner), name)
     if kind is super:
         return super_attribute(tracer, owner, name)
     if kind is types.FunctionType:

@@ -8,6 +8,7 @@ import enum
 import functools
 import itertools
 import logging
+import math
 import operator
 import sys
 import types
@@ -394,8 +395,8 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
         raise Break(kind, f"`{function.__name__}` of a tensor")
     if type(value) is torch.SymInt and function is int and len(args) == 1:
         return value
-    if is_symbolic(value) and function is not abs:
-        return call_pure(tracer, function, spelled_out(args), kwargs)
+    if is_symbolic(value):
+        return call_pure(tracer, function, args, kwargs)
     for name in names:
         method, base = class_lookup(tracer, type(value), name)
         if isinstance(method, types.FunctionType) and not isinstance(value, type):
@@ -417,8 +418,25 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
 
 for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")), (complex, ("__complex__",)),
                           (str, ("__str__", "__repr__")), (repr, ("__repr__",)), (ascii, ()), (bytes, ()),
-                          (abs, ("__abs__",)), (round, ("__round__",)), (hash, ("__hash__",)), (divmod, ()), (pow, ())):
+                          (abs, ("__abs__",)), (round, ("__round__",)), (hash, ("__hash__",)), (pow, ())):
     special(_function)(functools.partial(conversion, _function, _names))
+
+
+@special(divmod)
+def rule_divmod(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`divmod(left, right)`, which for sizes are two operators."""
+    if torch.SymInt in map(type, args) and all(type(item) in (int, torch.SymInt) for item in args):
+        return binary(tracer, "//", *args), binary(tracer, "%", *args)
+    return conversion(divmod, (), tracer, args, kwargs)
+
+
+@special(math.prod)
+def rule_prod(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`math.prod(iterable, start=1)`."""
+    return functools.reduce(functools.partial(binary, tracer, "*"), drain(tracer, args[0]), kwargs.get("start", 1))
+
+
+method(torch.Size, "numel")(lambda tracer, owner, args, kwargs: rule_prod(tracer, (owner,), {}))
 
 
 @special(format)

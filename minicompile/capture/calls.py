@@ -375,7 +375,7 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
             return call_tensor_method(tracer, of, name, rest, kwargs)
         rule = next((rule for kinds, rule in METHOD_RULES.get(name, ()) if isinstance(of, kinds)), None)
         if rule is not None:
-            method = getattr(native_base(of) or type(of), name)
+            method = getattr(native_base(of), name, None) or getattr(type(of), name)
             return ruled(tracer, lambda tracer, args, kwargs: rule(tracer, of, args[1:], kwargs), method, (of, *rest), kwargs)
         if bound or isinstance(of, NATIVE_OWNERS):
             return call_native_method(tracer, of, function if bound else function.__get__(of), rest, kwargs)
@@ -574,7 +574,8 @@ SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.flo
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
     getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "lt", "le",
                                          "eq", "ne", "gt", "ge", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")
-) + (operator.getitem, computed, len, bool, isinstance, max, min, sum, tuple, list, enumerate, zip, tuple.__new__, super)
+) + (operator.getitem, computed, len, bool, isinstance, max, min, sum, sorted, tuple, list, enumerate, zip, map, filter,
+     tuple.__new__, super, torch.broadcast_shapes)
 
 
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")

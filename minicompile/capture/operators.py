@@ -50,6 +50,7 @@ COMPARISONS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "<": (operator.lt, "__lt__", "__gt__"), "<=": (operator.le, "__le__", "__ge__"), "==": (operator.eq, "__eq__", "__eq__"),
     "!=": (operator.ne, "__ne__", "__ne__"), ">": (operator.gt, "__gt__", "__lt__"), ">=": (operator.ge, "__ge__", "__le__"),
 }
+BITWISE = frozenset({"and", "or", "xor", "lshift", "rshift"})
 NEVER_NEGATIVE = {operator.lt: False, operator.ge: True}
 """How a number that is not negative compares with one that is not positive, whichever they are."""
 COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion, KEY_WRAPPER}
@@ -121,7 +122,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if is_symbolic(right) and name in ("truediv", "floordiv", "mod") and right == 0:
         left, right = concrete(left), concrete(right)  # Python raises the error
     left, right = exact_operands(tracer, name, left, right)
-    by_python = name == "pow" and type(right) is torch.SymInt or is_long(left) or is_long(right)  # kernels have no such power
+    # Kernels have no such power, and no bits of sizes.
+    by_python = name in BITWISE or name == "pow" and type(right) is torch.SymInt or is_long(left) or is_long(right)
     if by_python and type(left) in OPERANDS and type(right) in OPERANDS:
         return run_native(tracer, computed, (tracer, function, (left, right)), {}, False)
     if isinstance(left, SETS) and isinstance(right, SETS):

@@ -56,6 +56,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
         if func is aten.ldexp.Tensor and not shifts_exponents(*args):
             func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
+        if func is aten.as_strided.default and reaches_beyond(*args, **kwargs or {}):
+            raise RuntimeError("a window reaches beyond the storage")
         if writes_each_element(func):
             shapes = [tuple(value.shape) for value in args if isinstance(value, torch.Tensor)]
             if (whole := tuple(torch.broadcast_shapes(*shapes))) != shapes[0]:
@@ -97,6 +99,13 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             return made
         options = {"dtype": made.dtype, "device": made.fake_device}
         return super().dispatch(aten.empty_strided.default, (), (made.shape, made.stride()), options)
+
+
+def reaches_beyond(value: Any, sizes: Any, strides: Any, storage_offset: Any = None) -> bool:
+    """Whether a window leaves the storage, which PyTorch would make larger; for sizes that vary the answer is a guard."""
+    first = value.storage_offset() if storage_offset is None else storage_offset
+    last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return 0 not in sizes and bool((last + 1) * value.element_size() > value.untyped_storage().nbytes())
 
 
 @functools.cache

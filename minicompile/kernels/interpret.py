@@ -120,13 +120,21 @@ def interpret(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     shape = tuple(grid(values)) if callable(grid) else tuple(grid)
     with interpreting() as interpreter:
         converted = {
-            name: value if parameters[name][1] else interpreter._implicit_cvt(value) for name, value in values.items()
+            name: value if parameters[name][1] else _argument(interpreter, value) for name, value in values.items()
         }
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*(*shape, 1, 1)[:3])
         for index in np.ndindex(*(*shape, 1, 1)[:3]):
             builder.set_grid_idx(*index)
             rewritten(**converted)
+
+
+def _argument(interpreter: Any, value: Any) -> Any:
+    """A launch's argument for the interpreter, whose integers of 32 bits would else lie unsigned under a signed type."""
+    converted = interpreter._implicit_cvt(value)
+    if type(value) is int:
+        converted.handle.data = converted.handle.data.astype(interpreter._get_np_dtype(converted.dtype))
+    return converted
 
 
 def _prepared(plain: Callable[..., None]) -> tuple[dict[str, tuple[Any, bool]], Callable[..., None]]:

@@ -560,6 +560,23 @@ def test_what_does_not_fit_where_it_is_written_is_refused_at_every_size(program:
         compiled(x, torch.randn(does_not))
 
 
+@pytest.mark.parametrize("window", [
+    lambda x, n: x.as_strided((n,), (2,)) + 1, lambda x, n: x[1:].unsqueeze(0).as_strided((2, n), (1, 1)) + x.sum(),
+])  # fmt: skip
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_a_window_beyond_the_storage_is_refused_at_every_size(window: Callable[..., Any], dynamic: bool | None) -> None:
+    compiled = minicompile.compile(window, dynamic=dynamic)
+    for size, n in ((8, 4), (9, 3), (12, 5), (6, 9), (3, 4), (9, 5), (0, 2)):
+        x = torch.randn(size)
+        try:
+            expected = window(x, n)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                compiled(x, n)
+        else:
+            torch.testing.assert_close(compiled(x, n), expected)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_random_programs_of_views_and_writes_at_several_sizes() -> None:
     assert not [text for text in map(index_programs.difference, range(12)) if text]
@@ -585,6 +602,10 @@ KEEPS_NUMBERS: dict[str, Callable[..., Any]] = {
     "classes": lambda x, n: F.one_hot(torch.arange(n), n + 1),
     "gaussian loss": lambda x, n: F.gaussian_nll_loss(x, x * 2, x.abs()),
     "diagonals": lambda x, n: (x.diagonal(), x.t().diagonal(-1) * 2, x.diagonal_scatter(x[:, 0]), x[:, n:].diagonal(1)),
+    "arithmetic": lambda x, n: (x * float(n), x + abs(n - 6), x[: n & 3 | 4], x - (n << 1) // (n >> 1), divmod(len(x), 3), pow(n, 2)),
+    "products of sizes": lambda x, n: (x.view(math.prod(x.shape)), x.shape.numel() * n, math.prod([2.5, n], start=len(x))),
+    "lists of sizes": lambda x, n: (torch.zeros(list(map(int, x.shape))), x.expand(torch.broadcast_shapes(x.shape, (2, 1, 1))),
+                                    sorted(x.shape), 5 in x.shape),
     "an idle dropout": lambda x, n: F.dropout(x[:n], 0.5, False),
 }
 
@@ -604,7 +625,7 @@ def test_numbers_that_vary_are_no_constants(name: str) -> None:
         for run in (KEEPS_NUMBERS[name], compiled):
             x = torch.randn(size, size + 1, generator=torch.Generator().manual_seed(size), requires_grad=True)
             found = run(x, n)
-            watched = [value.sum() for value in tree_leaves(found) if value.requires_grad]
+            watched = [value.sum() for value in tree_leaves(found) if getattr(value, "requires_grad", False)]
             results.append((found, torch.autograd.grad(sum(watched), x) if watched else ()))
         torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
     assert compiled.stats.graphs <= 2  # with torch 2.11 windows are guarded by what is left over

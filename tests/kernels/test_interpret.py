@@ -37,6 +37,12 @@ def functions_kernel(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
+def number_kernel(out_ptr, number):
+    """A whole number as it was given."""
+    tl.store(out_ptr, tl.cast(number, tl.int64))
+
+
+@triton.jit
 def power_kernel(x_ptr, out_ptr, N: tl.constexpr):
     """A scalar first argument meets a block."""
     i = tl.arange(0, N)
@@ -112,3 +118,10 @@ def test_arguments_of_libdevice_functions_broadcast() -> None:
     x, out = torch.tensor([0.0, -3.0, 2.0]), torch.empty(3)
     launch(power_kernel, (1,), x, out, N=3)
     torch.testing.assert_close(out, torch.tensor([1.0, 1e-3, 100.0]))
+
+
+@pytest.mark.parametrize("number", [-(2**40), -1, 0, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1])
+def test_numbers_of_any_width(number: int) -> None:
+    out = torch.zeros(1, dtype=torch.int64)
+    launch(number_kernel, (1,), out, number)
+    assert out.item() == number
