@@ -595,7 +595,8 @@ def test_operators_whose_code_in_pytorch_wants_plain_sizes(function: Callable[..
 KEEPS_NUMBERS: dict[str, Callable[..., Any]] = {
     "an element": lambda x, n: (x[n], x[:, n - 1], x[..., -n, None], x[1:, n][torch.tensor([0, 1])]),
     "an element set": lambda x, n: (x.clone().index_fill_(0, torch.tensor([0]), 1.0), with_column(x, n), with_column(x.t(), n)),
-    "tensors of numbers": lambda x, n: (torch.tensor(n) * x, torch.tensor([n, 3, x.shape[0]]), torch.tensor(n, dtype=torch.float32)),
+    "tensors of numbers": lambda x, n: (torch.tensor(n) * x, torch.tensor([n, 3, x.shape[0]]), torch.tensor(n, dtype=torch.float32),
+                                        x.new_tensor([n, len(x)]), x.new_tensor((n, 2), dtype=torch.int8)),
     "steps between two ends": lambda x, n: (torch.linspace(-1, 1, n), torch.linspace(0, n, x.shape[0], dtype=torch.float64)),
     "products of all pairs": lambda x, n: (torch.kron(x, torch.ones(2)), torch.kron(x[0], x[:n])),
     "largest of windows": lambda x, n: (F.max_pool1d(x, 2), F.max_pool1d(x[None], 3, stride=1, padding=1)),
