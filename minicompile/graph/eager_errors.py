@@ -87,8 +87,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return f"a number that {result.dtype} does not hold"
     if packet is aten.smooth_l1_loss and any(type(beta) in (int, float) and beta < 0 for beta in args[3:]):
         return "a negative width"
-    cut = [min(n, 0) if type(n) is int else 0 for n in args[1]] if packet is aten.constant_pad_nd else []
-    if any(cut) and any(sum(ends, size) < 0 for size, ends in zip(reversed(args[0].shape), zip(cut[::2], cut[1::2]))):
+    cut = [torch.sym_min(n, 0) for n in args[1]] if packet is aten.constant_pad_nd else []
+    if cut and any(sum(ends, size) < 0 for size, ends in zip(reversed(args[0].shape), zip(cut[::2], cut[1::2]))):
         return "fewer elements than are cut off"
     if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
         return "a place outside of the tensor"

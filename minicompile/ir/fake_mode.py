@@ -105,7 +105,7 @@ def reaches_beyond(value: Any, sizes: Any, strides: Any, storage_offset: Any = N
     """Whether a window leaves the storage, which PyTorch would make larger; for sizes that vary the answer is a guard."""
     first = value.storage_offset() if storage_offset is None else storage_offset
     last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    return 0 not in sizes and bool((last + 1) * value.element_size() > value.untyped_storage().nbytes())
+    return bool((last + 1) * value.element_size() > value.untyped_storage().nbytes()) and 0 not in sizes
 
 
 @functools.cache

@@ -383,7 +383,7 @@ def _divided(index: Index, divisor: Index) -> tuple[Index, Index]:
     quotient, rest = _split_divisible(index, divisor)
     if not rest.terms or is_below(rest, divisor):
         return quotient, rest
-    if number is None and is_below(rest + divisor, divisor):
+    if number is None and (rest.constant == -1 or is_below(rest + divisor, divisor)):
         return quotient - 1, rest + divisor
     if number is not None:
         common = math.gcd(number, *(c for _, c in rest.terms))

@@ -560,21 +560,33 @@ def test_what_does_not_fit_where_it_is_written_is_refused_at_every_size(program:
         compiled(x, torch.randn(does_not))
 
 
-@pytest.mark.parametrize("window", [
+@pytest.mark.parametrize("function", [
     lambda x, n: x.as_strided((n,), (2,)) + 1, lambda x, n: x[1:].unsqueeze(0).as_strided((2, n), (1, 1)) + x.sum(),
+    lambda x, n: F.pad(x, (n, -n)), lambda x, n: F.pad(x.expand(3, -1), (-n, 0)) + 1,
 ])  # fmt: skip
 @pytest.mark.parametrize("dynamic", [None, True, False])
-def test_a_window_beyond_the_storage_is_refused_at_every_size(window: Callable[..., Any], dynamic: bool | None) -> None:
-    compiled = minicompile.compile(window, dynamic=dynamic)
-    for size, n in ((8, 4), (9, 3), (12, 5), (6, 9), (3, 4), (9, 5), (0, 2)):
+def test_what_reaches_beyond_a_tensor_is_refused_at_every_size(function: Callable[..., Any], dynamic: bool | None) -> None:
+    compiled = minicompile.compile(function, dynamic=dynamic)
+    for size, n in ((8, 4), (9, 3), (12, 5), (5, 5), (6, 9), (3, 4), (9, 5), (0, 2)):
         x = torch.randn(size)
         try:
-            expected = window(x, n)
-        except RuntimeError:
-            with pytest.raises(RuntimeError, match="out of bounds"):
+            expected = function(x, n)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as raised:
                 compiled(x, n)
+            assert str(raised.value) == str(error)
         else:
             torch.testing.assert_close(compiled(x, n), expected)
+
+
+def test_what_becomes_empty_stays_in_the_graph() -> None:
+    def cut(x: torch.Tensor, n: int) -> torch.Tensor:
+        return F.pad(x, (-n, 0))
+
+    compiled = minicompile.compile(cut, dynamic=True, options={"suppress_errors": False})
+    for columns in (5, 7, 4, 6):
+        x = torch.randn(6, columns)
+        torch.testing.assert_close(compiled(x, 4), cut(x, 4))
 
 
 @pytest.mark.filterwarnings("ignore")
