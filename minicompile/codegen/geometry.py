@@ -120,7 +120,7 @@ class Geometry:
         """Size symbols that the kernel's own bookkeeping needs."""
         found: set[Symbol] = set()
         for tile in self.plan.axes:
-            if self.is_masked(tile.axis) or (self.linear and tile.role == "parallel") or tile.axis is self.reduction:
+            if self.is_masked(tile.axis) or self.linear or tile.role != "parallel":
                 found |= {atom for atom in atoms(tile.axis.size) if isinstance(atom, Symbol)}
         return found
 

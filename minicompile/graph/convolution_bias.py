@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from minicompile.graph import layout
 from minicompile.graph.operators import name_of
+from minicompile.ir import gpu
 
 aten = torch.ops.aten
 
@@ -16,9 +17,9 @@ aten = torch.ops.aten
 def separate_biases(module: GraphModule) -> GraphModule:
     """Give convolutions no bias, and let an addition behind them, and a sum beside their gradients, stand for it."""
     for node in list(module.graph.nodes):
-        if name_of(node) == "convolution" and isinstance(node.args[2], Node) and layout.on_gpu(node.meta["val"]):
+        if name_of(node) == "convolution" and isinstance(node.args[2], Node) and gpu.holds(node.meta["val"]):
             _add_behind(module, node, node.args[2])
-        elif name_of(node) == "convolution_backward" and layout.on_gpu(node.args[0].meta["val"]) and node.args[-1][2]:
+        elif name_of(node) == "convolution_backward" and gpu.holds(node.args[0].meta["val"]) and node.args[-1][2]:
             _sum_beside(module, node)
     return module
 

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from minicompile.graph.operators import is_view, name_of
+from minicompile.ir import gpu
 
 aten = torch.ops.aten
 
@@ -102,13 +103,8 @@ def is_convolution(node: Node) -> bool:
     if name_of(node) not in ("convolution", "convolution_backward"):
         return False
     tensors = [operand.meta["val"] for operand in operands(node)]
-    floats = all(on_gpu(t) and t.dim() == 4 and t.dtype in (*HALVES, torch.float32) for t in tensors)
+    floats = all(gpu.holds(t) and t.dim() == 4 and t.dtype in (*HALVES, torch.float32) for t in tensors)
     return floats and all(type(size) is int for t in tensors for size in t.shape)
-
-
-def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies on a GPU."""
-    return tensor.is_cuda
 
 
 def operands(node: Node) -> tuple[Any, ...]:

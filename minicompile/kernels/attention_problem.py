@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from minicompile.kernels import gpu
 from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, shrunk
 
 MAX_HEAD_DIM = 256
@@ -52,7 +53,7 @@ class AttentionProblem:
         """Whether looking through a boolean mask beforehand pays: from some blocks of keys on."""
         if mask is None or mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-2] == 1:
             return False
-        return self.queries > 16 and self.keys > (16 if mask.device.type == "cpu" else 511)
+        return self.queries > 16 and self.keys > (511 if gpu.holds(mask) else 16)
 
     @property
     def threshold(self) -> int:
@@ -179,7 +180,7 @@ def attention_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> st
 def dot_precision(q: torch.Tensor) -> str:
     """How fp32 products are formed: exact on the CPU, tf32 if the user allows it, else six products of
     three bf16 parts each: on the H200 nearer to fp64 than three tf32 products, or cuBLAS, and faster."""
-    if q.dtype != torch.float32 or q.device.type == "cpu":
+    if q.dtype != torch.float32 or not gpu.holds(q):
         return "ieee"
     return "tf32" if tf32_allowed() else "bf16x6"
 

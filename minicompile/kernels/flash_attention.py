@@ -24,6 +24,7 @@ import triton
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from minicompile.kernels import gpu
 from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,
@@ -129,7 +130,7 @@ def attention_forward(
     in the output, for a caller that merges them; else its layout is the queries'.
     """
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
-    if config is None and q.device.type == "cuda" and problem.precision != "halves" and suits_decode(problem):
+    if config is None and gpu.holds(q) and problem.precision != "halves" and suits_decode(problem):
         return flash_decode(q, k, v, mask, lower, upper, scale, nan_rows, precision, tokens_first)
     q, k, v = map(adjacent_columns, (q, k, v))
     out = empty_output(q, v, tokens_first)
@@ -182,7 +183,7 @@ def attention_backward(
 
 def _delta(problem: AttentionProblem, out: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None) -> torch.Tensor:
     delta = out.new_empty((problem.batch, problem.heads, problem.queries), dtype=torch.float32)
-    rows = problem.queries if out.device.type == "cpu" else DELTA_ROWS
+    rows = DELTA_ROWS if gpu.holds(out) else problem.queries
     launch(
         flash_attention_delta_kernel, (triton.cdiv(problem.queries, rows) * problem.batch * problem.heads,), out, dout,
         delta if dlse is None else dlse.float().contiguous(), delta, out.stride()[:3], dout.stride()[:3],
@@ -297,7 +298,7 @@ def _until_accepted(attempt: Callable[[AttentionConfig], None], config: Attentio
 
 def _choose(phase: str, way: Way, entries: torch.Tensor) -> AttentionConfig:
     problem, q = way.problem, way.operands[0]
-    if q.device.type == "cpu":
+    if not gpu.holds(q):
         return interpreted_attention_config(problem.queries, problem.keys)
     itemsize = q.element_size() * (2 if way.when == "held" else 1)
     numerics = numerics_class(itemsize, problem.precision)
@@ -362,9 +363,7 @@ def _loops(
 
 
 def _fills_gpu(programs: int, q: torch.Tensor) -> bool:
-    if q.device.type == "cpu":
-        return True
-    return programs >= torch.cuda.get_device_properties(q.device).multi_processor_count
+    return programs >= gpu.processors(q)
 
 
 def _or(tensor: torch.Tensor | None, instead: torch.Tensor) -> torch.Tensor:

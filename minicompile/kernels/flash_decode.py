@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minicompile.kernels import gpu
 from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,
@@ -33,7 +34,6 @@ from minicompile.kernels.interpret import launch
 
 MOST_ROWS = 64
 DECODE_CONFIG = AttentionConfig(16, 64, 4, 3)
-ASSUMED_PROCESSORS = 132
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def flash_decode(
     if config is None:
         wished = dataclasses.replace(DECODE_CONFIG, block_m=rows)
         config = problem.fitted("forward", wished, q.element_size(), entry_bytes)
-    splits = splits or choose_splits(problem.batch * problem.kv_heads, problem.keys, config.block_n, _processors(q))
+    splits = splits or choose_splits(problem.batch * problem.kv_heads, problem.keys, config.block_n, gpu.processors(q))
     stretch = triton.cdiv(triton.cdiv(problem.keys, splits), config.block_n) * config.block_n
     splits = triton.cdiv(problem.keys, stretch)
     parts, part_lse = out[None], lse[None]
@@ -175,9 +175,3 @@ def choose_splits(tiles: int, keys: int, block_n: int, processors: int) -> int:
         use.append(waves / triton.cdiv(tiles * splits, processors))
     best = max(use)
     return next(splits for splits, share in enumerate(use, 1) if share >= 0.85 * best)
-
-
-def _processors(q: torch.Tensor) -> int:
-    if q.device.type != "cuda":
-        return ASSUMED_PROCESSORS
-    return torch.cuda.get_device_properties(q.device).multi_processor_count

@@ -15,6 +15,7 @@ import torch.nn.functional as functional
 import triton
 import triton.language as tl
 
+from minicompile.kernels import gpu
 from minicompile.kernels.interpret import launch
 
 CHUNK_ELEMENTS = 2**28
@@ -83,7 +84,7 @@ def linear_cross_entropy(
         launch(
             cross_entropy_rows_kernel, (part.shape[0],), logits, target[start : start + each].contiguous(),
             losses[start : start + each], buffer.stride(0), columns, ignore_index, smoothing, GRADIENT=gradients,
-            BLOCK=len(weight) if hidden.device.type == "cpu" else BLOCK, num_warps=16,
+            BLOCK=BLOCK if gpu.holds(hidden) else len(weight), num_warps=16,
         )  # fmt: skip
         if gradients:
             torch.mm(logits, weight, out=of_hidden[start : start + each])

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minicompile.kernels import gpu
 from minicompile.kernels.interpret import launch
 
 GROUP: tl.constexpr = tl.constexpr(64)
@@ -96,7 +97,7 @@ def mask_bounds(mask: torch.Tensor, queries: int, keys: int, by_keys: bool) -> t
     batch, heads, rows, columns = mask.shape
     groups = triton.cdiv(rows, GROUP.value)
     bounds = torch.empty((batch, heads, groups, 4), dtype=torch.int32, device=mask.device)
-    at_once = columns if mask.device.type == "cpu" else WALKED_AT_ONCE
+    at_once = WALKED_AT_ONCE if gpu.holds(mask) else columns
     launch(
         mask_bounds_kernel, (batch * heads * groups,), mask, bounds, mask.stride(), heads, rows, columns,
         BLOCK_N=at_once, num_warps=4,

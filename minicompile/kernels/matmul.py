@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from minicompile.kernels import gpu
 from minicompile.kernels.attention_problem import dot_precision
 from minicompile.kernels.configs import MatmulConfig, matmul_tile
 from minicompile.kernels.interpret import launch
@@ -224,7 +225,7 @@ def matmul(
         addend = c if addend is None else addend.expand(c.shape)
         has_addend = addend is not c and beta != 0.0
         problem = MatmulProblem(batch, m, n, k, a.element_size(), a.dtype == torch.float32, precision, _aligned(a, b))
-        config = config or (interpreted_config(m, n, k) if a.device.type == "cpu" else rank_configs(problem, 1)[0][0])
+        config = config or (rank_configs(problem, 1)[0][0] if gpu.holds(a) else interpreted_config(m, n, k))
         if config.swapped:
             a, b, c, addend = (t.transpose(1, 2) for t in (b, a, c, addend))
         slots = {"HAS_ADDEND": has_addend, "EPILOGUE": epilogue or identity, "SWAPPED": config.swapped}
@@ -240,7 +241,7 @@ def fused_matmul(
     tile: str, alpha: float = 1.0, beta: float = 1.0, epilogue: Any = None,
 ) -> tuple[()]:  # fmt: skip
     """`matmul` into `out`, as compiled graphs call it: fp32 products by the user's setting, the tile as text."""
-    config = None if a.device.type == "cpu" else matmul_tile(tile)
+    config = matmul_tile(tile) if gpu.holds(a) else None
     matmul(
         a, b, addend, alpha=alpha, beta=beta, precision=dot_precision(a), epilogue=epilogue, extra=extra, out=out,
         config=config,
@@ -275,7 +276,7 @@ def _by_pointers(
         **first_slots,
     )  # fmt: skip
     if splits > 1:
-        block_m, block_n = (m, n) if c.device.type == "cpu" else (16, 128) if n >= 128 else (128, 16)
+        block_m, block_n = (m, n) if not gpu.holds(c) else (16, 128) if n >= 128 else (128, 16)
         grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * batch,)
         launch(
             matmul_reduce_kernel, grid, target, c, addend, extra, m, n, splits, alpha, beta, target.stride(0),
@@ -294,7 +295,7 @@ def _persistent(
     tma_store = _aligned(c) and c.stride(2) == 1 and c.dtype.itemsize == 2
     target = _descriptor(c, config.block_m, config.block_n // (1 + config.halves), False) if tma_store else c
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n) * batch
-    programs = tiles if a.device.type == "cpu" else torch.cuda.get_device_properties(a.device).multi_processor_count
+    programs = gpu.processors(a)
     launch(
         matmul_persistent_kernel, (min(tiles, programs),), a_desc, b_desc, target, addend, extra, batch, m, n, k, alpha,
         beta,

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
-from minicompile.ir import operators  # noqa: F401  (defines the operators that the rules below are for)
+from minicompile.ir import (
+    gpu,
+    operators,  # noqa: F401  (defines the operators that the rules below are for)
+)
 from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
 from minicompile.lowering.registry import lowers
@@ -23,7 +26,7 @@ BOUNDS_GROUP = 64  # queries or keys that one row of `kernels.mask_bounds` speak
 
 def _outside(tensor: TensorValue) -> str:
     """Why a kernel of ours does not take a tensor."""
-    return "outside the kernels' range" if tensor.device.type == "cuda" else "on the CPU, where PyTorch's own runs"
+    return "outside the kernels' range" if gpu.holds(tensor) else "on the CPU, where PyTorch's own runs"
 
 
 def _band(is_causal: bool, window: int) -> tuple[int | None, int | None]:
@@ -37,7 +40,7 @@ def _taken(query: TensorValue, value: TensorValue, setting: str) -> bool:
         setting != "aten"
         and query.rank == 4
         and query.dtype in KERNEL_DTYPES
-        and query.device.type == "cuda"
+        and gpu.holds(query)
         and all(dim is not None and 1 <= dim <= LARGEST_HEAD_DIM for dim in dims)
     )
 
@@ -86,7 +89,7 @@ def lower_attention(builder: GraphBuilder, *args: Any, **named: Any) -> Any:
 @lowers("minicompile.linear_cross_entropy.default")
 def lower_linear_cross_entropy(builder: GraphBuilder, hidden: TensorValue, *rest: Any) -> Any:
     """Losses and gradients, by our kernel on a GPU."""
-    if hidden.device.type != "cuda" or hidden.dtype not in KERNEL_DTYPES:
+    if not gpu.holds(hidden) or hidden.dtype not in KERNEL_DTYPES:
         return call_operator(builder, builder.node.target, (hidden, *rest), {}, f"a loss {_outside(hidden)}")
     reason = "logits of a linear head are made and used in chunks"
     return _call(builder, "kernels.linear_cross_entropy", builder.argument((hidden, *rest)), (), reason, 4)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from minicompile.ir import gpu
 from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index, product
 from minicompile.lowering.builder import GraphBuilder, Indices
@@ -137,7 +138,7 @@ def lower_index(builder: GraphBuilder, value: TensorValue, chosen: Sequence[Tens
 
 def _target(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype | None = None) -> TensorValue:
     """What a scatter writes: a graph input in place, or a copy in the node's layout."""
-    if torch.are_deterministic_algorithms_enabled() and builder.device.type != "cpu":
+    if torch.are_deterministic_algorithms_enabled() and gpu.holds(builder):
         raise UseExtern("deterministic algorithms are asked for")
     if builder.in_place is not None and dtype in (None, value.dtype):
         return builder.in_place
@@ -229,7 +230,7 @@ def lower_embedding_backward(
     named = product(index.sizes).constant or 0
     if isinstance(rows, int) and 0 < rows <= FEW_ROWS and named >= MANY_TO_A_ROW * rows:
         return _summed_by_row(builder, grad, index, rows, padding)
-    if torch.are_deterministic_algorithms_enabled() and builder.device.type != "cpu":
+    if torch.are_deterministic_algorithms_enabled() and gpu.holds(builder):
         raise UseExtern("deterministic algorithms are asked for")
     dtype, sizes = working_dtype(grad.dtype), (size_index(rows), grad.sizes[-1])
 

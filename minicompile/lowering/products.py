@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from minicompile.ir import gpu
 from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import Index
 from minicompile.lowering.builder import GraphBuilder, Indices
@@ -28,7 +29,6 @@ from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import TensorValue
 
 REASON = "a matrix product"
-DEVICES = ("cuda",)
 HALVES = (torch.float16, torch.bfloat16)
 MULTIPLE = 8
 LEAST_OPERATIONS_A_BYTE = 100
@@ -64,8 +64,10 @@ def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
 def is_small(builder: GraphBuilder, args: tuple[TensorValue, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a product is little work, or a vector's, on a GPU, and the choice of its kernel is left to the compiler."""
     a, b = args[-2:]
-    if builder.config.matmul != "auto" or a.device.type not in DEVICES or not a.dtype.is_floating_point:
+    if builder.config.matmul != "auto" or not gpu.holds(a) or not a.dtype.is_floating_point:
         return False
+    if any(value.dtype != a.dtype for value in args):
+        return False  # eager refuses it, when it runs
     sizes = [size.constant or 0 for size in (*a.sizes, b.sizes[-1])]
     if not all(sizes) or not all(isinstance(factor, (int, float)) for factor in kwargs.values()):
         return False  # symbolic or empty, or scaled by what varies
@@ -104,7 +106,7 @@ def scaled(value: Expr, factor: float) -> Scalar:
 def padded_sizes(*args: TensorValue) -> tuple[Index, Index, Index] | None:
     """Rows, columns and inner size to which a product is to be padded, if it is."""
     *added, a, b = args
-    if a.rank != 2 or a.device.type not in DEVICES or a.dtype not in HALVES or any(value.rank != 1 for value in added):
+    if a.rank != 2 or not gpu.holds(a) or a.dtype not in HALVES or any(value.rank != 1 for value in added):
         return None
     numbers = [size.constant for size in (a.sizes[0], b.sizes[1], a.sizes[1])]
     if not all(numbers):  # symbolic, or empty

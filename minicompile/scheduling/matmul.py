@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from minicompile.ir import gpu
 from minicompile.ir.expr import Apply, Constant, IndexValue, Load, Random, indirect_values, rewrite, walk
 from minicompile.ir.index import ZERO, Atom, Axis, Index, as_index, coefficient_of, product, upper_bound
 from minicompile.ir.loops import PRODUCT, Buffer, BufferView, ExternKernel, Loop, Operation, num_bytes
@@ -107,8 +108,7 @@ def _facts(step: ExternKernel) -> MatmulFacts | str:
     batch, n = int(a.sizes[0]) if len(a.sizes) == 3 else 1, int(b.sizes[-1])
     if 0 in (batch, m, n, k) or not all(isinstance(value, (int, float)) for _, value in step.kwargs):
         return "it is empty, or scaled by what is no number"
-    on_gpu = step.outputs[0].device.type != "cpu"
-    return MatmulFacts(batch, m, n, k, a.dtype, _is_aligned(a) and _is_aligned(b), on_gpu=on_gpu)
+    return MatmulFacts(batch, m, n, k, a.dtype, _is_aligned(a) and _is_aligned(b), on_gpu=gpu.holds(step.outputs[0]))
 
 
 def _is_aligned(view: BufferView) -> bool:

@@ -10,12 +10,13 @@ from torch import nn
 import minicompile
 from minicompile.api import compiled_function
 from minicompile.graph import layout
+from minicompile.ir import gpu
 from tests.differential import check
 
 
 @pytest.fixture(autouse=True)
 def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(gpu, "holds", lambda value: True)
     monkeypatch.setattr(layout, "LEAST_CHANNELS", 1)
 
 

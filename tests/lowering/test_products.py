@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile.ir import gpu
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.lowering import products
 from tests.lowering.oracle import check, lower
@@ -30,7 +31,7 @@ def multiplied_sizes(graph: LoweredGraph) -> list[list[int]]:
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "DEVICES", ("cpu",))
+    monkeypatch.setattr(gpu, "holds", lambda value: True)
     monkeypatch.setattr(products, "LEAST_OPERATIONS_A_BYTE", 0)
     monkeypatch.setattr(products, "SMALL", 0)
 
@@ -82,7 +83,7 @@ def test_a_head_and_its_loss_train_as_in_eager() -> None:
 
 
 def test_factors_that_gain_little_and_other_dtypes_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "DEVICES", ("cpu",))
+    monkeypatch.setattr(gpu, "holds", lambda value: True)
     monkeypatch.setattr(products, "SMALL", 0)
     assert multiplied_sizes(lower(torch.mm, (matrix(5, 9), matrix(9, 3)))) == [[5, 9, 9, 3]]
     assert multiplied_sizes(lower(torch.mm, (torch.randn(2000, 4001), torch.randn(4001, 2001)))) == [[2000, 4001, 4001, 2001]]
@@ -95,7 +96,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "DEVICES", ("cpu",))
+    monkeypatch.setattr(gpu, "holds", lambda value: True)
 
 
 @pytest.mark.usefixtures("loops")
