@@ -69,9 +69,9 @@ THRESHOLDS: tuple[tuple[Any, str, Any], ...] = (
     (split, "WORTH_CROSSING", 64),
     (split, "LEAST_CHUNK", 2),
     (split, "CHUNK_BYTES", 16),
-    (split, "ROW_REGISTERS", 96),
-    (tiling, "ROW_REGISTERS", 32),
-    (tiling, "LOOPED_BLOCK", 16),
+    (split, "ROW_REGISTERS", 768),
+    (tiling, "ROW_REGISTERS", 256),
+    (tiling, "LOOPED_BLOCK", 32),
     (tiling, "COLUMN_TILE", 64),
     (batch, "SMALL_RESULT", 64),
 )
