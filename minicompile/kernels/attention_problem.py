@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minicompile.kernels import gpu
+import minicompile.kernels.gpu as gpu
 from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, shrunk
 
 MAX_HEAD_DIM = 256

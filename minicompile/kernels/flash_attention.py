@@ -24,7 +24,7 @@ import triton
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minicompile.kernels import gpu
+import minicompile.kernels.gpu as gpu
 from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,
@@ -223,7 +223,7 @@ def _key_gradient(
     problem = ways[0].problem
     config = config or _choose("key gradient", ways[0], masking[0])
     programs = triton.cdiv(problem.keys, config.block_n) * problem.batch * problem.kv_heads
-    heads_each = problem.group if problem.group == 1 or _fills_gpu(programs, key) else 1
+    heads_each = problem.group if problem.group == 1 or programs >= gpu.processors(key) else 1
     if heads_each == problem.group:
         dk, dv = torch.empty_like(key), torch.empty_like(value)
     else:
@@ -317,7 +317,7 @@ def _hopper(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torc
     if row is None or not _is_hopper(q) or not triton.__version__.startswith(HOPPER_VERSIONS):
         return None
     programs = triton.cdiv(problem.queries, 64 * row.groups) * problem.batch * problem.heads
-    return row if _fills_gpu(programs, q) else None
+    return row if programs >= gpu.processors(q) else None
 
 
 def _is_hopper(q: torch.Tensor) -> bool:
@@ -360,10 +360,6 @@ def _loops(
     everywhere = everywhere or (config.one_loop and (ragged or causal or bounded))
     masked = everywhere or causal or ragged or bounded
     return {"HAS_BOUNDS": bounded, "FULL_LOOP": not everywhere, "MASKED_LOOP": masked}
-
-
-def _fills_gpu(programs: int, q: torch.Tensor) -> bool:
-    return programs >= gpu.processors(q)
 
 
 def _or(tensor: torch.Tensor | None, instead: torch.Tensor) -> torch.Tensor:

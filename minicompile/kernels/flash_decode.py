@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minicompile.kernels import gpu
+import minicompile.kernels.gpu as gpu
 from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,

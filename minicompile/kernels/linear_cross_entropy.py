@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 import triton
 import triton.language as tl
 
-from minicompile.kernels import gpu
+import minicompile.kernels.gpu as gpu
 from minicompile.kernels.interpret import launch
 
 CHUNK_ELEMENTS = 2**28

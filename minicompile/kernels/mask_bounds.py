@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minicompile.kernels import gpu
+import minicompile.kernels.gpu as gpu
 from minicompile.kernels.interpret import launch
 
 GROUP: tl.constexpr = tl.constexpr(64)

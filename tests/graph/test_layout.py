@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,14 +11,14 @@ from torch import nn
 
 import minicompile
 from minicompile.api import compiled_function
-from minicompile.graph import layout
-from minicompile.ir import gpu
+from minicompile.graph import convolution_bias, layout
 from tests.differential import check
 
 
 @pytest.fixture(autouse=True)
 def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "holds", lambda value: True)
+    for module in (layout, convolution_bias):
+        monkeypatch.setattr(module, "gpu", types.SimpleNamespace(holds=lambda value: True))
     monkeypatch.setattr(layout, "LEAST_CHANNELS", 1)
 
 
