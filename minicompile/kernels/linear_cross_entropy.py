@@ -47,6 +47,7 @@ def cross_entropy_rows_kernel(
     hit = tl.load(base + target, mask=(target >= 0) & (target < columns), other=0.0).to(tl.float32)
     loss = tl.log(total) - (1.0 - smoothing) * (hit - highest) - smoothing * (tl.sum(plain, 0) / columns - highest)
     kept = target != ignore_index
+    tl.device_assert(~kept | ((target >= 0) & (target < columns)), "a class out of range")
     tl.store(loss_ptr + row, tl.where(kept, loss, 0.0))
     if GRADIENT:
         for start in tl.range(0, columns, BLOCK):
@@ -85,6 +86,7 @@ def linear_cross_entropy(
             cross_entropy_rows_kernel, (part.shape[0],), logits, target[start : start + each].contiguous(),
             losses[start : start + each], buffer.stride(0), columns, ignore_index, smoothing, GRADIENT=gradients,
             BLOCK=BLOCK if gpu.holds(hidden) else len(weight), num_warps=16,
+            debug=True, sanitize_overflow=False,  # with the assertion
         )  # fmt: skip
         if gradients:
             torch.mm(logits, weight, out=of_hidden[start : start + each])

@@ -113,6 +113,12 @@ def test_a_small_product_of_two_dtypes_raises_as_in_eager() -> None:
         minicompile.compile(torch.mm, options=OPTIONS)(torch.randn(2, 3), torch.randn(3, 2).double())
 
 
+def test_a_class_out_of_range_raises_as_in_eager() -> None:
+    arguments = (torch.randn(5, 4), torch.randn(7, 4), torch.randn(7), torch.tensor([1, 2, 3, -100, 9]))
+    with pytest.raises(IndexError, match="out of bounds"):
+        minicompile.compile(head, options=OPTIONS)(*arguments)
+
+
 # queries, keys, heads, heads of the keys, head dim, dtype, mask, further arguments
 ATTENTIONS: dict[str, tuple[int, int, int, int, int, torch.dtype, torch.Tensor | None, dict[str, Any]]] = {
     "plain": (20, 37, 2, 2, 12, F32, None, {}),
