@@ -279,7 +279,7 @@ class Recorder(DispatchMode):
                 return None
             if slot.is_argument:
                 return tensors[slot.index]
-            fresh = torch_interface.fake_copy(self._fake_mode, made[slot.index].meta["val"])
+            fresh = torch_interface.fake_twin(self._fake_mode, made[slot.index].meta["val"])
             self._nodes[id(fresh)] = (fresh, made[slot.index])
             return fresh
 

@@ -133,6 +133,15 @@ def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     return FakeTensor(mode, empty, like.device)
 
 
+def fake_twin(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
+    """A new fake tensor that lies in storage of its own as `like` does in its: forward mode asks that of a tangent's views."""
+    storage = like.untyped_storage()
+    with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE), torch.no_grad():
+        memory = torch.empty(storage.nbytes() // like.itemsize, dtype=like.dtype, device="meta")
+        twin = memory.as_strided(like.shape, like.stride(), like.storage_offset())
+    return FakeTensor(mode, twin, like.device)
+
+
 def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     """The gradient that a backward takes for an output: in the output's layout if that is dense, else contiguous."""
     shape, strides = hints(like.shape), hints(like.stride())

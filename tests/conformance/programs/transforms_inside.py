@@ -97,6 +97,18 @@ def jacobians_forward_and_reverse():
 
 
 @program
+def jacobian_of_views_that_the_function_takes_too():
+    def line(p, x):
+        a, b = p.unbind()
+        return a * x + b, p[1:] * x
+
+    def f(p, x):
+        return line(p, x), jacfwd(line)(p, x), jacfwd(jacrev(line))(p, x)
+
+    return f, [call(normal(2), normal(5)), call(normal(2), normal(6)), call(normal(2), normal(7))]
+
+
+@program
 def products_with_jacobians():
     def g(x):
         return x.tanh() * x[0]
