@@ -34,11 +34,18 @@ from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 from minicompile.capture.upcoming import COMBINING, numbers_of_count, skip, written_down
 from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, is_outside
 
+TABLE_ITERATORS = {type(made({})): (made, "") for made in (iter, reversed)} | {type(iter(set())): (iter, "")} | {
+    type(made(getattr({}, view)())): (made, f".{view}()") for made in (iter, reversed) for view in ("values", "items")}
+"""How an iterator over a dictionary or set is made, and of which view."""
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
+<<<<<<< HEAD
              type(iter("")), type(iter("é")), type(reversed(range(0))), type(iter({})), type(iter({}.values())),
              type(iter({}.items())), type(iter(set())),
              *COMBINING, itertools.accumulate, itertools.chain, itertools.compress, itertools.cycle, itertools.dropwhile,
              itertools.filterfalse, itertools.islice, itertools.starmap, itertools.takewhile, itertools.zip_longest)
+=======
+             type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS)
+>>>>>>> 082fff3 (Reversed iterators over dictionaries cross a graph break)
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -345,13 +352,10 @@ def build_table_iterator(emitter: Emitter, value: Any, table: Any, done: int) ->
     shadow = emitter.tracer.effects.shadows.get(id(table))
     if shadow is not None and (table != shadow.before if isinstance(table, set) else list(table) != list(shadow.before)):
         raise RunEager("a dictionary or set has changed while it is iterated over")
-    name = emitter.assign(f"iter({emitter.value(table)}{TABLE_ITERATORS[type(value)]})", "iterator")
+    maker, view = TABLE_ITERATORS[type(value)]
+    name = emitter.assign(f"{maker.__name__}({emitter.value(table)}{view})", "iterator")
     emitter.body.extend([f"next({name})"] * done)
     return name
-
-
-TABLE_ITERATORS = {type(iter({})): "", type(iter(set())): "",
-                   type(iter({}.values())): ".values()", type(iter({}.items())): ".items()"}
 
 
 def build_instance(emitter: Emitter, value: Any) -> str:

@@ -18,7 +18,7 @@ from minicompile.capture.side_effects import MISSING, Lazy, is_changed
 from minicompile.capture.source import Item, Source
 from minicompile.capture.tracer import Tracer
 
-TABLES = (type(iter({})), type(iter({}.values())), type(iter({}.items())))
+TABLES = tuple(type(made(view)) for made in (iter, reversed) for view in ({}, {}.values(), {}.items()))
 PLAIN = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), reversed, type(iter("")), type(iter("é")),
          type(reversed(range(0))), *TABLES)
 COMBINING = (itertools.combinations, itertools.combinations_with_replacement, itertools.permutations, itertools.product,

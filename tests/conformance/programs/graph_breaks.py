@@ -372,6 +372,23 @@ def break_keeps_iterators():
 
 
 @program
+def break_keeps_reversed_iterators_of_dictionaries():
+    def outer(x, given, table):
+        own = reversed({"a": x, "b": x + 1, "c": x + 2}.items())
+        name, last = next(own)
+        for value in reversed(table.values()):
+            x = x * value
+            print("step")
+        for key in reversed(table):
+            x = x + len(key)
+            print(key, name)
+        return x, last, list(own), next(given)
+
+    table = {"one": 1.0, "three": 3.0, "seven": 7.0}
+    return outer, [call(count(2), reversed(table), table) for _ in range(2)]
+
+
+@program
 def break_with_unbound_local():
     def outer(x, flag):
         if flag:
