@@ -38,14 +38,9 @@ TABLE_ITERATORS = {type(made({})): (made, "") for made in (iter, reversed)} | {t
     type(made(getattr({}, view)())): (made, f".{view}()") for made in (iter, reversed) for view in ("values", "items")}
 """How an iterator over a dictionary or set is made, and of which view."""
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
-<<<<<<< HEAD
-             type(iter("")), type(iter("é")), type(reversed(range(0))), type(iter({})), type(iter({}.values())),
-             type(iter({}.items())), type(iter(set())),
+             type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS,
              *COMBINING, itertools.accumulate, itertools.chain, itertools.compress, itertools.cycle, itertools.dropwhile,
              itertools.filterfalse, itertools.islice, itertools.starmap, itertools.takewhile, itertools.zip_longest)
-=======
-             type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS)
->>>>>>> 082fff3 (Reversed iterators over dictionaries cross a graph break)
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 

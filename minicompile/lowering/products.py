@@ -64,8 +64,8 @@ def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
 def is_small(builder: GraphBuilder, args: tuple[TensorValue, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a product is little work, or a vector's, on a GPU, and the choice of its kernel is left to the compiler."""
     a, b = args[-2:]
-    if builder.config.matmul != "auto" or not gpu.holds(a) or not a.dtype.is_floating_point or len({x.dtype for x in args}) > 1:
-        return False  # products of two dtypes eager refuses, when it runs
+    if builder.config.matmul != "auto" or not gpu.holds(a) or not a.dtype.is_floating_point:
+        return False
     sizes = [size.constant or 0 for size in (*a.sizes, b.sizes[-1])]
     if not all(sizes) or not all(isinstance(factor, (int, float)) for factor in kwargs.values()):
         return False  # symbolic or empty, or scaled by what varies

@@ -28,7 +28,7 @@ def described(error):
     return type(error).__name__, str(error), notes, repr(error.__cause__), repr(error.__context__), lines, parts
 
 
-@program
+@program(core=True)
 def groups_of_exceptions_caught_in_parts():
     def inner(x, kind, log):
         y = x + 1
