@@ -15,7 +15,7 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, cast
-from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index, hint, product, total
+from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index, hint, is_nonnegative, product, total
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -93,9 +93,29 @@ def overlaps(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
     return False
 
 
+def over_positive(above: Index, below: Index) -> tuple[Index, Index]:
+    """The same fraction over a positive number, the only kind that indices are divided by."""
+    if is_nonnegative(below):
+        return above, below
+    if is_nonnegative(ZERO - below):
+        return ZERO - above, ZERO - below
+    raise Unsupported("symbolic size", f"a size is divided by {below}, which may be negative or not")
+
+
+def floor_division(above: Index, below: Index) -> Index:
+    """Python's `above // below`."""
+    return operator.floordiv(*over_positive(above, below))
+
+
+def modulo(above: Index, below: Index) -> Index:
+    """Python's `above % below`, which has the sign of `below`."""
+    rest = operator.mod(*over_positive(above, below))
+    return rest if is_nonnegative(below) else ZERO - rest
+
+
 INTEGER_OPERATIONS: dict[str, Callable[..., Index]] = {
     "Add": lambda *values: total(values), "Mul": lambda *values: product(values),
-    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
+    "FloorDiv": floor_division, "CleanDiv": floor_division, "Mod": modulo, "PythonMod": modulo,
     "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
 }  # fmt: skip
 
@@ -113,7 +133,7 @@ def _symbolic(expression: Any, shape_env: Any) -> Index:
     if kind == "Pow" and arguments[1].is_Integer and int(arguments[1]) >= 0:
         return product([_symbolic(arguments[0], shape_env)] * int(arguments[1]))
     if kind in ("floor", "FloorToInt", "TruncToInt", "CeilToInt"):
-        above, below = _ratio(arguments[0], shape_env)
+        above, below = over_positive(*_ratio(arguments[0], shape_env))
         return (above + below - 1) // below if kind == "CeilToInt" else above // below
     raise Unsupported("symbolic size", f"a size is {expression}, and {kind} has no integer form here")
 
