@@ -130,11 +130,10 @@ def interpret(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
 
 
 def _argument(interpreter: Any, value: Any) -> Any:
-    """A launch's argument for the interpreter, whose integers of 32 bits would else lie unsigned under a signed type."""
-    converted = interpreter._implicit_cvt(value)
-    if type(value) is int:
-        converted.handle.data = converted.handle.data.astype(interpreter._get_np_dtype(converted.dtype))
-    return converted
+    """A launch's argument for the interpreter: numbers have 64 bits, as those of kernels for any size have on a GPU."""
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return tl.tensor(interpreter.TensorHandle(np.array([value], np.int64), tl.int64), tl.int64)
+    return interpreter._implicit_cvt(value)
 
 
 def _prepared(plain: Callable[..., None]) -> tuple[dict[str, tuple[Any, bool]], Callable[..., None]]:

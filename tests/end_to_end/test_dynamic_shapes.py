@@ -693,10 +693,10 @@ def test_a_place_that_varies_is_within_its_dimension_or_refused(function: Callab
 
 @pytest.mark.parametrize("function", [
     lambda x, n, d: x + n // d, lambda x, n, d: x + n % d, lambda x, n, d: x + divmod(n, -d)[1], lambda x, n, d: x + n // (n - d),
-    lambda x, n, d: x + n % (d - n), lambda x, n, d: x + int(n / d) + round(n / d) + math.floor(n / d) + math.ceil(n / d),
+    lambda x, n, d: x + n % (d - n), lambda x, n, d: x.long() + n * 2**31 + d, lambda x, n, d: x.double() + n * 10**9 // d, lambda x, n, d: x + int(n / d) + round(n / d) + math.floor(n / d) + math.ceil(n / d),
 ])  # fmt: skip
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_numbers_are_divided_as_python_divides_them(function: Callable[..., Any], dynamic: bool | None) -> None:
+def test_numbers_are_multiplied_and_divided_as_python_does_it(function: Callable[..., Any], dynamic: bool | None) -> None:
     compiled, x = minicompile.compile(function, dynamic=dynamic, options={"cache": False}), torch.zeros(2)
     for n, d in ((7, 2), (8, 3), (-7, 2), (-8, 3), (7, -2), (9, -4), (-9, -4), (-10, -3), (6, 3), (-6, 3), (5, 7), (-5, 7)):
         assert torch.equal(compiled(x, n, d), function(x, n, d)), (n, d)
