@@ -63,7 +63,7 @@ _RUN: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("how a
 def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     """Run `kernel` over `grid`; CPU tensors among the arguments select the interpreter."""
     if runs_interpreted(*args, *meta.values()):
-        interpret(kernel, grid, *args, **meta)
+        _interpret(kernel, grid, args, meta, number_as_launched)
     else:
         _RUN.get()(kernel, grid, args, meta)
 
@@ -110,7 +110,26 @@ def runs_interpreted(*args: Any) -> bool:
 
 
 def interpret(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
-    """Run `kernel` (a `@triton.jit` function or its plain Python function) on NumPy, one program after the other."""
+    """Run a kernel of a generated file (a `@triton.jit` function or its plain Python function) on NumPy.
+
+    Its numbers have 64 bits, as those of kernels for any size have on a GPU.
+    """
+    _interpret(kernel, grid, args, meta, lambda interpreter, value: _number(interpreter, value, tl.int64))
+
+
+def number_as_launched(interpreter: Any, value: int) -> Any:
+    """A number of the width that a launch by Triton gives it; the interpreter's own may lie unsigned under a signed type."""
+    return _number(interpreter, value, interpreter._implicit_cvt(value).dtype)
+
+
+def _number(interpreter: Any, value: int, dtype: Any) -> Any:
+    return tl.tensor(interpreter.TensorHandle(np.array([value], interpreter._get_np_dtype(dtype)), dtype), dtype)
+
+
+def _interpret(
+    kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any], number: Callable[[Any, int], Any]
+) -> None:
+    """Run one program after the other; `number` makes an argument of an integer."""
     plain = getattr(kernel, "fn", kernel)
     parameters, rewritten = _prepared(plain)
     names = list(parameters)
@@ -120,20 +139,15 @@ def interpret(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
     shape = tuple(grid(values)) if callable(grid) else tuple(grid)
     with interpreting() as interpreter:
         converted = {
-            name: value if parameters[name][1] else _argument(interpreter, value) for name, value in values.items()
+            name: value if parameters[name][1]
+            else number(interpreter, value) if type(value) is int else interpreter._implicit_cvt(value)
+            for name, value in values.items()
         }
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*(*shape, 1, 1)[:3])
         for index in np.ndindex(*(*shape, 1, 1)[:3]):
             builder.set_grid_idx(*index)
             rewritten(**converted)
-
-
-def _argument(interpreter: Any, value: Any) -> Any:
-    """A launch's argument for the interpreter: numbers have 64 bits, as those of kernels for any size have on a GPU."""
-    if type(value) is int and -(2**63) <= value < 2**63:
-        return tl.tensor(interpreter.TensorHandle(np.array([value], np.int64), tl.int64), tl.int64)
-    return interpreter._implicit_cvt(value)
 
 
 def _prepared(plain: Callable[..., None]) -> tuple[dict[str, tuple[Any, bool]], Callable[..., None]]:

@@ -146,7 +146,7 @@ def _bind_handwritten(program: Program, module: types.ModuleType) -> None:
 def _bind_interpreter(program: Program, module: types.ModuleType) -> None:
     """Run the kernels on CPU tensors through our own use of Triton's interpreter, which knows more dtypes and sizes."""
     for kernel in program.kernels:
-        launch = functools.partial(interpret.launch, getattr(module, kernel.name))
+        launch = functools.partial(interpret.interpret, getattr(module, kernel.name))
         made = functools.partial(_interpreted, kernel, launch)
         bound = SizedLaunch(len(kernel.sizes), made) if kernel.row else made(())
         setattr(module, f"run_{kernel.name}", bound)
