@@ -76,7 +76,7 @@ class HostWriter:
         for step in schedule.steps:
             for name, older in step.inherits.items():
                 self._variables[name] = self._variables[older]
-        self._last_uses = self._find_last_uses()
+        self._gone_after = self._find_last_uses()
 
     def write(self, launches: Mapping[int, Launch | None]) -> None:
         """Print the whole body; `launches` has the launch of every step that is a kernel (`None`: nothing to do)."""
@@ -89,14 +89,13 @@ class HostWriter:
                 self.steps.append(("", ()) if launch is None else (f"run_{launch.kernel}", launch.pointers))
             else:
                 self.steps.append((self._extern(step, launches.get(number)), ()))
-            gone = [variable for variable, last in self._last_uses.items() if last == number]
-            if gone and number + 1 < len(steps):
-                self.lines.append(f"del {', '.join(gone)}")
+            if number in self._gone_after and number + 1 < len(steps):
+                self.lines.append(f"del {', '.join(self._gone_after[number])}")
         texts = [self._argument(output) for output in self._graph.outputs]
         self.lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
 
-    def _find_last_uses(self) -> dict[str, float]:
-        """The last step that uses each variable: none of its buffers is read later, and none is taken over."""
+    def _find_last_uses(self) -> dict[float, list[str]]:
+        """Each step to the variables that it is the last to use: none of their buffers is read later, or taken over."""
         ends = {name: step for step, freed in self._schedule.memory.freed_after.items() for name in freed}
         for allocation in self._schedule.memory.allocations.values():
             if allocation.reuses in ends:
@@ -104,7 +103,10 @@ class HostWriter:
         last: dict[str, float] = {}
         for name, variable in sorted(self._variables.items()):
             last[variable] = max(last.get(variable, 0), ends.get(name, math.inf))
-        return last
+        gone: dict[float, list[str]] = {}
+        for variable, step in last.items():
+            gone.setdefault(step, []).append(variable)
+        return gone
 
     # Inputs
 
