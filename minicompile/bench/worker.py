@@ -106,6 +106,17 @@ def backward(workload: Workload, function: Any, place: Place, first_only: bool) 
     return figures
 
 
+def training_step(step: Callable[[], Any], place: Place, first_only: bool) -> dict[str, Any]:
+    """The seconds of the first step, then the peak of a later one's memory and its milliseconds."""
+    figures: dict[str, Any] = {"first_step_s": first_call_seconds(step, place.device)}
+    if not first_only:
+        reset_peak(place)
+        step()
+        figures["peak_gb"] = peak_gb(place)
+        figures["train_ms"] = milliseconds(step, place.device)
+    return figures
+
+
 def model(workload: Workload, function: Any, place: Place, first_only: bool) -> dict[str, Any]:
     """Inference and a training step without the optimizer."""
     loss = workload.loss
@@ -123,13 +134,7 @@ def model(workload: Workload, function: Any, place: Place, first_only: bool) -> 
     if not first_only:
         figures["error"] = error(workload, function)
         figures["infer_ms"] = milliseconds(infer, place.device)
-    figures["first_step_s"] = first_call_seconds(step, place.device)
-    if not first_only:
-        reset_peak(place)
-        step()
-        figures["peak_gb"] = peak_gb(place)
-        figures["train_ms"] = milliseconds(step, place.device)
-    return figures
+    return figures | training_step(step, place, first_only)
 
 
 def network(workload: Workload, function: Any, place: Place, first_only: bool) -> dict[str, Any]:
@@ -160,14 +165,7 @@ def network(workload: Workload, function: Any, place: Place, first_only: bool) -
         del exact
         figures["infer_ms"] = milliseconds(infer, place.device)
     function.train()
-    reset_peak(place)
-    figures["first_step_s"] = first_call_seconds(step, place.device)
-    if not first_only:
-        reset_peak(place)
-        step()
-        figures["peak_gb"] = peak_gb(place)
-        figures["train_ms"] = milliseconds(step, place.device)
-    return figures
+    return figures | training_step(step, place, first_only)
 
 
 def memory(workload: Workload, function: Any, place: Place, first_only: bool) -> dict[str, Any]:
