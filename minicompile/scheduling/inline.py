@@ -6,7 +6,7 @@ overwrites what it reads.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, rewrite_index, walk
 from minicompile.ir.index import ZERO, Axis, Index, as_index
@@ -35,6 +35,8 @@ class InlineFacts:
         computed_points, inlined_points: how often it is computed apart, and inside the consumers together.
         nodes, loads: size of its body.
         fusible: some consumer could share the producer's kernel instead.
+        shared_bytes: what consumers read that a reduction behind the producer reads too, with whose rows it is not computed.
+        kept: it is a result of the graph, and will be computed apart in any case.
         epilogue: it reads several results of one shape with its own, computed here, and a reduction consumes it.
     """
 
@@ -47,6 +49,8 @@ class InlineFacts:
     nodes: int
     loads: int
     fusible: bool
+    shared_bytes: int
+    kept: bool
     epilogue: bool
 
 
@@ -55,25 +59,36 @@ def should_inline(facts: InlineFacts) -> bool:
 
     Kept apart, the result is written once and read by each consumer, the inputs are read once. Inlined, each consumer
     reads the inputs. Additional arithmetic is weighed at `OPERATIONS_PER_BYTE`; a launch saved counts as bytes when no
-    consumer could take the producer into its kernel. An epilogue of what computes its inputs stays one: one result is
-    then stored instead of several.
+    consumer could take the producer into its kernel. So do data that a consumer can read together with the reduction
+    behind the producer, once nothing stands between the two: the scale and offset of a group norm. An epilogue of what
+    computes its inputs stays one: one result is then stored instead of several.
     """
     if facts.nodes > MAXIMUM_NODES or facts.loads > MAXIMUM_LOADS or facts.epilogue:
         return False
     extra = facts.arithmetic * max(0, facts.inlined_points - facts.computed_points) // OPERATIONS_PER_BYTE
     launch = 0 if facts.fusible else LAUNCH_BYTES
+    if facts.kept:
+        return extra < facts.shared_bytes
     if facts.consumers == 1:
-        return facts.inlined_points <= facts.computed_points or extra < 2 * facts.result_bytes + launch
+        saved = 2 * facts.result_bytes + launch + facts.shared_bytes
+        return facts.inlined_points <= facts.computed_points or extra < saved
     if facts.nodes > MAXIMUM_SHARED_NODES or facts.loads > MAXIMUM_SHARED_LOADS:
         return False
-    apart = facts.result_bytes * facts.consumers
+    apart = facts.result_bytes * facts.consumers + facts.shared_bytes
     inlined = facts.input_bytes * (facts.consumers - 1)
     return inlined + extra < apart + (launch if facts.input_bytes == 0 else 0)
 
 
 def inline_producers(graph: LoweredGraph) -> tuple[Operation, ...]:
-    """The operations with every producer worth it substituted into its consumers, and unread results dropped."""
-    return _Inliner(graph).run()
+    """The operations with every producer worth it substituted into its consumers, and unread results dropped.
+
+    What was inlined leaves other producers with fewer consumers, so they are judged again until nothing changes.
+    """
+    operations: tuple[Operation, ...] = ()
+    while len(operations) != len(graph.operations):
+        operations = graph.operations
+        graph = dataclasses.replace(graph, operations=_Inliner(graph).run())
+    return graph.operations
 
 
 class _Inliner:
@@ -88,6 +103,7 @@ class _Inliner:
         self.loads: list[dict[str, tuple[Index, ...]]] = [
             loads_by_buffer(op.loads) if isinstance(op, Loop) else {} for op in graph.operations
         ]
+        self.reduced = self.find_reduced()
 
     def run(self) -> tuple[Operation, ...]:
         kept: list[Operation] = []
@@ -96,9 +112,26 @@ class _Inliner:
                 operation = self.with_producers(operation, self.loads[position])
                 if self.may_inline(operation) and should_inline(self.facts(operation, position)):
                     self.recipes[operation.buffer] = operation
-                    continue
+                    if operation.buffer not in self.kept_alive:
+                        continue
             kept.append(operation)
         return drop_unread(kept, self.graph)
+
+    def find_reduced(self) -> dict[str, dict[str, int]]:
+        """Each loop's result to the buffers that the reductions behind it read, and how many results these have."""
+        reduced: dict[str, dict[str, int]] = {}
+        for operation, read in zip(self.graph.operations, self.loads, strict=True):
+            if isinstance(operation, Loop) and isinstance(operation.fold, Reduction):
+                reduced[operation.buffer] = dict.fromkeys(read, points(operation.axes))
+            elif behind := self.behind(read, reduced):
+                assert isinstance(operation, Loop)
+                reduced[operation.buffer] = behind
+        return reduced
+
+    @staticmethod
+    def behind(names: Iterable[str], reduced: Mapping[str, dict[str, int]]) -> dict[str, int]:
+        """What `find_reduced` knows of a loop that reads `names`."""
+        return {source: rows for name in names for source, rows in reduced.get(name, {}).items()}
 
     def with_producers(self, loop: Loop, read: Mapping[str, tuple[Index, ...]]) -> Loop:
         """The loop with its inlined producers' bodies in place of loads."""
@@ -131,7 +164,7 @@ class _Inliner:
     def may_inline(self, loop: Loop) -> bool:
         """Whether inlining into all consumers is possible and safe."""
         name = loop.buffer
-        if loop.fold is not None or loop.overwrites is not None or is_scatter(loop) or name in self.kept_alive:
+        if loop.fold is not None or loop.overwrites is not None or is_scatter(loop):
             return False
         readers = self.dependences.readers.get(name, ())
         operations = self.graph.operations
@@ -168,12 +201,15 @@ class _Inliner:
         buffers = self.graph.buffers
         read = loads_by_buffer(loads(loop.value))
         readers = self.dependences.readers[loop.buffer]
-        inlined_points, fusible = 0, False
+        behind = self.behind(read, self.reduced)
+        inlined_points, shared_bytes, fusible = 0, 0, False
         for reader in readers:
             consumer = self.graph.operations[reader]
             assert isinstance(consumer, Loop)
             space = space_of(consumer)
             inlined_points += points(space) * len(self.loads[reader][loop.buffer])
+            shared = [name for name in self.loads[reader] if behind.get(name, points(loop.axes)) != points(loop.axes)]
+            shared_bytes += sum(read_bytes(buffers[name], self.loads[reader][name]) for name in shared)
             fusible |= points(space) == points(loop.axes) or (
                 isinstance(consumer.fold, Reduction) and points(consumer.axes) == points(loop.axes)
             )
@@ -189,6 +225,8 @@ class _Inliner:
             nodes=len(body),
             loads=sum(map(len, read.values())),
             fusible=fusible,
+            shared_bytes=shared_bytes,
+            kept=loop.buffer in self.kept_alive,
             epilogue=self.is_epilogue(loop, read, readers),
         )
 

@@ -218,3 +218,14 @@ def test_nothing_else_asks_for_the_device() -> None:
         if ASKS_THE_DEVICE.search(path.read_text())
     }
     assert asking == {*IMITATE_EAGER, *KNOW_BOTH}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_group_norm_and_what_follows_read_the_data_once(grad: bool) -> None:
+    compiled = minicompile.compile(lambda x, w, b: F.silu(F.group_norm(x, 2, w, b)), options=OPTIONS)
+    args = leaf(3, 8, 5, 6), leaf(8), leaf(8)
+    with torch.set_grad_enabled(grad):
+        compiled(*args)
+    (graph,) = compiled_function(compiled).compiler.graphs
+    walks = [step for step in graph.parts["forward"].schedule.steps if "x" in step.reads]
+    assert len(walks) == 1

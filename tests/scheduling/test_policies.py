@@ -22,7 +22,7 @@ from tests.scheduling.hand_made import GraphMaker, softmax
 GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
 MEGA = 1 << 20
 CAST = InlineFacts(consumers=3, result_bytes=64 * MEGA, input_bytes=32 * MEGA, arithmetic=1, computed_points=16 * MEGA,
-                   inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, epilogue=False)
+                   inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, shared_bytes=0, kept=False, epilogue=False)
 PAIR = PairFacts(bytes_apart=100 * MEGA, bytes_fused=60 * MEGA, vertical=True, distance=3, buffers=4, loops=2,
                  scan_length=0, rows=4096, row_length=4096, second_pass=False)
 
@@ -42,6 +42,14 @@ def test_costly_values_are_repeated_only_where_nothing_is_computed_twice() -> No
     costly = dataclasses.replace(CAST, arithmetic=400)
     assert not should_inline(costly)
     assert should_inline(dataclasses.replace(costly, consumers=1, inlined_points=16 * MEGA))
+
+
+def test_what_keeps_a_consumer_from_the_walk_of_its_reduction_is_repeated() -> None:
+    scale = dataclasses.replace(CAST, consumers=1, result_bytes=MEGA, computed_points=MEGA // 4, inlined_points=32 * MEGA)
+    assert not should_inline(scale)
+    assert should_inline(dataclasses.replace(scale, shared_bytes=64 * MEGA))
+    assert not should_inline(dataclasses.replace(scale, kept=True))
+    assert should_inline(dataclasses.replace(scale, shared_bytes=64 * MEGA, kept=True))
 
 
 def test_bodies_never_grow_without_bound() -> None:
