@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from minicompile.ir.interned import Interned
@@ -204,6 +204,21 @@ def total(values: Iterable[int | Index]) -> Index:
 def product(values: Iterable[int | Index]) -> Index:
     """The product of `values`; 1 when there are none."""
     return functools.reduce(operator.mul, values, ONE)
+
+
+def row_major(indices: Iterable[Index], sizes: Iterable[Index]) -> Index:
+    """The position of `indices` in row-major order."""
+    return functools.reduce(lambda flat, place: flat * place[1] + place[0], zip(indices, sizes, strict=True), ZERO)
+
+
+def digits(flat: Index, sizes: Sequence[Index]) -> list[Index]:
+    """The inverse of `row_major`."""
+    found, inner = [], ONE
+    for number, size in enumerate(reversed(sizes)):
+        quotient = flat // inner
+        found.append(quotient if number == len(sizes) - 1 else quotient % size)
+        inner = inner * size
+    return found[::-1]
 
 
 def _recombine(index: Index) -> Index:

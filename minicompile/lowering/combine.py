@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from minicompile.ir.expr import Expr, cast
-from minicompile.ir.index import ZERO, Index
+from minicompile.ir.index import ZERO, Index, row_major
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.reduction import lower_mean, working_dtype
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
 from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import TensorValue
-from minicompile.lowering.view import reshaped, row_major, unsqueezed, wrap
+from minicompile.lowering.view import reshaped, unsqueezed, wrap
 
 MOST_PIECES = 12
 MOST_WINDOW_ELEMENTS = 27

@@ -11,13 +11,12 @@ import torch
 
 from minicompile.ir import operators  # noqa: F401  (defines the operators of random numbers)
 from minicompile.ir.expr import Expr, Random, cast
-from minicompile.ir.index import Index
+from minicompile.ir.index import Index, row_major
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import Rule, UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, index_at_least, index_value, masked, number
 from minicompile.lowering.sizes import size_index, size_indices
 from minicompile.lowering.values import TensorValue
-from minicompile.lowering.view import row_major
 
 
 def _filled(builder: GraphBuilder, value: Any) -> TensorValue:

@@ -15,9 +15,9 @@ from minicompile.ir.index import ONE, ZERO, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, index_value, number
-from minicompile.lowering.sizes import is_empty, is_one, stride_indices
+from minicompile.lowering.sizes import is_empty, is_one, size_indices, stride_indices
 from minicompile.lowering.values import TensorValue
-from minicompile.lowering.view import squeezed, wrap
+from minicompile.lowering.view import reshaped, wrap
 
 
 def dims_of(value: TensorValue, dims: Any) -> list[int]:
@@ -142,8 +142,8 @@ def lower_variance(
     chosen = dims_of(value, dims)
     with_mean = isinstance(builder.val, (tuple, list))
     result = builder.val[0].dtype if with_mean else builder.val.dtype
-    kept = moments(builder, value, chosen, working_dtype(result))
-    mean, squares = (squeezed(part, [] if keepdim else chosen) for part in kept)
+    shape = size_indices(builder.val[0].shape if with_mean else builder.val.shape)
+    mean, squares = (reshaped(part, shape) for part in moments(builder, value, chosen, working_dtype(result)))
     count = product(value.sizes[d] for d in chosen)
     taken = 1 if correction is None else correction
     divisor: Any = number(count, torch.float64) if count.constant is None else max(count.constant - taken, 0)

@@ -110,10 +110,14 @@ class TensorValue:
         element = Load(self.buffer, self.at(indices), self.stored)
         return element if self.stored == self.dtype else Apply("bitcast", (element,), self.dtype)
 
-    def load_broadcast(self, indices: Sequence[Index]) -> Expr:
-        """The element that broadcasting puts at `indices` of a result of at least this rank."""
+    def own_indices(self, indices: Sequence[Index]) -> list[Index]:
+        """Where the element is that broadcasting puts at `indices` of a result of at least this rank."""
         own = indices[len(indices) - len(self.sizes) :] if self.sizes else ()
-        return self.load([ZERO if is_one(size) else index for size, index in zip(self.sizes, own, strict=True)])
+        return [ZERO if is_one(size) else index for size, index in zip(self.sizes, own, strict=True)]
+
+    def load_broadcast(self, indices: Sequence[Index]) -> Expr:
+        """The element that broadcasting puts there."""
+        return self.load(self.own_indices(indices))
 
     def reindexed(
         self, sizes: tuple[Index, ...], source: Callable[[tuple[Index, ...]], Sequence[Index]], copied: bool = False

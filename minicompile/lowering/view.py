@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from minicompile.errors import Unsupported
-from minicompile.ir.index import ONE, ZERO, Index, hint, product, total, upper_bound
+from minicompile.ir.index import ONE, ZERO, Index, digits, hint, product, row_major, total, upper_bound
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import Rule, UseExtern, lowers_view
 from minicompile.lowering.sizes import is_empty, is_one, size_index, size_indices
@@ -39,27 +39,12 @@ def reshaped(value: TensorValue, sizes: Indices) -> TensorValue:
     def source(indices: Indices) -> Sequence[Index]:
         result = [ZERO] * value.rank
         for old, new in groups:
-            split_index(row_major([indices[d] for d in new], [sizes[d] for d in new]), old, value.sizes, result)
+            flat = row_major([indices[d] for d in new], [sizes[d] for d in new])
+            for dim, index in zip(old, digits(flat, [value.sizes[d] for d in old]), strict=True):
+                result[dim] = index
         return result
 
     return value.reindexed(sizes, source)
-
-
-def row_major(indices: Sequence[Index], sizes: Sequence[Index]) -> Index:
-    """The position of `indices` in row-major order."""
-    flat = ZERO
-    for index, size in zip(indices, sizes, strict=True):
-        flat = flat * size + index
-    return flat
-
-
-def split_index(flat: Index, dims: Sequence[int], sizes: Sequence[Index], result: list[Index]) -> None:
-    """The inverse of `row_major`: write each dimension's index into `result`."""
-    inner = ONE
-    for position, dim in enumerate(reversed(dims)):
-        quotient = flat // inner
-        result[dim] = quotient if position == len(dims) - 1 else quotient % sizes[dim]
-        inner = inner * sizes[dim]
 
 
 def matching_groups(old: Indices, new: Indices) -> list[tuple[list[int], list[int]]]:
@@ -80,16 +65,6 @@ def matching_groups(old: Indices, new: Indices) -> list[tuple[list[int], list[in
                 break
         groups.append((group_left, group_right))
     return groups
-
-
-def expanded(value: TensorValue, sizes: Indices) -> TensorValue:
-    """`value` broadcast to `sizes`."""
-    lead = len(sizes) - value.rank
-
-    def source(indices: Indices) -> Sequence[Index]:
-        return [ZERO if is_one(size) else index for size, index in zip(value.sizes, indices[lead:], strict=True)]
-
-    return value.reindexed(sizes, source)
 
 
 def permuted(value: TensorValue, order: Sequence[int]) -> TensorValue:
@@ -147,27 +122,9 @@ def selected(value: TensorValue, dim: int, index: Index) -> TensorValue:
     return value.reindexed(value.sizes[:dim] + value.sizes[dim + 1 :], lambda i: [*i[:dim], index, *i[dim:]])
 
 
-@lowers_view("squeeze squeeze.dim squeeze.dims")
-def lower_squeeze(builder: GraphBuilder, value: TensorValue, dims: Any = None) -> TensorValue:
-    """Without the dimensions of size one."""
-    return squeezed(value, range(value.rank) if dims is None else [dims] if isinstance(dims, int) else dims)
-
-
-def squeezed(value: TensorValue, dims: Sequence[int]) -> TensorValue:
-    """`value` without those of some dimensions that are of size one."""
-    dropped = {wrap(d, value.rank) for d in dims} & {d for d, s in enumerate(value.sizes) if is_one(s)}
-    kept = [d for d in range(value.rank) if d not in dropped]
-
-    def source(indices: Indices) -> Sequence[Index]:
-        by_dim = dict(zip(kept, indices, strict=True))
-        return [by_dim.get(d, ZERO) for d in range(value.rank)]
-
-    return value.reindexed(tuple(value.sizes[d] for d in kept), source)
-
-
 def unsqueezed(value: TensorValue, dim: int) -> TensorValue:
     """A size of one put before `dim`."""
-    return value.reindexed(value.sizes[:dim] + (ONE,) + value.sizes[dim:], lambda i: [*i[:dim], *i[dim + 1 :]])
+    return reshaped(value, value.sizes[:dim] + (ONE,) + value.sizes[dim:])
 
 
 @lowers_view("as_strided")
@@ -292,11 +249,10 @@ def lower_view_dtype(builder: GraphBuilder, value: TensorValue, dtype: torch.dty
 
 TABLE: dict[str, Rule] = {
     "alias detach lift_fresh lift": lambda builder, value, *_: value,
-    "view reshape": lambda builder, value, *_: reshaped(value, result_sizes(builder)),
-    "expand": lambda builder, value, *_, **__: expanded(value, result_sizes(builder)),
+    "view reshape squeeze squeeze.dim squeeze.dims unsqueeze": lambda builder, value, *_: reshaped(value, result_sizes(builder)),
+    "expand": lambda builder, value, *_, **__: value.reindexed(result_sizes(builder), value.own_indices),
     "permute": lambda builder, value, order: permuted(value, [wrap(d, value.rank) for d in order]),
     "select.int": lambda builder, value, dim, index: selected(value, wrap(dim, value.rank), size_index(index)),
-    "unsqueeze": lambda builder, value, dim: unsqueezed(value, wrap(dim, value.rank + 1)),
     "unbind.int": lambda builder, value, dim=0: tuple(
         selected(value, wrap(dim, value.rank), size_index(i)) for i in range(len(builder.val))),
 }  # fmt: skip

@@ -20,10 +20,12 @@ from minicompile.ir.index import (
     as_index,
     atoms,
     coefficient_of,
+    digits,
     floor_divide,
     hint,
     product,
     remainder,
+    row_major,
 )
 
 AxisMap = tuple[tuple[Axis, Index], ...]
@@ -71,24 +73,14 @@ def axes_in_value(value: Expr) -> frozenset[Axis]:
 @functools.lru_cache(maxsize=1 << 12)
 def flatten(axes: tuple[Axis, ...]) -> Index:
     """The position in the row-major order of `axes`."""
-    position = ZERO
-    for axis in axes:
-        position = position * axis.size + as_index(axis)
-    return position
+    return row_major(map(as_index, axes), (axis.size for axis in axes))
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def unflatten(position: Index, axes: tuple[Axis, ...]) -> AxisMap:
     """The value of each axis at a row-major position."""
-    images: list[tuple[Axis, Index]] = []
-    stride = ONE
-    for number, axis in enumerate(reversed(axes)):
-        image = floor_divide(position, stride)
-        if number < len(axes) - 1:
-            image = remainder(image, axis.size)
-        images.append((axis, ZERO if axis.size is ONE else image))
-        stride = stride * axis.size
-    return tuple(reversed(images))
+    images = digits(position, [axis.size for axis in axes])
+    return tuple((axis, ZERO if axis.size is ONE else image) for axis, image in zip(axes, images, strict=True))
 
 
 @functools.lru_cache(maxsize=1 << 14)
