@@ -179,21 +179,6 @@ def _below_largest(value: Tensor, dim: int) -> Tensor:
     return value - torch.amax(value, dim, keepdim=True) if value.numel() else value
 
 
-def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """`aten._softmax_backward_data`."""
-    compute = wide(grad.dtype)
-    grad, output = grad.to(compute), output.to(compute)
-    product = grad * output
-    return (product - output * product.sum(dim, keepdim=True)).to(input_dtype)
-
-
-def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """`aten._log_softmax_backward_data`."""
-    compute = wide(grad.dtype)
-    grad, output = grad.to(compute), output.to(compute)
-    return (grad - torch.exp(output) * grad.sum(dim, keepdim=True)).to(input_dtype)
-
-
 def rms_norm_backward(
     grad: Tensor, value: Tensor, normalized_shape: list[int], rstd: Tensor, weight: Tensor | None, output_mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -259,8 +244,6 @@ OWN: dict[str, Decomposition] = {
     "soft_margin_loss_backward": soft_margin_loss_backward,
     "_softmax": softmax,
     "_log_softmax": log_softmax,
-    "_softmax_backward_data": softmax_backward,
-    "_log_softmax_backward_data": log_softmax_backward,
     "nll_loss_backward nll_loss2d_backward": nll_loss_backward,
     "_fused_rms_norm_backward": rms_norm_backward,
     "upsample_linear1d upsample_bilinear2d upsample_trilinear3d": of_fractions(upsample_linear),
