@@ -5,6 +5,7 @@ on the sink; inputs and what must not run twice hang on the source. The cut is w
 graphs.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -274,20 +275,13 @@ def shrink(
     candidates = sorted(
         (n for n in banned if not is_impure(n)), key=lambda n: (work(n) / max(num_bytes(n), 1), view.position[n])
     )
-    low, high = 0, len(candidates)
-    best = kept, banned
-    while low < high:
-        middle = (low + high + 1) // 2
-        freed = set(candidates[:middle])
-        attempt = {node: reason for node, reason in banned.items() if node not in freed}
-        found = minimum_cut(view, attempt, mutated)
-        if kept_bytes(found) <= allowed:
-            best, high = (found, attempt), middle - 1
-        else:
-            if kept_bytes(found) < kept_bytes(best[0]) and kept_bytes(best[0]) > allowed:
-                best = found, attempt
-            low = middle
-    return best
+
+    def freeing(count: int) -> tuple[set[Node], dict[Node, str]]:
+        left = {node: banned[node] for node in banned.keys() - candidates[:count]}
+        return minimum_cut(view, left, mutated), left
+
+    counts = range(len(candidates))
+    return freeing(bisect.bisect_left(counts, True, key=lambda count: kept_bytes(freeing(count)[0]) <= allowed))
 
 
 def kept_bytes(kept: Iterable[Node]) -> int:
