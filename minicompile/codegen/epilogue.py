@@ -73,8 +73,8 @@ class EpilogueWriter:
         tiles = (TileAxis(batch, 1, "parallel"), TileAxis(row, 2, "parallel"), TileAxis(col, 2, "parallel"))
         geometry = TileGeometry(TilePlan(tiles, "pointwise", 4, 1), False)
         namer = Namer(["product", "extra", "in_range", *geometry.names()])
-        parameters = {buffer: namer.fresh(f"{context.names[buffer]}_ptr") for buffer in order}
-        writer = ExpressionWriter(geometry, parameters, context.round_each)
+        pointers = {buffer: namer.fresh(f"{context.names[buffer]}_ptr") for buffer in order}
+        writer = ExpressionWriter(geometry, pointers, context.round_each)
         writer.namer = namer
         value = rewrite(value, on_each=folded_integers)
         leaf = next(e for e in walk(value) if isinstance(e, Load) and e.buffer == PRODUCT)
@@ -89,10 +89,12 @@ class EpilogueWriter:
         for made in step.outputs[1:]:
             assert made is not None
             offset = writer.offset(_place(made.strides, loop.axes))
-            lines.append(call("tl.store", f"{parameters[made.name]} + {offset.text}", "product", "mask=in_range").text)
+            lines.append(call("tl.store", f"{pointers[made.name]} + {offset.text}", "product", "mask=in_range").text)
         masks = [geometry.mask_line(axis) for axis in (row, col) if axis in writer.masked]
-        unpacked = [f"{parameter} = extra[{number}]" for number, parameter in enumerate(parameters.values())]
-        text = render("epilogue", name=name, lines=[*unpacked, *masks, *lines], result=result.text)
+        unpacked = [f"{pointer} = extra[{number}]" for number, pointer in enumerate(pointers.values())]
+        parameters = "product, batch_index, row_index, col_index, in_range, extra"
+        text = render(
+            "function", name=name, parameters=parameters, lines=[*unpacked, *masks, *lines, f"return {result.text}"])
         return EpilogueText(name, text.strip(), tuple(order), frozenset(writer.functions))
 
 

@@ -13,16 +13,6 @@ from minicompile.ir.schedule import DeviceProperties
 
 
 @dataclasses.dataclass(frozen=True)
-class Pass:
-    """One walk over the reduction axis: the lines before the loop, its head, in it, and after it."""
-
-    before: tuple[str, ...]
-    header: tuple[str, ...]
-    body: tuple[str, ...]
-    after: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class KernelText:
     """What the template of kernels prints.
 
@@ -30,7 +20,6 @@ class KernelText:
         arguments: run-time parameters: one per buffer of `pointers`, then sizes.
         constants: compile-time parameters.
         setup: lines that define positions and masks.
-        passes: walks over the reduction axis of a looped kernel.
         body: the other statements.
         functions: device functions called.
         grid: three Python expressions.
@@ -43,7 +32,6 @@ class KernelText:
     pointers: tuple[str, ...]
     constants: tuple[tuple[str, int], ...]
     setup: tuple[str, ...]
-    passes: tuple[Pass, ...]
     body: tuple[str, ...]
     functions: tuple[str, ...]
     grid: tuple[str, str, str]

@@ -14,7 +14,7 @@ from minicompile.codegen.expression_writer import Scope, Value, index_axes
 from minicompile.codegen.folds import fold_of
 from minicompile.codegen.geometry import block_name, position_name, start_name
 from minicompile.codegen.index_text import host
-from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
+from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.triton_kernel import KernelWriter
 from minicompile.codegen.triton_text import LOW_PRECISION, TRITON_DTYPES, Text, call
 from minicompile.ir.expr import Expr, Load
@@ -43,16 +43,16 @@ class LoopedKernelWriter(KernelWriter):
         self.levels = self.values.levels(self.axis, self.online)
         self.store_levels = self._store_levels()
 
-    def print_passes(self) -> tuple[Pass, ...]:
+    def print_body(self) -> list[str]:
         """Print pass after pass; what a loop does not change is printed before it."""
         levels = [self.levels[loop.buffer] for loop in self.values.folds(Reduction)]
         count = max([*levels, *self.store_levels.values()], default=-1) + 1
         loads = [{load for root in self._roots(n) for load in self.values.memory_loads(root)} for n in range(count)]
-        passes = tuple(self._pass(number, self._eviction(loads, number)) for number in range(count))
+        passes = [line for number in range(count) for line in self._pass(number, self._eviction(loads, number))]
         for loop in self.group.loops:
             if loop.buffer in self.group.stored and loop.buffer not in self.store_levels:
                 self.store(loop)
-        return passes
+        return passes + self.writer.outer.lines + self.writer.outer.tail
 
     def _store_levels(self) -> dict[str, int]:
         """The pass of every store along the reduction axis: the first that can make it and may overwrite its memory."""
@@ -101,7 +101,8 @@ class LoopedKernelWriter(KernelWriter):
         policies |= dict.fromkeys(loads[number] & later, "evict_last")
         return {load: policy for load, policy in policies.items() if index_axes(load.index) >= everywhere}
 
-    def _pass(self, number: int, eviction: dict[Load, str]) -> Pass:
+    def _pass(self, number: int, eviction: dict[Load, str]) -> list[str]:
+        """One walk over the axis: the lines before the loop, its head, those in it, and those after it."""
         writer = self.writer
         writer.outer.lines, writer.inner, writer.eviction = [], Scope(self.axis), eviction
         writer.masked.discard(self.axis)
@@ -118,31 +119,31 @@ class LoopedKernelWriter(KernelWriter):
                 finish.append(self._accumulate(loop))
         for loop in self._stores(number):
             self.store(loop)
-        inner, before = writer.inner, tuple(writer.outer.lines)
-        header = self._header()
+        inner, before = writer.inner, writer.outer.lines
+        head, *positions = self._header()
         writer.outer.lines, writer.inner = [], writer.outer
         writer.namer.release(inner.names)
         for step in finish:
             step()
-        after, writer.outer.lines = tuple(writer.outer.lines), []
+        after, writer.outer.lines = writer.outer.lines, []
         for scan in scans:
             del writer.known[self.values.leaf(scan)]
-        return Pass(before, header, tuple(inner.lines + inner.tail), after)
+        return [*before, head, *(f"    {line}" for line in positions + inner.lines + inner.tail), *after]
 
-    def _header(self) -> tuple[str, ...]:
+    def _header(self) -> list[str]:
         """The `for` line, and the positions and mask of a step if they are used."""
         axis, block, size = self.axis, block_name(self.axis), host(self.axis.size)
         stages = self.geometry.plan.num_stages
         walk, ahead = ("tl.range", f", num_stages={stages}") if stages > 1 else ("range", "")
         if axis not in self.geometry.live:
-            return (f"for {position_name(axis)} in {walk}(0, {size}{ahead}):",)
+            return [f"for {position_name(axis)} in {walk}(0, {size}{ahead}):"]
         start = start_name(axis)
         lines = [f"for {start} in {walk}(0, {size}, {block}{ahead}):"]
         if axis in self.writer.used | self.writer.masked:
             lines.append(f"{position_name(axis)} = {start} + {self.geometry.block_range(axis)}")
         if axis in self.writer.masked:
             lines.append(self.geometry.mask_line(axis))
-        return tuple(lines)
+        return lines
 
     def _scan_step(self, loop: Loop) -> None:
         """One step of a scan that carries its last value to the next step."""

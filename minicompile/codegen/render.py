@@ -33,7 +33,7 @@ def render(template: str, **names: Any) -> str:
 
 def kernel_source(kernel: KernelText) -> str:
     """A kernel's definition, decorator included."""
-    return render("kernel", kernel=kernel, signature=_signature(kernel))
+    return render("function", name=kernel.name, parameters=_signature(kernel), lines=kernel.setup + kernel.body)
 
 
 def _signature(kernel: KernelText) -> str:

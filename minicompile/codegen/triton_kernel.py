@@ -8,7 +8,7 @@ from minicompile.codegen.expression_writer import ExpressionWriter, Value, index
 from minicompile.codegen.folds import FoldWriter, fold_of
 from minicompile.codegen.geometry import Geometry, plan_for_device
 from minicompile.codegen.group_values import GroupValues, without_final_rounding
-from minicompile.codegen.kernel_text import KernelContext, KernelText, Pass
+from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.naming import Namer
 from minicompile.codegen.triton_text import Text, call, compute_dtype, stored_literal
 from minicompile.ir.expr import Constant
@@ -59,7 +59,7 @@ class KernelWriter:
 
     def write(self) -> KernelText:
         """Print everything, then the lines that define the positions and masks that were used."""
-        passes = self.print_passes()
+        body = self.print_body()
         writer, geometry = self.writer, self.geometry
         symbols = {symbol.name: symbol for symbol in writer.symbols | geometry.symbols()}
         pointers = [KernelArgument(self.parameters[name], self.context.buffers[name].dtype) for name in self.pointers]
@@ -70,22 +70,21 @@ class KernelWriter:
             pointers=tuple(self.pointers),
             constants=geometry.constants(),
             setup=tuple(geometry.setup(writer.used, writer.masked)),
-            passes=passes,
-            body=tuple(writer.outer.lines + writer.outer.tail),
+            body=tuple(body),
             functions=tuple(sorted(writer.functions)),
             grid=geometry.grid(),
             limits=frozenset(self.limits) if symbols else frozenset(),
             row=self.row,
         )
 
-    def print_passes(self) -> tuple[Pass, ...]:
-        """Print the statements into the writer's scopes; returns the loops of a looped kernel."""
+    def print_body(self) -> list[str]:
+        """The kernel's statements."""
         for loop in self.group.loops:
             if loop.fold is not None and self.values.first_fold(loop) is loop:
                 self.fold_block(loop)
             if loop.buffer in self.group.stored:
                 self.store(loop)
-        return ()
+        return self.writer.outer.lines + self.writer.outer.tail
 
     def fold_block(self, loop: Loop) -> None:
         """A reduction or scan over an axis that lies in one block."""
