@@ -16,7 +16,7 @@ import torch
 from minicompile.errors import MinicompileError
 from minicompile.ir import index as indices
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random
-from minicompile.ir.index import Index, Symbol
+from minicompile.ir.index import Atom, FloorDiv, Index, Indirect, Mod, Symbol
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
 from minicompile.ir.operators import _normal_from, _uniform_from, philox_words
 
@@ -25,6 +25,27 @@ HALF = (torch.float16, torch.bfloat16)
 
 class EvaluationFailed(MinicompileError):
     """A program did something that a kernel must never do: read outside a buffer, use an undefined name."""
+
+
+def evaluate(index: Index, values: Mapping[Any, Any], load: Callable[[Any], Any] | None = None) -> Any:
+    """An index with numbers or arrays for axes and symbols (a symbol without a value takes its hint); `load` computes the
+    scalar expression of an `Indirect` atom."""
+
+    def atom_value(atom: Atom) -> Any:
+        match atom:
+            case _ if atom in values:
+                return values[atom]
+            case Symbol():
+                return atom.hint
+            case FloorDiv():
+                return evaluate(atom.numerator, values, load) // evaluate(atom.divisor, values, load)
+            case Mod():
+                return evaluate(atom.numerator, values, load) % evaluate(atom.divisor, values, load)
+            case Indirect() if load is not None:
+                return load(atom.value)
+        raise KeyError(f"no value for {atom}")
+
+    return sum(math.prod(map(atom_value, monomial), start=coefficient) for monomial, coefficient in index.terms)
 
 
 def draw(kind: str, seed: torch.Tensor, counter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -133,7 +154,7 @@ class Evaluator:
 
     def number(self, value: Any) -> int:
         """A size or stride in this run."""
-        return int(indices.evaluate(value, self.symbols)) if isinstance(value, Index) else int(value)
+        return int(evaluate(value, self.symbols)) if isinstance(value, Index) else int(value)
 
     def step(self, operation: Loop | ExternKernel) -> None:
         """Run one operation."""
@@ -270,7 +291,7 @@ class Expressions:
 
     def index(self, index: Index) -> Any:
         """An index over the iteration space."""
-        return indices.evaluate(index, self.run.positions, self.of)
+        return evaluate(index, self.run.positions, self.of)
 
     def _compute(self, expression: Expr) -> Any:
         match expression:

@@ -440,18 +440,10 @@ def substituted(index: Index, replacements: tuple[tuple[Atom, Index], ...]) -> I
 
 
 def _substitute_terms(index: Index, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None) -> Index:
-    return as_index(_computed(index, lambda atom: _substitute_atom(atom, replacements, in_value)))
-
-
-def _computed(index: Index, value_of: Callable[[Atom], Any]) -> Any:
-    """The sum of products with other values for atoms."""
-    result: Any = 0
-    for monomial, coefficient in index.terms:
-        term: Any = coefficient
-        for atom in monomial:
-            term = value_of(atom) * term
-        result = term + result
-    return result
+    return total(
+        product(_substitute_atom(atom, replacements, in_value) for atom in monomial) * coefficient
+        for monomial, coefficient in index.terms
+    )
 
 
 def _substitute_atom(atom: Atom, replacements: Mapping[Atom, Index], in_value: Callable[[Any], Any] | None) -> Index:
@@ -494,29 +486,13 @@ def coefficient_of(index: Index, axis: Axis) -> Index | None:
 
 def hint(index: Index) -> int:
     """The value with symbols at the sizes seen at compile time; axes must not occur."""
-    return evaluate(index, {})
+    known = index.constant
+    return int(substituted(index, _hints(index))) if known is None else known
 
 
-def evaluate(index: Index, values: Mapping[Atom, Any], load: Callable[[Any], Any] | None = None) -> Any:
-    """Compute with numbers or arrays for axes and symbols (a symbol without a value takes its hint).
-
-    `load` computes the scalar expression of an `Indirect` atom.
-    """
-    return _computed(index, lambda atom: _evaluate_atom(atom, values, load))
-
-
-def _evaluate_atom(atom: Atom, values: Mapping[Atom, Any], load: Callable[[Any], Any] | None) -> Any:
-    if atom in values:
-        return values[atom]
-    match atom:
-        case Symbol():
-            return atom.hint
-        case FloorDiv() | Mod():
-            divide = operator.floordiv if isinstance(atom, FloorDiv) else operator.mod
-            return divide(*(evaluate(part, values, load) for part in (atom.numerator, atom.divisor)))
-        case Indirect() if load is not None:
-            return load(atom.value)
-    raise KeyError(f"no value for {atom}")
+@functools.lru_cache(maxsize=1 << 12)
+def _hints(index: Index) -> tuple[tuple[Atom, Index], ...]:
+    return tuple((atom, as_index(atom.hint)) for atom in atoms(index) if isinstance(atom, Symbol))
 
 
 ZERO = Index(())

@@ -77,37 +77,17 @@ COMPARISONS: dict[str, Callable[..., Scalar]] = {
 }  # fmt: skip
 
 
-def _category(dtype: torch.dtype) -> int:
-    return 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
-
-
-_NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
-
-
-@functools.lru_cache(maxsize=4096)
-def _promoted(tensors: tuple[tuple[torch.dtype, bool], ...], numbers: tuple[type, ...], default: torch.dtype) -> torch.dtype:
-    """The dtype of an operation: tensors with dimensions first, then 0-d tensors, then numbers, by category."""
-    groups = (
-        [dtype for dtype, has_dims in tensors if has_dims],
-        [dtype for dtype, has_dims in tensors if not has_dims],
-        [default if kind is float else _NUMBER_DTYPES[kind] for kind in numbers],
-    )
-    result: torch.dtype | None = None
-    for group in groups:
-        if group:
-            together = functools.reduce(torch.promote_types, group)
-            if result is None or _category(together) > _category(result):
-                result = together
-    assert result is not None
-    return result
-
-
 def promoted_dtype(*arguments: Any) -> torch.dtype:
-    """What `arguments` (tensors and numbers) promote to in eager."""
-    tensors = tuple((a.dtype, a.rank > 0) for a in arguments if isinstance(a, TensorValue))
-    numbers = tuple({Index: int}.get(type(a), float if isinstance(a, Expr) else type(a)) for a in arguments
-                    if isinstance(a, (bool, int, float, Index, Expr)))  # fmt: skip
-    return _promoted(tensors, numbers, torch.get_default_dtype())
+    """What one or two arguments (tensors and numbers) promote to in eager."""
+    first, second = map(_example, (arguments[0], arguments[-1]))
+    return torch.result_type(first, second)
+
+
+def _example(argument: Any) -> Any:
+    """What promotes as an argument does."""
+    if isinstance(argument, TensorValue):
+        return torch.empty((1,) * min(argument.rank, 1), dtype=argument.dtype, device="meta")
+    return 1 if isinstance(argument, Index) else 1.0 if isinstance(argument, Expr) else argument
 
 
 def _elementwise(formula: Callable[..., Scalar], compares: bool, of_bits: bool) -> Callable[..., TensorValue]:

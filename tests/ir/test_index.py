@@ -15,13 +15,13 @@ from minicompile.ir.index import (
     Symbol,
     as_index,
     coefficient_of,
-    evaluate,
     is_below,
     is_nonnegative,
     lower_bound,
     substitute,
     upper_bound,
 )
+from tests.evaluate import evaluate
 
 AXES = (Axis("a", 3), Axis("b", 4), Axis("c", 5))
 POINTS = [dict(zip(AXES, values)) for values in itertools.product(range(3), range(4), range(5))]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked
-from minicompile.ir.index import Axis, Index, evaluate, hint
+from minicompile.ir.index import Axis, Index, hint
 from minicompile.ir.loops import BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan
 from minicompile.ir.schedule import KernelGroup, Schedule
+from tests.evaluate import evaluate
 
 Array = Any
 OPERATIONS: dict[str, Callable[..., Array]] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 
-from minicompile.ir.index import Axis, as_index, evaluate, floor_divide, remainder, total
+from minicompile.ir.index import Axis, as_index, floor_divide, remainder, total
 from minicompile.scheduling.reindexing import flatten, is_one_to_one, match_axes, move, solve, step_of, unflatten
+from tests.evaluate import evaluate
 
 I, J, K = Axis("i", 6), Axis("j", 8), Axis("k", 3)
 
