@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from minicompile.graph import torch_interface
 from minicompile.graph.convolution_bias import separate_biases
-from minicompile.graph.layout import channels_last, is_returned, tokens_first
+from minicompile.graph.layout import channels_last, tokens_first
 from minicompile.graph.operators import is_fusible, is_impure, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
 
@@ -147,38 +147,6 @@ def freeze(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
 
 
-def split_of_cat(module: GraphModule) -> GraphModule:
-    """A piece of a `cat` that is exactly one of its parts is that part."""
-    for node in list(module.graph.nodes):
-        if name_of(node) != "slice" or name_of(node.args[0]) != "cat" or not is_static(node):
-            continue
-        joined = node.args[0]
-        if node.all_input_nodes != [joined] or not is_static(joined):  # its bounds are symbolic
-            continue
-        dim = (joined.args[1] if len(joined.args) > 1 else 0) % joined.meta["val"].dim()
-        sliced, start, stop, step = slice_arguments(node)
-        if sliced % joined.meta["val"].dim() != dim or step != 1:
-            continue
-        offset = 0
-        for part in joined.args[0]:
-            if part.meta["val"].dim() != joined.meta["val"].dim():
-                continue  # an empty list of numbers, which `cat` takes beside any shape
-            width = part.meta["val"].shape[dim]
-            fits = (start, stop) == (offset, offset + width) and part.meta["val"].shape == node.meta["val"].shape
-            if fits and part.meta["val"].dtype == node.meta["val"].dtype and (not is_returned(node) or same_layout(node, part)):
-                replace(node, part)
-                break
-            offset += width
-    return module
-
-
-def slice_arguments(node: Node) -> tuple[int, int, int, int]:
-    """Dim, start, stop and step of a slice, defaults filled in and bounds clamped."""
-    dim, start, stop, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])  # type: ignore[misc]  # by the schema
-    length = operand(node).meta["val"].shape[dim]
-    return dim, *slice(start, stop, step).indices(length)  # type: ignore[return-value]  # by the schema
-
-
 def let_go_of_pooled_values(module: GraphModule) -> GraphModule:
     """Gradients of pooling, which take their second argument for its shape alone, take what pointwise work made it from.
 
@@ -235,7 +203,6 @@ PASSES: tuple[Pass, ...] = (
     merge_common_subexpressions,
     remove_clones,
     remove_no_op_views,
-    split_of_cat,
     merge_common_subexpressions,
     let_go_of_pooled_values,
     tokens_first,

@@ -356,3 +356,10 @@ def test_an_encoder_without_gradients_leaves_out_padding_as_eager_does(outer: bo
                 expected, found = (f(x, padding) if outer else f(x, src_key_padding_mask=padding)
                                    for f in ((forward if outer else encoder), compiled))  # fmt: skip
             torch.testing.assert_close(found, expected)
+
+
+def test_a_piece_of_a_concatenation_that_is_one_of_its_parts_reads_no_other() -> None:
+    compiled = minicompile.compile(lambda first, second: torch.cat([first, second * 3], 1)[:, :6] + 1, options={"cache": False})
+    first, second = torch.randn(4, 6), torch.randn(4, 9)
+    torch.testing.assert_close(compiled(first, second), first + 1)
+    assert "second_ptr" not in str(minicompile.sources(compiled))
