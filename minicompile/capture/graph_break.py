@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from minicompile.capture.break_kinds import Break, RunEager
-from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
-from minicompile.capture.opcodes import after_end_for, callable_slots, is_method_form
+from minicompile.capture.instruction import VERSION, Instruction
+from minicompile.capture.opcodes import COMPUTED, DISPLAYS, EFFECTS, after_end_for, callable_slots, is_method_form
 from minicompile.capture.opcodes_calls import call_parts
-from minicompile.capture.operators import BINARY, operator_functions
 from minicompile.capture.reconstruct import Emitter
 from minicompile.capture.resume import one_instruction
 from minicompile.capture.side_effects import Lazy
@@ -173,21 +172,23 @@ def with_exit_step(cutter: Cutter) -> Step:
     return Step(0, [f"{name} = {leave}(type({error}), {error}, {error}.__traceback__)"], [name])
 
 
-def expression_step(count: int | Callable[[int], int], text: str | Callable[..., str]) -> Callable[[Cutter], Step]:
-    """A step that evaluates one expression over its operands: a template, or a function of cutter and operands."""
+def operand_count(at: Instruction) -> int:
+    """How many values on top of the stack an instruction reads."""
+    count, inside = OPERANDS[at.name], at.arg if at.name in DISPLAYS else 0
+    return inside + (count if isinstance(count, int) else count(at.arg))
+
+
+def text_step(template: str) -> Callable[[Cutter], Step]:
+    """A step that evaluates an expression over its operands, or executes a statement if it pushes nothing."""
 
     def rule(cutter: Cutter) -> Step:
-        at, name = cutter.instruction, cutter.result()
-        taken = count if isinstance(count, int) else count(at.arg)
-        value = cutter.filled(text, taken) if isinstance(text, str) else text(cutter, *cutter.operands(taken))
-        return Step(taken, [f"{name} = {value}"], list(callable_slots(name, None) if is_method_form(at) else (name,)))
+        at, name, count = cutter.instruction, cutter.result(), operand_count(cutter.instruction)
+        text = cutter.filled(template, count)
+        if at.name in EFFECTS:
+            return Step(count, [text], [])
+        return Step(count, [f"{name} = {text}"], list(callable_slots(name, None) if is_method_form(at) else (name,)))
 
     return rule
-
-
-def statement_step(count: int, template: str) -> Callable[[Cutter], Step]:
-    """A step that executes one statement over `count` operands."""
-    return lambda cutter: Step(count, [cutter.filled(template, count)], [])
 
 
 def call_step(cutter: Cutter) -> Step:
@@ -216,35 +217,16 @@ def call_ex_step(cutter: Cutter) -> Step:
     return Step(count, [f"{name} = {cutter.caller(function, 1)}({target}, *{args}{keywords})"], [name])
 
 
-def binary_text(cutter: Cutter, left: str, right: str) -> str:
-    """A binary operator."""
-    symbol = BINARY_SYMBOLS[cutter.instruction.arg]
-    if symbol.endswith("=") and symbol[:-1] in BINARY:
-        return f"{cutter.emitter.constant(operator_functions(BINARY[symbol[:-1]])[1], 'in_place')}({left}, {right})"
-    return f"{left} {symbol} {right}"
-
-
-def compare_text(cutter: Cutter, left: str, right: str) -> str:
-    """A comparison."""
-    text = f"{left} {cutter.instruction.value} {right}"
-    return f"bool({text})" if VERSION >= (3, 13) and cutter.instruction.arg & 16 else text
-
-
-def executed_step(count: int | Callable[[int], int]) -> Callable[[Cutter], Step]:
-    """A step that lets Python execute the instruction on the top `count` stack elements (or as many as its argument says)."""
-
-    def rule(cutter: Cutter) -> Step:
-        at = cutter.instruction
-        taken = count if isinstance(count, int) else count(at.arg)
-        code, operands = dis.opmap[at.name], cutter.frame.stack[len(cutter.frame.stack) - taken :]
-        given = taken + dis.stack_effect(code, at.arg if code >= dis.HAVE_ARGUMENT else None)
-        function = cutter.emitter.constant(one_instruction(at.name, at.arg, taken, given), at.name.lower())
-        texts = ["None" if item is NULL else cutter.emitter.value(item) for item in operands]
-        names = [cutter.result() for _ in range(given)]
-        pushes = [None if place < taken and operands[place] is NULL else name for place, name in enumerate(names)]
-        return Step(taken, [f"[{', '.join(names)}] = {function}({', '.join(texts)})"], pushes)
-
-    return rule
+def executed_step(cutter: Cutter) -> Step:
+    """A step that lets Python execute the instruction."""
+    at, taken = cutter.instruction, operand_count(cutter.instruction)
+    code, operands = dis.opmap[at.name], cutter.frame.stack[len(cutter.frame.stack) - taken :]
+    given = taken + dis.stack_effect(code, at.arg if code >= dis.HAVE_ARGUMENT else None)
+    function = cutter.emitter.constant(one_instruction(at.name, at.arg, taken, given), at.name.lower())
+    texts = ["None" if item is NULL else cutter.emitter.value(item) for item in operands]
+    names = [cutter.result() for _ in range(given)]
+    pushes = [None if place < taken and operands[place] is NULL else name for place, name in enumerate(names)]
+    return Step(taken, [f"[{', '.join(names)}] = {function}({', '.join(texts)})"], pushes)
 
 
 def import_from_step(cutter: Cutter) -> Step:
@@ -253,33 +235,21 @@ def import_from_step(cutter: Cutter) -> Step:
     return Step(1, [f"from {module.__name__} import {cutter.instruction.value} as {name}"], [kept, name])
 
 
+OPERANDS: dict[str, int | Callable[[int], int]] = {
+    **{name: count for table in (COMPUTED, EFFECTS, DISPLAYS) for name, (count, _) in table.items()},
+    **dict.fromkeys(("BEFORE_WITH", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "MATCH_SEQUENCE", "MATCH_MAPPING"), 1),
+    "MATCH_KEYS": 2, "DICT_MERGE": 4 if VERSION >= (3, 13) else 3,  # its errors name the function that is called
+}
 STEPS: dict[str, Callable[[Cutter], Step]] = {
-    "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step,
-    "BEFORE_WITH": executed_step(1), "WITH_EXCEPT_START": with_exit_step, "IMPORT_FROM": import_from_step,
-    **dict.fromkeys(("BUILD_SET", "BUILD_TUPLE", "BUILD_LIST"), executed_step(int)),
-    **dict.fromkeys(("BUILD_CONST_KEY_MAP", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "LIST_APPEND", "SET_ADD"),
-                    executed_step(lambda depth: depth + 1)),
-    **dict.fromkeys(("UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "UNARY_POSITIVE", "CALL_INTRINSIC_1", "LIST_TO_TUPLE",
-                     "MATCH_SEQUENCE", "MATCH_MAPPING", "GET_AITER", "CONVERT_VALUE", "FORMAT_SIMPLE"), executed_step(1)),
-    **dict.fromkeys(("MATCH_KEYS", "CALL_INTRINSIC_2", "FORMAT_WITH_SPEC"), executed_step(2)),
-    "MATCH_CLASS": executed_step(3), "BUILD_MAP": executed_step(lambda count: 2 * count),
-    "FORMAT_VALUE": executed_step(lambda flags: 2 if flags & 4 else 1),
-    "DICT_MERGE": executed_step(lambda depth: depth + (4 if VERSION >= (3, 13) else 3)),
-    "LOAD_DEREF": lambda cutter: expression_step(
-        0, f"{cutter.emitter.value(cutter.frame.cells[cutter.instruction.value])}.cell_contents")(cutter),
-    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), expression_step(1, "{0}.{name}")),
-    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), expression_step(0, "{namespace}[{name!r}]")),
-    "LOAD_SUPER_ATTR": expression_step(3, "{0}({1}, {2}).{name}"),
-    "IMPORT_NAME": expression_step(2, "__import__({name!r}, {namespace}, None, {1}, {0})"),
-    "IS_OP": expression_step(2, lambda cutter, left, right: f"{left} is {'not ' * cutter.instruction.arg}{right}"),
-    "BINARY_OP": expression_step(2, binary_text), "COMPARE_OP": expression_step(2, compare_text),
-    "CONTAINS_OP": expression_step(2, lambda cutter, item, holder: f"{item} {'not ' * cutter.instruction.arg}in {holder}"),
-    "BINARY_SUBSCR": expression_step(2, "{0}[{1}]"), "BINARY_SLICE": expression_step(3, "{0}[{1}:{2}]"),
-    "UNARY_NOT": expression_step(1, "not {0}"), "UNARY_NEGATIVE": expression_step(1, "-{0}"),
-    "UNARY_INVERT": expression_step(1, "~{0}"), "TO_BOOL": expression_step(1, "bool({0})"),
-    "GET_ITER": expression_step(1, "iter({0})"),
-    "STORE_GLOBAL": statement_step(1, "{namespace}[{name!r}] = {0}"),
-    "STORE_ATTR": statement_step(2, "{1}.{name} = {0}"), "DELETE_ATTR": statement_step(1, "del {0}.{name}"),
-    "STORE_SUBSCR": statement_step(3, "{1}[{2}] = {0}"), "STORE_SLICE": statement_step(4, "{1}[{2}:{3}] = {0}"),
-    "DELETE_SUBSCR": statement_step(2, "del {0}[{1}]"),
+    **dict.fromkeys(OPERANDS, executed_step),
+    "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step, "WITH_EXCEPT_START": with_exit_step,
+    "IMPORT_FROM": import_from_step, "IMPORT_NAME": text_step("__import__({name!r}, {namespace}, None, {1}, {0})"),
+    "LOAD_DEREF": lambda cutter: text_step(
+        f"{cutter.emitter.value(cutter.frame.cells[cutter.instruction.value])}.cell_contents")(cutter),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), text_step("{0}.{name}")), "LOAD_SUPER_ATTR": text_step("{0}({1}, {2}).{name}"),
+    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), text_step("{namespace}[{name!r}]")),
+    **dict.fromkeys(("STORE_GLOBAL", "STORE_NAME"), text_step("{namespace}[{name!r}] = {0}")),
+    "DELETE_GLOBAL": text_step("del {namespace}[{name!r}]"),
+    "STORE_ATTR": text_step("{1}.{name} = {0}"), "DELETE_ATTR": text_step("del {0}.{name}"),
+    "BINARY_SUBSCR": text_step("{0}[{1}]"), "STORE_SUBSCR": text_step("{1}[{2}] = {0}"),
 }

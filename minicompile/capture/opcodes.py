@@ -135,12 +135,6 @@ def filled_cell(frame: Frame, name: str) -> types.CellType:
     return cell
 
 
-@opcode("LOAD_DEREF")
-def load_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Push what a cell holds."""
-    frame.stack.append(cell_value(tracer, filled_cell(frame, instruction.value)))
-
-
 @opcode("STORE_DEREF")
 def store_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Store into a cell."""
@@ -154,27 +148,6 @@ def store_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def delete_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Empty a cell."""
     del filled_cell(frame, instruction.value).cell_contents
-
-
-@opcode("LOAD_GLOBAL", "LOAD_NAME")
-def load_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Push a global, with the empty slot of a call where the instruction says so."""
-    value = tracer.load_global(frame.globals, instruction.value)
-    frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
-
-
-@opcode("STORE_GLOBAL", "STORE_NAME")
-def store_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Write a global, later."""
-    tracer.effects.globals[(id(frame.globals), instruction.value)] = (frame.globals, tracer.resolve(frame.stack.pop()))
-    tracer.keep.append(frame.globals)
-
-
-@opcode("DELETE_GLOBAL")
-def delete_global(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Delete a global, later."""
-    tracer.load_global(frame.globals, instruction.value)
-    tracer.effects.globals[(id(frame.globals), instruction.value)] = (frame.globals, MISSING)
 
 
 @opcode("POP_TOP", "END_FOR", "POP_ITER")
@@ -227,6 +200,15 @@ def attribute_of_super(tracer: Tracer, at: Instruction, function: Any, kind: Any
     return get_attribute(tracer, owner, at.value)
 
 
+def write_global(tracer: Tracer, name: str, value: Any) -> None:
+    """Write a global, or delete it, later."""
+    namespace = tracer.frames[-1].globals
+    if value is MISSING:
+        tracer.load_global(namespace, name)  # which raises if there is none
+    tracer.effects.globals[(id(namespace), name)] = (namespace, value)
+    tracer.keep.append(namespace)
+
+
 def table_of(tracer: Tracer, keys: Any, *values: Any) -> Any:
     """The dictionary or set that a display makes."""
     result: Any = tracer.made({} if values else set())
@@ -243,6 +225,9 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "PUSH_NULL": (0, lambda tracer, at: NULL),
     "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
     "LOAD_BUILD_CLASS": (0, lambda tracer, at: builtins.__build_class__),  # which breaks where it is called
+    "LOAD_GLOBAL": (0, lambda tracer, at: tracer.load_global(tracer.frames[-1].globals, at.value)),
+    "LOAD_NAME": (0, lambda tracer, at: tracer.load_global(tracer.frames[-1].globals, at.value)),
+    "LOAD_DEREF": (0, lambda tracer, at: cell_value(tracer, filled_cell(tracer.frames[-1], at.value))),
     "LOAD_ATTR": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
     "LOAD_METHOD": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
     "LOAD_SUPER_ATTR": (3, attribute_of_super),
@@ -282,7 +267,21 @@ EFFECTS: dict[str, tuple[int, Callable[..., Any]]] = {
     "STORE_SUBSCR": (3, lambda tracer, at, value, owner, key: set_item(tracer, owner, key, value)),
     "STORE_SLICE": (4, lambda tracer, at, value, owner, start, stop: set_item(tracer, owner, slice(start, stop), value)),
     "DELETE_SUBSCR": (2, lambda tracer, at, owner, key: delete_item(tracer, owner, key)),
+    "STORE_GLOBAL": (1, lambda tracer, at, value: write_global(tracer, at.value, value)),
+    "STORE_NAME": (1, lambda tracer, at, value: write_global(tracer, at.value, value)),
+    "DELETE_GLOBAL": (0, lambda tracer, at: write_global(tracer, at.value, MISSING)),
 }
+
+
+def computed(count: int | Callable[[int], int], *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what some instructions compute."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            COMPUTED[name], HANDLERS[name] = (count, function), compute
+        return function
+
+    return register
 
 
 @opcode(*COMPUTED)

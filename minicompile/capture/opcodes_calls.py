@@ -13,7 +13,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
-from minicompile.capture.opcodes import function_text, opcode, refuse_unless, take, top
+from minicompile.capture.opcodes import computed, function_text, opcode, refuse_unless, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.resume import RAISED, one_instruction
 from minicompile.capture.source import Baked, Item, is_trusted_module
@@ -58,12 +58,10 @@ def call_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(call(tracer, tracer.resolve(function), tuple(args), kwargs))
 
 
-@opcode("CALL_FUNCTION_EX")
-def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+@computed(lambda flags: 3 + (flags & 1), "CALL_FUNCTION_EX")
+def call_function_ex(tracer: Tracer, at: Instruction, first: Any, second: Any, args: Any, kwargs: Any = None) -> Any:
     """`f(*args, **kwargs)`."""
-    kwargs = tracer.resolve(frame.stack.pop()) if instruction.arg & 1 else {}
-    args = tracer.resolve(frame.stack.pop())
-    function = take(tracer, frame, 2)[0 if VERSION >= (3, 13) else 1]
+    function = first if VERSION >= (3, 13) else second
     refuse_unless(args, "__iter__", f"{function_text(function)} argument after * must be an iterable, not {{}}")
     positional = tuple(tracer.resolve(item) for item in native_iterable(tracer, args))
     keywords = {}
@@ -72,25 +70,23 @@ def call_function_ex(tracer: Tracer, frame: Frame, instruction: Instruction) -> 
             if not isinstance(key, str):
                 raise RaisedInUserCode(TypeError("keywords must be strings"))
             keywords[key] = get_item(tracer, kwargs, key)
-    frame.stack.append(call(tracer, function, positional, keywords))
+    return call(tracer, function, positional, keywords)
 
 
-@opcode("MAKE_FUNCTION")
-def make_function(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+@computed(lambda flags: 1 + flags.bit_count(), "MAKE_FUNCTION")
+def make_function(tracer: Tracer, at: Instruction, *values: Any) -> Any:
     """Make a function object, for real."""
-    code = tracer.resolve(frame.stack.pop())
-    function = function_of(code, frame.globals, tuple(types.CellType() for _ in code.co_freevars))
-    for flag in (8, 4, 2, 1) if VERSION < (3, 13) else ():
-        if instruction.arg & flag:
-            function = with_part(function, flag, tracer.resolve(frame.stack.pop()))
-    frame.stack.append(tracer.made(function))
+    *values, code = values
+    function = function_of(code, tracer.frames[-1].globals, tuple(types.CellType() for _ in code.co_freevars))
+    for flag, value in zip([flag for flag in (1, 2, 4, 8) if at.arg & flag], values, strict=True):
+        function = with_part(function, flag, value)
+    return tracer.made(function)
 
 
-@opcode("SET_FUNCTION_ATTRIBUTE")
-def set_function_attribute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+@computed(2, "SET_FUNCTION_ATTRIBUTE")
+def set_function_attribute(tracer: Tracer, at: Instruction, value: Any, function: Any) -> Any:
     """Defaults, annotations or closure of a function just made (3.13)."""
-    function, value = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    frame.stack.append(tracer.made(with_part(function, instruction.arg, value)))
+    return tracer.made(with_part(function, at.arg, value))
 
 
 def function_of(code: types.CodeType, namespace: dict[str, Any], closure: tuple[Any, ...]) -> types.FunctionType:
@@ -114,13 +110,12 @@ def with_part(function: types.FunctionType, flag: int, value: Any) -> types.Func
     return function
 
 
-@opcode("IMPORT_NAME")
-def import_name(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+@computed(2, "IMPORT_NAME")
+def import_name(tracer: Tracer, at: Instruction, level: Any, from_list: Any) -> Any:
     """Import a module that is already loaded."""
-    from_list, level = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    name = instruction.value
+    name = at.value
     if level:
-        package = frame.globals.get("__package__") or ""
+        package = tracer.frames[-1].globals.get("__package__") or ""
         base = package.rsplit(".", level - 1)[0] if level > 1 else package
         name = f"{base}.{name}" if name else base
     if name not in sys.modules:
@@ -131,7 +126,7 @@ def import_name(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
         tracer.wrap(module, Item(Baked(sys.modules, "sys.modules"), key))
     elif id(module) not in tracer.sources:
         tracer.register(module, module, Baked(module, module.__name__))
-    frame.stack.append(module)
+    return module
 
 
 @opcode("IMPORT_FROM")
@@ -231,15 +226,14 @@ def groups_within(tracer: Tracer, error: Any) -> list[Any]:
     return [error, *(group for part in get_attribute(tracer, error, "exceptions") for group in groups_within(tracer, part))]
 
 
-@opcode("PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
-def raised_by_group_handlers(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+@computed(2, "PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
+def raised_by_group_handlers(tracer: Tracer, at: Instruction, original: Any, raised: Any) -> Any:
     """What a `try` with `except*` clauses raises in the end."""
-    if instruction.name == "CALL_INTRINSIC_2" and instruction.arg != 1:
-        raise Break("unsupported instruction", f"intrinsic {instruction.arg} of two values")
-    raised, original = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
-    (error,) = one_instruction(instruction.name, instruction.arg, 2, 1)(original, raised)
+    if at.name == "CALL_INTRINSIC_2" and at.arg != 1:
+        raise Break("unsupported instruction", f"intrinsic {at.arg} of two values")
+    (error,) = one_instruction(at.name, at.arg, 2, 1)(original, raised)
     groups_within(tracer, error)
-    frame.stack.append(error)
+    return error
 
 
 @opcode("RERAISE")
@@ -312,12 +306,6 @@ def end_send(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     del frame.stack[-2]
 
 
-@opcode("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "ASYNC_GEN_WRAP")
-def asynchronous(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Coroutines are left to Python."""
-    raise Break("asynchronous code", "`await` and `async`")
-
-
 FLAGS_OF_PATTERNS = {"MATCH_SEQUENCE": 1 << 5, "MATCH_MAPPING": 1 << 6}  # CPython's flags of sequences and of mappings
 
 
@@ -345,27 +333,25 @@ def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
         lambda key, absent: call(tracer, get_attribute(tracer, subject, "get"), (key, absent), {}), keys))
 
 
-@opcode("MATCH_CLASS")
-def match_class(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+@computed(3, "MATCH_CLASS")
+def match_class(tracer: Tracer, at: Instruction, subject: Any, kind: Any, names: Any) -> Any:
     """The attributes of a class pattern, or `None`."""
-    names, kind, subject = tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop()), tracer.resolve(frame.stack.pop())
     if not truth(tracer, call(tracer, isinstance, (subject, kind), {})):
-        frame.stack.append(None)
-        return
+        return None
     itself, positional = False, ()
-    if instruction.arg:
+    if at.arg:
         positional = call(tracer, getattr, (kind, "__match_args__", None), {})
         itself = positional is None and bool(kind.__flags__ & MATCHES_ITSELF)
         accepted = 1 if itself else len(positional or ())
         if type(positional) is not tuple and positional is not None:
             raise RaisedInUserCode(TypeError(
                 f"{kind.__name__}.__match_args__ must be a tuple (got {type(positional).__name__})"))
-        if instruction.arg > accepted:
+        if at.arg > accepted:
             raise RaisedInUserCode(TypeError(f"{kind.__name__}() accepts {accepted} positional sub-pattern"
-                                             f"{'' if accepted == 1 else 's'} ({instruction.arg} given)"))
-        positional = (positional or ())[: instruction.arg]
+                                             f"{'' if accepted == 1 else 's'} ({at.arg} given)"))
+        positional = (positional or ())[: at.arg]
     found = all_found(lambda name, absent: call(tracer, getattr, (subject, name, absent), {}), (*positional, *names))
-    frame.stack.append((subject, *found) if itself and found is not None else found)
+    return (subject, *found) if itself and found is not None else found
 
 
 MATCHES_ITSELF = 1 << 22  # CPython's flag of classes whose one positional pattern is the value itself

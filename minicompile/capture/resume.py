@@ -124,7 +124,8 @@ def converted(item: Instr, cells: set[str]) -> Instr:
 @functools.cache
 def one_instruction(name: str, arg: int, taken: int, given: int) -> Callable[..., tuple[Any, ...]]:
     """A function that executes one instruction on a stack of its arguments, and returns what is then on the stack."""
-    caches = [("CACHE", 0)] * (name == "UNPACK_SEQUENCE")  # no other one that is executed so has any
+    sizes: Any = dis._inline_cache_entries
+    caches = [("CACHE", 0)] * (sizes.get(name, 0) if VERSION >= (3, 13) else sizes[dis.opmap[name]])
     steps = [("RESUME", 0), *(("LOAD_FAST", place) for place in range(taken)), ("EXTENDED_ARG", arg >> 8), (name, arg & 255),
              *caches, ("BUILD_TUPLE", given), ("RETURN_VALUE", 0)]
     code = one_instruction.__wrapped__.__code__.replace(
