@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
             guard_order(tracer, value)
         return tracer.made(iter(value))
     if method is MISSING and isinstance(class_lookup(tracer, kind, "__getitem__")[0], types.FunctionType):
-        return tracer.made(ByIndex(tracer, value))
+        return tracer.call(by_index, (value,))
     if is_outside(tracer, value):
         if hasattr(kind, "__next__"):
             return value
@@ -50,25 +51,16 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
         raise RaisedInUserCode(error.with_traceback(None)) from None
 
 
-class ByIndex:
-    """The old iteration protocol: `value[0]`, `value[1]`, ... until `IndexError`."""
-
-    def __init__(self, tracer: Tracer, value: Any) -> None:
-        self.tracer, self.value, self.position = tracer, value, 0
-
-    def __iter__(self) -> ByIndex:
-        return self
-
-    def __next__(self) -> Any:
+def by_index(value: Any) -> Iterator[Any]:
+    """The old iteration protocol, to be traced: `value[0]`, `value[1]`, ... until `IndexError`."""
+    place = 0
+    while True:
         try:
-            item = call(self.tracer, get_attribute(self.tracer, self.value, "__getitem__"), (self.position,), {})
-        except RaisedInUserCode as error:
-            if isinstance(error.value, (IndexError, StopIteration)):
-                self.value = ()  # it stays at its end, whatever becomes of the sequence
-                raise StopIteration from None
-            raise
-        self.position += 1
-        return item
+            item = value[place]
+        except (IndexError, StopIteration):
+            return
+        yield item
+        place += 1
 
 
 class Remaining:
@@ -91,7 +83,7 @@ class Iterables(Remaining):
         return native_iterable(self.tracer, super().__next__())
 
 
-OURS = (Generator, ByIndex, Remaining)
+OURS = (Generator, Remaining)
 
 
 def advance(tracer: Tracer, iterator: Any) -> Any:

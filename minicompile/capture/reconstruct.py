@@ -22,7 +22,7 @@ from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
 from minicompile.capture.guards import Writer
-from minicompile.capture.iteration import ByIndex, Iterables, Remaining
+from minicompile.capture.iteration import Iterables, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, same, typed
@@ -31,7 +31,7 @@ from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
-from minicompile.capture.upcoming import COMBINING, numbers_of_count, skip, written_down
+from minicompile.capture.upcoming import COMBINING, skip, written_down
 from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, is_outside
 
 TABLE_ITERATORS = {type(made({})): (made, "") for made in (iter, reversed)} | {type(iter(set())): (iter, "")} | {
@@ -293,13 +293,6 @@ def build_generator(emitter: Emitter, value: Generator) -> str:
     return emitter.assign(emitter.resumption(frame, *place, generator=True), "generator")
 
 
-def build_by_index(emitter: Emitter, value: ByIndex) -> str:
-    """An iterator over an object without `__iter__`."""
-    name = emitter.assign(f"iter({emitter.value(value.value)})", "iterator")
-    emitter.body.append(f"{name}.__setstate__({value.position})")
-    return name
-
-
 def build_remaining(emitter: Emitter, value: Remaining) -> str:
     """An iterator that native code reads; if its class is the user's, its `__iter__` must not run once more."""
     text = emitter.value(value.iterator)
@@ -426,14 +419,13 @@ BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
     functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
-    ByIndex: build_by_index, Remaining: build_remaining, Iterables: build_remaining,
+    Remaining: build_remaining, Iterables: build_remaining,
     itertools.pairwise: build_pairwise,
     slice: lambda emitter, value: f"slice({emitter.row((value.start, value.stop, value.step))})",
     super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
-    **dict.fromkeys(DATES_AND_FRACTIONS, build_by_reduction), itertools.count: lambda emitter, value: emitter.assign(
-        f"{emitter.constant(itertools.count, 'count')}({', '.join(map(repr, numbers_of_count(value)))})", "iterator"),
+    **dict.fromkeys(DATES_AND_FRACTIONS, build_by_reduction),
     **dict.fromkeys((Callback, Predicate), lambda emitter, value: emitter.value(value.function)),
 }
 

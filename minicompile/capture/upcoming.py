@@ -4,7 +4,6 @@ A variant depends on how many elements are left only as far as it took them, so 
 Must not run any of the user's code: iterators that would (`map`, generators, subclasses) are not looked into.
 """
 
-import ast
 import collections
 import contextlib
 import gc
@@ -22,14 +21,14 @@ TABLES = tuple(type(made(view)) for made in (iter, reversed) for view in ({}, {}
 PLAIN = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), reversed, type(iter("")), type(iter("é")),
          type(reversed(range(0))), *TABLES)
 COMBINING = (itertools.combinations, itertools.combinations_with_replacement, itertools.permutations, itertools.product,
-             itertools.repeat)  # which have taken all elements where they are made
+             itertools.repeat, itertools.count)  # which have taken all that they need where they are made
 IMMUTABLE = (tuple, range, str)
 CONTAINERS = (*IMMUTABLE, list, dict)
 
 
 def is_plain(iterator: Any) -> bool:
     """Whether an iterator of Python's own gives what a container holds."""
-    return type(iterator) in PLAIN or type(iterator) in (enumerate, zip, itertools.count, *COMBINING)
+    return type(iterator) in PLAIN or type(iterator) in (enumerate, zip, *COMBINING)
 
 
 def written_down(iterator: Any) -> tuple[Any, ...]:
@@ -38,14 +37,6 @@ def written_down(iterator: Any) -> tuple[Any, ...]:
     with warnings.catch_warnings(action="ignore") if warns else contextlib.nullcontext():
         reduced: tuple[Any, ...] = iterator.__reduce__()
         return reduced
-
-
-def numbers_of_count(iterator: Any) -> tuple[Any, ...]:
-    """The next number of an `itertools.count`, and its step unless that is 1, as its text says; nothing where it does not."""
-    with contextlib.suppress(ValueError, SyntaxError):
-        numbers = ast.literal_eval(repr(iterator)[len("count"):])
-        return numbers if isinstance(numbers, tuple) else (numbers,)
-    return ()
 
 
 def copied(iterator: Any, parts: dict[int, Any]) -> Any:
@@ -65,9 +56,6 @@ def copied(iterator: Any, parts: dict[int, Any]) -> Any:
             copy = maker(*args)
             if state and state[0] is not None:
                 copy.__setstate__(state[0])
-    elif kind is itertools.count:
-        numbers = numbers_of_count(iterator)
-        copy = itertools.count(*numbers) if numbers else MISSING
     elif kind in (enumerate, zip):
         maker, args, *state = iterator.__reduce__()
         args = [copied(item, parts) if hasattr(item, "__next__") else item for item in args]
