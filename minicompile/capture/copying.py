@@ -6,19 +6,14 @@ import enum
 import types
 from typing import Any
 
-import torch
-
-from minicompile.capture.attributes import class_lookup, get_attribute, instance_dict, python_method, tensor_class
+from minicompile.capture.attributes import class_lookup, instance_dict, python_method
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
-from minicompile.capture.guards import no_overlap
-from minicompile.capture.shared_memory import is_whole
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside
-from minicompile.ir.fake_mode import storage_key
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
 
 PLAIN_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 ATOMS = (*IDENTITY_TYPES, enum.Enum, types.FunctionType)
@@ -51,44 +46,11 @@ def rule_deepcopy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any])
     memo = args[1] if args[1:] else Memo()
     if kwargs or type(memo) is not Memo:
         raise Break("unknown call", "`copy.deepcopy` with a memo")
-    result = deep_copy(tracer, args[0], memo)
-    if len(memo.outside) > 1 and not args[1:]:
-        reals = [tracer.reals[id(tensor)] for tensor in memo.outside]
-        if not no_overlap(reals, reals):
-            raise Break("shared memory", "`copy.deepcopy` of tensors that share memory")
-        sources = tuple(tracer.sources[id(tensor)] for tensor in memo.outside)
-        tracer.guards.test(sources[0], "no_overlap(({every}), ({every}))", (), "`{0}` shares no memory with others", "overlap",
-                           others=sources)
-    return result
+    return deep_copy(tracer, args[0], memo)
 
 
 class Memo(dict[int, Any]):
-    """Copies by the id of the original.
-
-    Attributes:
-        outside: the tensors from outside that were copied; storages: of all tensors.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outside: list[Any] = []
-        self.storages: set[int] = set()
-
-
-def copied_tensor(tracer: Tracer, value: Any, memo: Memo) -> Any:
-    """A copy of a tensor; of its memory, if it fills it alone."""
-    storage = storage_key(value)
-    more = value.requires_grad or tensor_class(tracer, value) is not torch.Tensor or any(
-        key == id(value) for key, _ in tracer.effects.attributes)
-    if is_outside(tracer, value):
-        memo.outside.append(value)
-        attributes = instance_dict(tracer, value)
-        force(tracer, attributes, False)
-        more = more or bool(attributes) or get_attribute(tracer, value, "grad") is not None
-    if more or storage in memo.storages or not is_whole(value):
-        raise Break("real memory", "`copy.deepcopy` of a tensor with more to it than its elements")
-    memo.storages.add(storage)
-    return memo.setdefault(id(value), tracer.operation("call_method", "clone", (value,)))
+    """Copies by the id of the original."""
 
 
 def deep_copy(tracer: Tracer, value: Any, memo: Memo) -> Any:
@@ -99,7 +61,7 @@ def deep_copy(tracer: Tracer, value: Any, memo: Memo) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, FakeTensor):
-        return copied_tensor(tracer, value, memo)
+        raise Break("real memory", "`copy.deepcopy` of a tensor")
     copier = python_method(tracer, kind, "__deepcopy__")
     if copier is not None:
         return memo.setdefault(id(value), tracer.resolve(tracer.call(copier, (value, memo))))
