@@ -17,23 +17,9 @@ import torch
 CompileForward = Callable[[Callable[..., Any]], Any]
 
 OLD_PREFIX = "_orig_mod."
+RECORDS = frozenset({"stats", "recompiles", "graph_breaks", "timings", "differences"})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in HOOKS)
-
-
-class ForwardedRecord:
-    """An attribute of the compiled forward, offered on the module unless the user's module has one of that name."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: CompiledModule | None, owner: type) -> Any:
-        if module is None:
-            return self
-        try:
-            return getattr(module._minicompile_original, self.name)
-        except AttributeError:
-            return getattr(module.forward, self.name)
 
 
 class CompiledModule(torch.nn.Module):
@@ -49,12 +35,6 @@ class CompiledModule(torch.nn.Module):
     # Capture sees the original in place of a compiled module that a captured function calls.
     __minicompile_compiled__ = "_minicompile_original"
 
-    stats = ForwardedRecord()
-    recompiles = ForwardedRecord()
-    graph_breaks = ForwardedRecord()
-    timings = ForwardedRecord()
-    differences = ForwardedRecord()
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Do nothing: the original class must not see its compiled twin as a new subclass to register."""
 
@@ -67,6 +47,15 @@ class CompiledModule(torch.nn.Module):
         if any(GLOBAL_HOOKS):
             return self._call_impl(*args, **kwargs)
         return self.forward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the user's module has; records of the compiled forward only under names that the module has not."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in RECORDS:
+                raise
+            return getattr(self.forward, name)
 
     @property
     def __wrapped__(self) -> torch.nn.Module:

@@ -17,20 +17,14 @@ Around = Callable[[Any, Callable[[], Any]], Any]
 SLEEP_SECONDS, CYCLES_PER_SECOND = 0.005, 1.8e9
 
 
-def milliseconds(function: Callable[[], Any], device: str, budget_ms: float = 100.0) -> float:
+def milliseconds(function: Callable[[], Any], device: str) -> float:
     """Median time of one call: CUDA events with a cold L2 on a GPU, wall clock on the CPU."""
     if device == "cuda":
         from triton.testing import do_bench  # only needed, and only sure to be there, with a GPU
 
-        return float(do_bench(function, warmup=25, rep=budget_ms, return_mode="median"))
+        return float(do_bench(function, warmup=25, rep=100, return_mode="median"))
     function()
-    samples: list[float] = []
-    end = time.perf_counter() + budget_ms / 1e3
-    while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 100):
-        start = time.perf_counter()
-        function()
-        samples.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(samples)
+    return statistics.median(timeit.repeat(function, number=1, repeat=5)) * 1e3
 
 
 def host_microseconds(function: Callable[[], Any], device: str, calls: int = 3000) -> float:
