@@ -32,7 +32,7 @@ from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 from minicompile.capture.upcoming import COMBINING, skip, written_down
-from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, is_outside
+from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside
 
 TABLE_ITERATORS = {type(made({})): (made, "") for made in (iter, reversed)} | {type(iter(set())): (iter, "")} | {
     type(made(getattr({}, view)())): (made, f".{view}()") for made in (iter, reversed) for view in ("values", "items")}
@@ -263,12 +263,13 @@ def build_cell(emitter: Emitter, value: types.CellType) -> str:
     return name
 
 
-def build_method(emitter: Emitter, value: types.MethodType) -> str:
-    """A bound method."""
-    if isinstance(value.__self__, Generator):
+def build_of_parts(emitter: Emitter, value: Any) -> str:
+    """A bound method, a slice, or what `super()` gave: made of its parts."""
+    kind = type(value)
+    if kind is types.MethodType and isinstance(value.__self__, Generator):
         return f"{emitter.value(value.__self__)}.{value.__func__.__name__}"
-    maker = emitter.constant(types.MethodType, "MethodType")
-    return emitter.assign(f"{maker}({emitter.value(value.__func__)}, {emitter.value(value.__self__)})", "method")
+    parts = emitter.row(getattr(value, name) for name in PARTS[kind])
+    return emitter.assign(f"{emitter.constant(kind, kind.__name__)}({parts})", kind.__name__)
 
 
 def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
@@ -417,12 +418,11 @@ def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
 Builder = Callable[[Emitter, Any], str]
 BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
-    types.FunctionType: build_function, types.CellType: build_cell, types.MethodType: build_method,
+    types.FunctionType: build_function, types.CellType: build_cell,
     functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
     Remaining: build_remaining, Iterables: build_remaining,
     itertools.pairwise: build_pairwise,
-    slice: lambda emitter, value: f"slice({emitter.row((value.start, value.stop, value.step))})",
-    super: lambda emitter, value: f"super({emitter.value(value.__thisclass__)}, {emitter.value(value.__self__)})",
+    **dict.fromkeys(PARTS, build_of_parts),
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
     **dict.fromkeys(DATES_AND_FRACTIONS, build_by_reduction),

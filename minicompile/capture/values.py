@@ -110,19 +110,16 @@ def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
     return tracer.register(real, real, source)
 
 
-def wrap_method(tracer: Tracer, real: types.MethodType, source: Source) -> Any:
-    """A bound method: its function and its object each by their own rules."""
-    tracer.guards.type(source, real)
-    function = wrap(tracer, real.__func__, Attribute(source, "__func__"))
-    owner = wrap(tracer, real.__self__, Attribute(source, "__self__"))
-    return tracer.register(types.MethodType(function, owner), real, source)
+PARTS: dict[Any, tuple[str, ...]] = {types.MethodType: ("__func__", "__self__"), super: ("__thisclass__", "__self__"),
+                                     slice: ("start", "stop", "step")}
+"""The attributes of which instances of a class are made, in the order in which it takes them."""
 
 
-def wrap_super(tracer: Tracer, real: Any, source: Source) -> Any:
-    """What `super()` gave: its class and its object each by their own rules."""
+def wrap_made_of_parts(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A bound method, or what `super()` gave: its parts each by their own rules."""
     tracer.guards.type(source, real)
-    parts = [wrap(tracer, getattr(real, name), Attribute(source, name)) for name in ("__thisclass__", "__self__")]
-    return tracer.register(super(*parts), real, source)
+    parts = [wrap(tracer, getattr(real, name), Attribute(source, name)) for name in PARTS[type(real)]]
+    return tracer.register(type(real)(*parts), real, source)
 
 
 def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -404,9 +401,10 @@ def is_outside(tracer: Tracer, value: Any) -> bool:
 Rule = Callable[[Tracer, Any, Source], Any]
 RULES: dict[type, Rule] = {
     torch.Tensor: wrap_tensor, torch.nn.Parameter: wrap_tensor, types.FunctionType: wrap_function,
-    types.MethodType: wrap_method, types.BuiltinFunctionType: wrap_builtin, tuple: wrap_tuple, list: wrap_list,
+    **dict.fromkeys((types.MethodType, super), wrap_made_of_parts), types.BuiltinFunctionType: wrap_builtin,
+    tuple: wrap_tuple, list: wrap_list,
     dict: wrap_dict, set: wrap_set, frozenset: wrap_set, collections.deque: wrap_deque, types.CellType: wrap_cell,
-    functools.partial: wrap_partial, super: wrap_super, type(MISSING): wrap_object,
+    functools.partial: wrap_partial, type(MISSING): wrap_object,
     **dict.fromkeys(DATES_AND_FRACTIONS, wrap_value),
 }
 BASE_RULES: tuple[tuple[Any, Rule], ...] = (
