@@ -50,7 +50,7 @@ from minicompile.capture.side_effects import MISSING, elements, entries, put
 from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
-from minicompile.capture.texts import SAYS_ITS_ARGUMENTS, as_shown, check_printable, text_of_exception
+from minicompile.capture.texts import check_printable
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Generator, Keywords, Tracer
 from minicompile.capture.values import (
@@ -403,15 +403,11 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
             return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
         if method is None:
             return run_native(tracer, function, args, kwargs)  # raises
-        if method in SAYS_ITS_ARGUMENTS and function in (str, repr):
-            return text_of_exception(tracer, function, value)
         if base in VALUES and len(args) == 1 and not kwargs:
             return run_native(tracer, function, args, {})
         if method is not MISSING and base is not object:
             break
     if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
-        if type(value) in (list, tuple, dict) and function is not hash:
-            args = (as_shown(tracer, value), *args[1:])
         check_printable(tracer, args[0])
     return call_pure(tracer, function, spelled_out(args), kwargs)
 
@@ -585,7 +581,6 @@ def rule_extendleft(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) ->
 @method(str, "format")
 def rule_str_format(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`text.format(...)`."""
-    args, kwargs = as_shown(tracer, args), as_shown(tracer, kwargs)
     check_printable(tracer, [*args, *kwargs.values()])
     return call_pure(tracer, owner.format, spelled_out(args), {key: spelled_out(item) for key, item in kwargs.items()})
 

@@ -40,7 +40,7 @@ from minicompile.capture.side_effects import MISSING, Lazy, native_base
 from minicompile.capture.source import Baked, CachedCall, Item, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
-from minicompile.capture.texts import as_shown, check_printable, is_of_users_class, leaves
+from minicompile.capture.texts import check_printable, is_of_users_class, leaves
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -444,7 +444,6 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
         force(tracer, owner, not shallow)
     if function.__name__ in ("__repr__", "__str__", "__format__", "__mod__", "format_map"):
-        args = as_shown(tracer, args)
         check_printable(tracer, [owner, *args], symbols=False)
     elif function.__name__ in COMPARING_METHODS:
         refuse_objects(tracer, owner, *args)
@@ -570,7 +569,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise RaisedInUserCode(error) from None
 
 
-OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "Shown", "BooleanAtom", "Expr")  # the last two are words of sympy's
+OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "BooleanAtom", "Expr")  # the last two are words of sympy's
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(

@@ -28,7 +28,7 @@ from minicompile.capture.iteration import drain
 from minicompile.capture.side_effects import MISSING, elements, native_base, put
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python
 from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
-from minicompile.capture.texts import as_shown, check_printable
+from minicompile.capture.texts import check_printable
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
@@ -107,7 +107,6 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         return run_native(tracer, in_place_function if in_place else function, (left, right), {})  # whose errors name it
     if isinstance(left, (str, bytes)):
         if name == "mod":
-            right = as_shown(tracer, right)
             check_printable(tracer, right)
         right = spelled_out(right)
     result = user_binary(tracer, name, left, right, in_place)

@@ -1,31 +1,26 @@
-"""What native code asks of the user's objects when it turns them into text. A stand-in has the tracer answer.
-
-Text that would show an address, a fake tensor or a symbol is refused.
-"""
+"""What native code may turn into text: nothing that would show an address, a fake tensor or a symbol, or run the user's code."""
 
 from __future__ import annotations
 
 import collections
 import enum
-import operator
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import HEAP_TYPE, read_slot
+from minicompile.capture.attributes import HEAP_TYPE
 from minicompile.capture.break_kinds import Break
-from minicompile.capture.side_effects import elements, entries
+from minicompile.capture.side_effects import elements
 from minicompile.capture.source import is_trusted_module
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, VALUES, force, is_outside
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside
 
 CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 TEXT_METHODS = ("__str__", "__repr__", "__format__", "__getitem__", "__missing__")
-SAID_BY_C = (*IDENTITY_TYPES, FakeTensor, torch.nn.Module)
 
 
 def is_of_users_class(value: Any) -> bool:
@@ -35,84 +30,39 @@ def is_of_users_class(value: Any) -> bool:
     return bool(kind.__flags__ & HEAP_TYPE) and not ours and not is_trusted_module(kind.__module__)
 
 
-class Shown:
-    """An object of the user's as native code turns it into text."""
-
-    def __init__(self, tracer: Tracer, value: Any) -> None:
-        self.__tracer, self.__value = tracer, value
-
-    def __answer(self, function: Any, *args: Any) -> Any:
-        tracer = self.__tracer
-        native, tracer.native = tracer.native, False
-        try:
-            return tracer.call(function, (self.__value, *args))
-        finally:
-            tracer.native = native
-
-    def __str__(self) -> str:
-        return self.__answer(str)
-
-    def __repr__(self) -> str:
-        return self.__answer(repr)
-
-    def __format__(self, specification: str) -> str:
-        return self.__answer(format, specification)
-
-    def __getattr__(self, name: str) -> Any:
-        return as_shown(self.__tracer, self.__answer(getattr, name))
-
-    def __getitem__(self, key: Any) -> Any:
-        return as_shown(self.__tracer, self.__answer(operator.getitem, key))
-
-
-def as_shown(tracer: Tracer, value: Any, seen: tuple[int, ...] = ()) -> Any:
-    """A value as native code may turn it into text: stand-ins for objects, also those in lists, tuples and dictionaries."""
-    kind = type(value)
-    if kind in (list, tuple, dict) and id(value) not in seen:
-        force(tracer, value, False)
-        inside = (*seen, id(value))
-        if kind is dict:
-            return {as_shown(tracer, key, inside): as_shown(tracer, item, inside) for key, item in entries(value)}
-        return kind([as_shown(tracer, item, inside) for item in value])
-    if not kind.__flags__ & HEAP_TYPE or isinstance(value, SAID_BY_C) or kind.__module__.startswith("minicompile.capture"):
-        return value
-    in_python = any(isinstance(getattr(kind, name, None), types.FunctionType) for name in TEXT_METHODS)
-    return Shown(tracer, value) if in_python or not isinstance(value, (*VALUES, *CONTAINERS)) else value
-
-
-def text_of_exception(tracer: Tracer, function: Any, error: BaseException) -> str:
-    """`str` or `repr` of an exception that says no more than its arguments."""
-    args = read_slot(tracer, vars(BaseException)["args"], error)
-    alone = len(args) == 1
-    if function is repr:
-        inside = tracer.call(repr, args if alone else (args,))
-        return f"{type(error).__name__}({inside})" if alone else f"{type(error).__name__}{inside}"
-    function = repr if isinstance(error, KeyError) and alone else str
-    return tracer.call(function, args if alone else (args,)) if args else ""
-
-
-SAYS_ITS_ARGUMENTS = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
-
-
-def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """What is in a container, and in those inside of it; a value that is none, itself."""
-    if not isinstance(value, CONTAINERS) or type(value) in CONSTANT_TYPES:
-        yield value
-        return
+def parts(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """A value, what is in it if it is a container, and in those inside of it."""
+    yield value
     seen = set() if seen is None else seen
-    if id(value) not in seen:
+    if is_container(value) and id(value) not in seen:
         seen.add(id(value))
         for part in (*elements(value), *(dict.values(value) if isinstance(value, dict) else ())):
-            yield from leaves(part, seen)
+            yield from parts(part, seen)
+
+
+def is_container(value: Any) -> bool:
+    """Whether `parts` looks inside of a value."""
+    return isinstance(value, CONTAINERS) and type(value) not in CONSTANT_TYPES
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What is in a container, and in those inside of it; a value that is none, itself."""
+    return (part for part in parts(value) if not is_container(part))
 
 
 def check_printable(tracer: Tracer, value: Any, symbols: bool = True) -> None:
-    """Refuse to print what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out)."""
+    """Refuse to print what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out), and
+    objects that say in Python what is printed."""
     force(tracer, value)
-    for leaf in leaves(value):
-        if isinstance(leaf, FakeTensor):
+    for part in parts(value):
+        if isinstance(part, BaseException):
+            check_printable(tracer, part.args, symbols=False)
+        if isinstance(part, FakeTensor):
             raise Break("input or output", "a tensor is turned into text")
-        if is_symbolic(leaf) and not symbols or type(leaf).__repr__ is object.__repr__ or (
-                isinstance(leaf, (types.FunctionType, torch.nn.Module))
-                or is_outside(tracer, leaf) and not isinstance(leaf, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum))):
-            raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")
+        methods = (getattr(type(part), name, None) for name in TEXT_METHODS)
+        if is_of_users_class(part) and any(isinstance(method, types.FunctionType) for method in methods):
+            raise Break("user object", f"an object of type {type(part).__name__} is turned into text by a function written in C")
+        if not is_container(part) and (is_symbolic(part) and not symbols or type(part).__repr__ is object.__repr__ or (
+                isinstance(part, (types.FunctionType, torch.nn.Module))
+                or is_outside(tracer, part) and not isinstance(part, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum)))):
+            raise Break("unsupported value", f"an object of type {type(part).__name__} is turned into text")
