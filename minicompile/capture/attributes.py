@@ -15,7 +15,7 @@ import torch
 
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.side_effects import MISSING, put
+from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import concrete, is_symbolic
@@ -472,9 +472,8 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     special = "__setattr__" if value is not MISSING else "__delattr__"
     setter, base = class_lookup(tracer, kind, special)
     if isinstance(setter, types.FunctionType):
-        if not (isinstance(owner, Module) and setter is Module.__setattr__ and set_on_module(tracer, owner, name, value)):
-            args = (owner, name) if value is MISSING else (owner, name, value)
-            tracer.call(class_value(tracer, base or kind, special, setter), args)
+        args = (owner, name) if value is MISSING else (owner, name, value)
+        tracer.call(class_value(tracer, base or kind, special, setter), args)
         return
     if isinstance(owner, dict) and setter in ITEM_METHODS:
         tracer.call(setter, (owner, name) if value is MISSING else (owner, name, value))
@@ -509,33 +508,6 @@ def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         raise Break("unsupported value", f"the attribute `{name}` of the class {owner.__name__} is set")
     else:
         write_attribute(tracer, owner, name, value)
-
-
-def set_on_module(tracer: Tracer, owner: Any, name: str, value: Any) -> bool:
-    """Store a plain value to an `nn.Module` as its `__setattr__` would; whether that was enough."""
-    raw, base = class_lookup(tracer, type(owner), name)
-    if raw is not MISSING and is_data_descriptor(raw):
-        return False
-    guard_hidden(tracer, base, name, raw)
-    store = instance_dict(tracer, owner)
-    if store is None or isinstance(value, Module) or value is MISSING:
-        return False
-    if isinstance(value, torch_interface.FakeTensor) and tensor_class(tracer, value) is not torch.Tensor:
-        return False
-    for group in ("_parameters", "_modules", "_buffers"):
-        if group not in store:
-            return False
-        table = slot(tracer, store, group)
-        if name in table:
-            if group == "_buffers" and (value is None or isinstance(value, torch.Tensor)):
-                put(table, name, value)
-                return True
-            return False
-        guard_absent(tracer, table, name)
-    if name not in store:
-        guard_absent(tracer, store, name)
-    dict.__setitem__(store, name, value)
-    return True
 
 
 def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:

@@ -50,7 +50,7 @@ from minicompile.capture.side_effects import MISSING, elements, entries, put
 from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
-from minicompile.capture.texts import check_printable
+from minicompile.capture.texts import check_printable, refuse_addresses
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Generator, Keywords, Tracer
 from minicompile.capture.values import (
@@ -205,15 +205,15 @@ def rule_new(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     kind = args[0]
     makers = ((base, base.__dict__["__new__"]) for base in kind.__mro__ if "__new__" in base.__dict__)
     maker = next(base.__new__ for base, raw in makers if not isinstance(raw, staticmethod | types.FunctionType))
-    if maker is object.__new__:
-        return allocated(tracer, kind, args[1:], kwargs)
-    rest = held_by(tracer, kind, args[1:]) if issubclass(kind, (tuple, *VALUES)) else ()
-    return tracer.made(run_native(tracer, maker, (kind, *rest), {}))
+    if maker is object.__new__:  # which looks at arguments only to refuse them where nobody else takes them
+        return tracer.made(run_native(tracer, maker, (kind, *[None] * len(args[1:])), dict.fromkeys(kwargs)))
+    if issubclass(kind, MADE_OF_ARGUMENTS):
+        return tracer.made(run_native(tracer, maker, (kind, *held_by(tracer, kind, args[1:])), kwargs))
+    return tracer.made(run_native(tracer, maker, (kind,), {}))
 
 
-def allocated(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
-    """What `object.__new__` makes, which looks at arguments only to refuse them where nobody else takes them."""
-    return tracer.made(run_native(tracer, object.__new__, (kind, *[None] * len(args)), dict.fromkeys(kwargs)))
+MADE_OF_ARGUMENTS = (tuple, frozenset, *VALUES)
+"""Classes of immutable values, which `__new__` makes of its arguments."""
 
 
 def held_by(tracer: Tracer, kind: type, args: Args) -> Args:
@@ -408,7 +408,7 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
         if method is not MISSING and base is not object:
             break
     if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
-        check_printable(tracer, args[0])
+        (refuse_addresses if function is hash else check_printable)(tracer, args[0])
     return call_pure(tracer, function, spelled_out(args), kwargs)
 
 
@@ -525,14 +525,6 @@ direct({
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
 special(object.__init_subclass__, builtins.__build_class__)(functools.partial(refused, "a class is made"))
 special(globals, locals, dir)(functools.partial(refused, "a whole namespace is read"))
-
-
-@special(contextlib.nullcontext)
-def rule_nullcontext(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """A context manager that does nothing."""
-    manager = object.__new__(contextlib.nullcontext)
-    manager.enter_result = args[0] if args else kwargs.get("enter_result")
-    return tracer.made(manager)
 
 
 @method((dict, contextvars.ContextVar), "get")
@@ -692,12 +684,8 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
         return tracer.made(run_native(tracer, kind.__new__, (kind, *args), {}))
     if isinstance(class_lookup(tracer, kind, "__del__")[0], types.FunctionType):
         raise RunEager(f"an object of type {kind.__name__} is made, and `__del__` would run when capture drops it")
-    if kind.__new__ is object.__new__:
-        return allocated(tracer, kind, args, kwargs)
-    if issubclass(kind, (dict, list, set, collections.deque)):
-        return tracer.made(run_native(tracer, kind.__new__, (kind,), {}))
-    if issubclass(kind, (tuple, str, int, float, frozenset)):
-        return tracer.made(run_native(tracer, kind.__new__, (kind, *held_by(tracer, kind, args)), kwargs))
+    if kind.__new__ is object.__new__ or issubclass(kind, (dict, list, set, collections.deque, *MADE_OF_ARGUMENTS)):
+        return rule_new(tracer, (kind, *args), kwargs)
     if kind is weakref.ref and len(args) == 1 and is_outside(tracer, args[0]):  # so the user keeps it alive
         return tracer.made(weakref.ref(args[0]))
     raise Break("unknown call", f"an object of type `{kind.__qualname__}` is made")

@@ -423,11 +423,6 @@ NATIVE_OWNERS = (*CONTAINERS, str, bytes, int, float, complex, types.GeneratorTy
                  collections.deque)
 NATIVE_PACKAGES = frozenset({"builtins", "itertools", "re", "datetime", "decimal", "fractions", "collections", "operator",
                              "types", "functools"})
-SHALLOW_METHODS = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "clear", "copy", "values", "items",
-                             "keys", "update", "popitem", "reverse", "__len__", "__iter__", "__setitem__", "__init__",
-                             "__reversed__", "__next__", "add", "rotate", "move_to_end", "__add__", "__mul__", "__iadd__",
-                             "fromkeys", "setdefault", "__delitem__", "__getitem__", "__length_hint__", "pop",
-                             "popleft", "with_traceback", "add_note", "__or__", "__ior__"})
 
 
 def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -440,7 +435,7 @@ def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[An
     if not isinstance(owner, NATIVE_OWNERS) and kind not in CONSTANT_TYPES:
         if is_outside(tracer, owner) and kind is not re.Pattern or kind.__module__.partition(".")[0] not in NATIVE_PACKAGES:
             raise unknown_call(function)
-    shallow = function.__name__ in SHALLOW_METHODS
+    shallow = isinstance(owner, (*CONTAINERS, collections.deque, BaseException)) and function.__name__ not in COMPARING_METHODS
     if not (isinstance(owner, list) and function.__name__ in ("append", "extend")):
         force(tracer, owner, not shallow)
     if function.__name__ in ("__repr__", "__str__", "__format__", "__mod__", "format_map"):

@@ -107,9 +107,10 @@ def settled(tracer: Tracer, table: Any, key: Any) -> Any:
     """The key of a table (or element of a set) that equals `key`, asked through the tracer; `key` if there is none."""
     key = concrete(key)
     asked = standing(tracer, key)
-    if asked is key and not isinstance(key, FakeTensor):
-        return key
     keys = elements(table)
+    one_of_each_type = {type(other): other for other in keys}.values()
+    if asked is key and not isinstance(key, FakeTensor) and not any(map(is_compared_in_python, one_of_each_type)):
+        return key
     if len(keys) > MOST_KEYS:
         if isinstance(key, (FakeTensor, torch.nn.Module)) and type(key).__hash__ in IDENTITY_HASHES:
             return key  # as in walks over large models, whose parts are taken to stay different

@@ -353,7 +353,7 @@ def build_instance(emitter: Emitter, value: Any) -> str:
     cls = emitter.constant(kind, kind.__name__)
     base = next((one for one in (collections.OrderedDict, dict, list, set, collections.deque) if isinstance(value, one)), None)
     if isinstance(value, BaseException):
-        name = emitter.assign(f"{cls}.__new__({cls}, {emitter.row(value.args)})", kind.__name__)
+        name = emitter.assign(f"{cls}.__new__({cls}, {emitter.row(ARGS_OF_EXCEPTION.__get__(value))})", kind.__name__)
     elif isinstance(value, tuple(PLAIN_VALUE)):
         plain = plain_value(value)
         name = emitter.assign(f"{type(plain).__name__}.__new__({cls}, {emitter.value(plain)})", kind.__name__)
@@ -380,10 +380,14 @@ def build_instance(emitter: Emitter, value: Any) -> str:
     return name
 
 
+ARGS_OF_EXCEPTION: Any = vars(BaseException)["args"]
+"""Reads and writes them where a class of the user's has other `args`."""
+
+
 def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
     """The arguments and the cause of an exception."""
-    args = emitter.value(tuple(value.args))
-    emitter.body.append(f"{name}.args = {args}")
+    args = emitter.value(ARGS_OF_EXCEPTION.__get__(value))
+    emitter.body.append(f"{emitter.constant(ARGS_OF_EXCEPTION, 'args')}.__set__({name}, {args})")
     if value.__cause__ is not None:
         emitter.body.append(f"{name}.__cause__ = {emitter.value(value.__cause__)}")
     if value.__traceback__ is not None:

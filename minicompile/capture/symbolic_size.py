@@ -1,15 +1,14 @@
 """Numbers that stay symbolic: sizes, integers and floats that varied between calls. Must not decide which ones those are."""
 
 import collections
-import copy
 import operator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from minicompile.capture.symbolic_float import SymbolicFloat
 
-TABLES = (dict, collections.Counter, collections.defaultdict, collections.OrderedDict)
 SYMBOLIC = (torch.SymInt, torch.SymFloat, SymbolicFloat)
 EXAMPLES = {torch.SymInt: 1, torch.SymFloat: 1.0, SymbolicFloat: 1.0}
 """A plain number of the type that each kind of symbolic number stands for."""
@@ -27,20 +26,9 @@ def known_number(value: Any) -> Any:
 
 def spelled_out(value: Any) -> Any:
     """A value with the symbolic numbers inside of its containers fixed too, for text that shows them."""
-    kind = type(value)
-    if kind in (tuple, list, torch.Size, set, frozenset):
-        return kind([spelled_out(item) for item in value])
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return tuple.__new__(kind, map(spelled_out, value))
-    if kind is collections.deque:
-        return collections.deque(map(spelled_out, value), value.maxlen)
-    if kind in TABLES:
-        table = copy.copy(value)
-        table.clear()
-        for key, item in value.items():
-            table[spelled_out(key)] = spelled_out(item)
-        return table
-    return concrete(value)
+    if type(value) is collections.Counter:  # no container to PyTorch
+        return collections.Counter(spelled_out(dict(value)))
+    return tree_map(concrete, value, is_leaf=lambda part: type(part) is torch.Size)
 
 
 def concrete(value: Any) -> Any:

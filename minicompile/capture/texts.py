@@ -51,18 +51,23 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def check_printable(tracer: Tracer, value: Any, symbols: bool = True) -> None:
-    """Refuse to print what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out), and
-    objects that say in Python what is printed."""
-    force(tracer, value)
+    """Refuse to print what shows an address, a tensor or a symbol, and objects that say in Python what is printed."""
+    refuse_addresses(tracer, value, symbols)
     for part in parts(value):
         if isinstance(part, BaseException):
             check_printable(tracer, part.args, symbols=False)
-        if isinstance(part, FakeTensor):
-            raise Break("input or output", "a tensor is turned into text")
         methods = (getattr(type(part), name, None) for name in TEXT_METHODS)
         if is_of_users_class(part) and any(isinstance(method, types.FunctionType) for method in methods):
             raise Break("user object", f"an object of type {type(part).__name__} is turned into text by a function written in C")
-        if not is_container(part) and (is_symbolic(part) and not symbols or type(part).__repr__ is object.__repr__ or (
-                isinstance(part, (types.FunctionType, torch.nn.Module))
-                or is_outside(tracer, part) and not isinstance(part, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum)))):
-            raise Break("unsupported value", f"an object of type {type(part).__name__} is turned into text")
+
+
+def refuse_addresses(tracer: Tracer, value: Any, symbols: bool = True) -> None:
+    """Refuse what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out)."""
+    force(tracer, value)
+    for leaf in leaves(value):
+        if isinstance(leaf, FakeTensor):
+            raise Break("input or output", "a tensor is turned into text")
+        if is_symbolic(leaf) and not symbols or type(leaf).__repr__ is object.__repr__ or (
+                isinstance(leaf, (types.FunctionType, torch.nn.Module))
+                or is_outside(tracer, leaf) and not isinstance(leaf, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum))):
+            raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")

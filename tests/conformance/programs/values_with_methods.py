@@ -306,6 +306,22 @@ def str_subclass_overrides():
 
 
 @program
+def plain_key_beside_keys_with_an_equality_of_their_own():
+    class S(str):
+        def __eq__(self, o):
+            return ST["k"] == 1
+
+        __hash__ = str.__hash__
+
+    table = {S("abc"): 1}
+
+    def f(x):
+        return x, table.get("abc"), "abc" in table
+
+    return f, states(1, 2, 1)
+
+
+@program
 def int_subclass_overrides():
     class I(int):
         def __eq__(self, o):
