@@ -124,11 +124,7 @@ class Callback:
         self.tracer, self.function = tracer, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        native, self.tracer.native = self.tracer.native, False
-        try:
-            return call(self.tracer, self.function, *resolved(self.tracer, args, kwargs))
-        finally:
-            self.tracer.native = native
+        return self.tracer.call_from_native(self.function, *resolved(self.tracer, args, kwargs))
 
 
 def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -49,11 +49,8 @@ class Asked:
         tracer = self.tracer
         if any(standing(tracer, other) is not other for other in others if type(other) is not Asked):
             raise Break("user object", f"an object of type {type(self.value).__name__} is compared with a container")
-        native, tracer.native = tracer.native, False
-        try:
-            return tracer.call(function, (self.value, *(other.value if type(other) is Asked else other for other in others)))
-        finally:
-            tracer.native = native
+        given = (other.value if type(other) is Asked else other for other in others)
+        return tracer.call_from_native(function, (self.value, *given))
 
 
 def comparison(function: Callable[..., Any]) -> Callable[[Asked, Any], bool]:

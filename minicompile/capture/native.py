@@ -34,10 +34,6 @@ INLINED = ("os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.p
            "enum.Enum.name", "enum.Enum.value", "logging.Logger.debug", "logging.Logger.info",
            "logging.Logger.warning")
 """The functions of such modules that are traced like any other: they end the graph where they do more than to look."""
-PURE_BUILTINS = frozenset({
-    "abs", "all", "any", "ascii", "bin", "chr", "divmod", "format", "hash", "hex", "max", "min", "oct", "ord", "pow", "repr",
-    "round", "sorted", "sum", "callable",
-})
 NATIVE_KINDS: dict[str, str] = {
     "print": "input or output", "input": "input or output", "open": "input or output", "exec": "unknown call",
     "eval": "unknown call", "breakpoint": "input or output", "compile": "unknown call", "id": "real memory",
@@ -50,7 +46,7 @@ MODULE_KINDS: dict[str, str] = {"time": "time", "_random": "random numbers", "ra
 
 def collect_pure() -> frozenset[int]:
     """Identities of the native functions that are free of side effects."""
-    found = {id(getattr(builtins, name)) for name in PURE_BUILTINS}
+    found = set(map(id, (bin, chr, hex, oct, ord)))  # the rules of other builtins know what they may do
     for module in (math, cmath, operator, itertools, heapq, bisect):
         found.update(id(value) for value in vars(module).values() if callable(value))
     found.update(map(id, (str.maketrans, float.fromhex, int.from_bytes, bytes.fromhex, functools.cmp_to_key,

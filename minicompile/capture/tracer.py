@@ -412,6 +412,14 @@ class Tracer:
         """The value of `function(*args, **kwargs)`."""
         return self.rules.call(self, function, args, kwargs or {})
 
+    def call_from_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """The same, for native code that runs while tracing."""
+        native, self.native = self.native, False
+        try:
+            return self.call(function, args, kwargs)
+        finally:
+            self.native = native
+
     def inline(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Interpret a call of a Python function."""
         frame = self.enter(function, args, kwargs)
