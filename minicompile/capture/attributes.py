@@ -345,11 +345,8 @@ def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error:
                     return slot(tracer, table, name)
                 guard_absent(tracer, table, name)
         raise no_attribute(kind, name, owner)
-    if isinstance(getter, types.FunctionType):
-        function = class_value(tracer, base or kind, "__getattr__", getter)
-        return tracer.call(function, (owner, name))
-    if isinstance(owner, dict) and getter in ITEM_METHODS:
-        return tracer.call(getter, (owner, name))
+    if isinstance(getter, types.FunctionType) or isinstance(owner, dict) and getter in ITEM_METHODS:
+        return tracer.call(class_value(tracer, base or kind, "__getattr__", getter), (owner, name))
     raise Break("unsupported value", f"`__getattr__` of {kind.__name__}")
 
 
@@ -471,12 +468,9 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         return
     special = "__setattr__" if value is not MISSING else "__delattr__"
     setter, base = class_lookup(tracer, kind, special)
-    if isinstance(setter, types.FunctionType):
+    if isinstance(setter, types.FunctionType) or isinstance(owner, dict) and setter in ITEM_METHODS:
         args = (owner, name) if value is MISSING else (owner, name, value)
         tracer.call(class_value(tracer, base or kind, special, setter), args)
-        return
-    if isinstance(owner, dict) and setter in ITEM_METHODS:
-        tracer.call(setter, (owner, name) if value is MISSING else (owner, name, value))
         return
     if base not in (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType):
         raise Break("unsupported value", f"the attribute `{name}` of an object of type {kind.__name__} is set")

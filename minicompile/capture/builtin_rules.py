@@ -618,15 +618,12 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
 
 
 def enum_member(tracer: Tracer, kind: Any, value: Any) -> Any:
-    """The member of an enum for a value, or what its class makes of other values."""
+    """The member of an enum for a value."""
     value = native_argument(tracer, value)
     missing = class_lookup(tracer, kind, "_missing_")[1]
     unknown = not isinstance(value, FakeTensor) and not any(value == known for known in kind._value2member_map_)
     if unknown and not is_trusted_module((missing or kind).__module__):
-        found = call(tracer, get_attribute(tracer, kind, "_missing_"), (value,), {})
-        if found is None:
-            raise RaisedInUserCode(ValueError(f"{concrete(value)!r} is not a valid {kind.__qualname__}"))
-        return found
+        raise Break("user object", f"`_missing_` of {kind.__name__} would run in C")
     return run_native(tracer, kind, (value,), {})
 
 

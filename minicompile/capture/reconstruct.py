@@ -321,21 +321,6 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     return name
 
 
-def build_pairwise(emitter: Emitter, value: Any) -> str:
-    """An `itertools.pairwise` at its present position: the last element that it took comes before what is left."""
-    held = [item for item in gc.get_referents(value) if item is not itertools.pairwise]
-    if PAIRWISE_SHOWS_ITS_RESULT:
-        held.pop()
-    iterator, *last = held or [()]
-    text = emitter.value(iterator)
-    if last:
-        text = f"{emitter.constant(itertools.chain, 'chain')}([{emitter.value(last[0])}], {text})"
-    return emitter.assign(f"{emitter.constant(itertools.pairwise, 'pairwise')}({text})", "iterator")
-
-
-PAIRWISE_SHOWS_ITS_RESULT = (None, None) in gc.get_referents(itertools.pairwise(""))
-
-
 def build_table_iterator(emitter: Emitter, value: Any, table: Any, done: int) -> str:
     """An iterator over a dictionary or set after `done` steps; like the original it notices changes."""
     shadow = emitter.tracer.effects.shadows.get(id(table))
@@ -425,7 +410,6 @@ BUILDERS: dict[type, Builder] = {
     types.FunctionType: build_function, types.CellType: build_cell,
     functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
     Remaining: build_remaining, Iterables: build_remaining,
-    itertools.pairwise: build_pairwise,
     **dict.fromkeys(PARTS, build_of_parts),
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
