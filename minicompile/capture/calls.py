@@ -217,10 +217,8 @@ def fetched_again(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: 
     """The stand-in for `real`, which `function(*args, **kwargs)` gives in every call."""
     shown = [item if is_constant(item) else id(item) for item in (*args, *kwargs.values())]
     key = (id(function), repr((shown, *kwargs)))
-    if key not in tracer.global_values:
-        source = tracer.sources.get(id(function)) or Baked(function, getattr(function, "__qualname__", "a function"))
-        tracer.global_values[key] = tracer.wrap(real, CachedCall(source, args, dict(kwargs)))
-    return tracer.global_values[key]
+    source = tracer.sources.get(id(function)) or Baked(function, getattr(function, "__qualname__", "a function"))
+    return tracer.wrapped_once(key, real, CachedCall(source, args, dict(kwargs)))
 
 
 def resolved(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -246,6 +246,12 @@ class Tracer:
         """The stand-in for a value from outside; records what has to be guarded."""
         return self.rules.wrap(self, real, source)
 
+    def wrapped_once(self, key: tuple[int, str], real: Any, source: Source) -> Any:
+        """The stand-in for what is read from one place, of an object by its id, again and again."""
+        if key not in self.global_values:
+            self.global_values[key] = self.wrap(real, source)
+        return self.global_values[key]
+
     def resolve(self, value: Any) -> Any:
         """The stand-in behind a lazy value; anything else as it is."""
         if type(value) is Lazy:
@@ -440,8 +446,10 @@ class Tracer:
         if code.co_freevars:
             source = self.sources.get(id(function)) or Baked(function, function.__qualname__)
             for position, (name, cell) in enumerate(zip(code.co_freevars, function.__closure__ or (), strict=True)):
-                place = Attribute(source, f"__closure__[{position}]", name)
-                frame.cells[name] = cell if id(function) in self.fresh else self.wrap(cell, place)
+                frame.cells[name] = cell
+                if id(function) not in self.fresh:
+                    place = Attribute(source, f"__closure__[{position}]", name)
+                    frame.cells[name] = self.wrapped_once((id(function), place.text), cell, place)
         return frame
 
     def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
