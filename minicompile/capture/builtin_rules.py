@@ -328,13 +328,6 @@ def distinct(tracer: Tracer, items: Any) -> list[Any]:
     return settled_all(tracer, run_native(tracer, list, (native_iterable(tracer, items),), {}))
 
 
-def lazily(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """The rule of `map` or `filter`: the callable is called back through the tracer."""
-    callable_, *iterables = args
-    target = Predicate(tracer, callable_) if function is filter else Callback(tracer, callable_)
-    return tracer.made(run_native(tracer, function, (target, *(native_iterable(tracer, item) for item in iterables)), {}))
-
-
 class Predicate(Callback):
     """A traced predicate whose result is asked for its truth through the tracer."""
 
@@ -343,8 +336,32 @@ class Predicate(Callback):
         return truth(self.tracer, result)
 
 
-special(map)(functools.partial(lazily, map))
-special(filter)(functools.partial(lazily, filter))
+def calling_back(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """The rule of an iterator that calls one of its arguments, which goes through the tracer."""
+    place, stand_in = CALLS_BACK[function]
+    if function is itertools.accumulate:
+        function_of_two = kwargs.get("func") if len(args) == 1 else args[1]
+        args, kwargs = (args[0], function_of_two or operator.add), {"initial": kwargs.get("initial")}
+    values = [stand_in(tracer, item) if at == place else native_iterable(tracer, item) for at, item in enumerate(args)]
+    return tracer.made(run_native(tracer, function, tuple(values), kwargs))
+
+
+CALLS_BACK: dict[Any, tuple[int, Any]] = {
+    map: (0, Callback), itertools.starmap: (0, Callback), itertools.accumulate: (1, Callback),
+    **dict.fromkeys((filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile), (0, Predicate)),
+}
+"""The place of the argument that is called, and what stands for it."""
+for _function in CALLS_BACK:
+    special(_function)(functools.partial(calling_back, _function))
+
+
+@special(itertools.groupby)
+def rule_groupby(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`groupby(iterable[, key])`, whose keys native code compares."""
+    given = args[1] if args[1:] else kwargs.get("key")
+    key = Callback(tracer, given) if given is not None else lambda item: item
+    items = native_iterable(tracer, args[0])
+    return tracer.made(run_native(tracer, itertools.groupby, (items, lambda item: refuse_objects(tracer, key(item))), {}))
 
 
 @special(dict)
@@ -606,7 +623,9 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
             kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), spelled_out(kwargs))
     if kind.__module__ == "itertools":
-        return call_itertools(tracer, kind, args, kwargs)
+        values = args if kind is itertools.repeat else tuple(
+            native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
+        return tracer.made(run_native(tracer, kind, values, kwargs))
     if isinstance(meta_call, type):  # of a `TypedDict` it is `dict`
         return call(tracer, meta_call, args, kwargs)
     if isinstance(meta_call, types.FunctionType):
@@ -686,24 +705,3 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if kind is weakref.ref and len(args) == 1 and is_outside(tracer, args[0]):  # so the user keeps it alive
         return tracer.made(weakref.ref(args[0]))
     raise Break("unknown call", f"an object of type `{kind.__qualname__}` is made")
-
-
-def call_itertools(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
-    """The iterators of `itertools`; callables are called back, truth is asked through the tracer."""
-    name = kind.__name__
-    if name in ("accumulate", "groupby", "starmap", "takewhile", "dropwhile", "filterfalse"):
-        position = 1 if name in ("accumulate", "groupby") else 0
-        wrapped = [Callback(tracer, item) if callable(item) and place == position else native_iterable(tracer, item)
-                   for place, item in enumerate(args)]
-        if name in ("takewhile", "dropwhile", "filterfalse"):
-            wrapped[0] = Predicate(tracer, args[0])
-        keywords = {key: Callback(tracer, item) if callable(item) else item for key, item in kwargs.items()}
-        if name == "accumulate" and len(args) == 1 and keywords.get("func") is None:
-            keywords["func"] = Callback(tracer, operator.add)
-        if name == "groupby":  # whose keys native code compares
-            key = ([*wrapped[1:], *keywords.values()] or [None])[0]
-            wrapped, keywords = wrapped[:1], {"key": lambda item: refuse_objects(tracer, item if key is None else key(item))}
-        return tracer.made(run_native(tracer, kind, tuple(wrapped), keywords))
-    values = args if kind is itertools.repeat else tuple(
-        native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
-    return tracer.made(run_native(tracer, kind, values, kwargs))
