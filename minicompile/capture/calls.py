@@ -36,7 +36,7 @@ from minicompile.capture.native import (
     native_name,
 )
 from minicompile.capture.shared_memory import refuse_shared_writes
-from minicompile.capture.side_effects import MISSING, Lazy, native_base
+from minicompile.capture.side_effects import MISSING, NATIVE_BASES, Lazy, native_base
 from minicompile.capture.source import Baked, CachedCall, Item, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
@@ -73,15 +73,14 @@ def special(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     return register
 
 
-METHOD_RULES: dict[str, list[tuple[Any, Callable[..., Any]]]] = {}
-
-
 def method(kinds: Any, *names: str) -> Any:
-    """Register the rule of a container's method; it takes (tracer, owner, args, kwargs)."""
+    """Register the rule of a method of some classes; it takes (tracer, owner, args, kwargs)."""
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    known = [kind for kind in (*kinds, *NATIVE_BASES) if issubclass(kind, kinds)]
 
     def register(rule: Any) -> Any:
-        for name in names:
-            METHOD_RULES.setdefault(name, []).append((kinds, rule))
+        special(*(getattr(kind, name) for kind in known for name in names))(
+            lambda tracer, args, kwargs: rule(tracer, args[0], args[1:], kwargs))
         return rule
 
     return register
@@ -369,10 +368,9 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         of, rest = (owner, args) if bound else (args[0], args[1:])
         if isinstance(of, FakeTensor) and name in torch_interface.TENSOR_METHODS:
             return call_tensor_method(tracer, of, name, rest, kwargs)
-        rule = next((rule for kinds, rule in METHOD_RULES.get(name, ()) if isinstance(of, kinds)), None)
-        if rule is not None:
-            method = getattr(native_base(of), name, None) or getattr(type(of), name)
-            return ruled(tracer, lambda tracer, args, kwargs: rule(tracer, of, args[1:], kwargs), method, (of, *rest), kwargs)
+        method = getattr(native_base(of) or type(of), name, None) or getattr(type(of), name, None)
+        if method in SPECIAL:
+            return ruled(tracer, SPECIAL[method], method, (of, *rest), kwargs)
         if bound or isinstance(of, NATIVE_OWNERS):
             return call_native_method(tracer, of, function if bound else function.__get__(of), rest, kwargs)
     if isinstance(owner, type) and issubclass(owner, Module | torch.autograd.Function):
