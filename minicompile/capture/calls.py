@@ -355,9 +355,9 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     owner = getattr(function, "__self__", None)
     name = function.__name__
     if isinstance(function, types.MethodWrapperType):
-        rule = SPECIAL.get(function.__objclass__.__dict__.get(name))
-        if rule is not None:
-            return rule(tracer, (owner, *args), kwargs)
+        method = function.__objclass__.__dict__.get(name)
+        if method in SPECIAL:
+            return ruled(tracer, SPECIAL[method], method, (owner, *args), kwargs)
     if isinstance(owner, FakeTensor):
         return call_tensor_method(tracer, owner, name, args, kwargs)
     role = torch_interface.classify(function)
