@@ -238,8 +238,7 @@ def import_from_step(cutter: Cutter) -> Step:
 OPERANDS: dict[str, int | Callable[[int], int]] = {
     **{name: count for table in (COMPUTED, EFFECTS, DISPLAYS) for name, (count, _) in table.items()},
     **dict.fromkeys(("BEFORE_WITH", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "MATCH_SEQUENCE", "MATCH_MAPPING"), 1),
-    "MATCH_KEYS": 2, "CALL_INTRINSIC_2": 2,
-    "DICT_MERGE": 4 if VERSION >= (3, 13) else 3,  # its errors name the function that is called
+    "MATCH_KEYS": 2, "DICT_MERGE": 4 if VERSION >= (3, 13) else 3,  # its errors name the function that is called
 }
 STEPS: dict[str, Callable[[Cutter], Step]] = {
     **dict.fromkeys(OPERANDS, executed_step),

@@ -1,5 +1,5 @@
-"""Programs of which a function is or used to be left to eager whole: `except*`, iterators and generators that are live where a
-graph breaks, and instructions that can only be cut out by letting Python execute them.
+"""Programs of which a function used to be left to eager whole: `except*`, iterators and generators that are live where a graph
+breaks, and instructions that can only be cut out by letting Python execute them.
 """
 
 from __future__ import annotations
