@@ -55,19 +55,22 @@ class DynamicPlan:
         policy: `True` at once, `None` from the second value on, `False` never. Marks on tensors come before it.
         seen: the first value of each number: the words of its source and which of its numbers it is, to the value.
         varying: those that had another value later.
-        floats: whether floats that vary become inputs of graphs.
+        floats, integers: whether those that vary become inputs of graphs.
     """
 
     def __init__(self, policy: bool | None) -> None:
         self.policy = policy
         self.seen: dict[tuple[Any, ...], Any] = {}
         self.varying: set[tuple[Any, ...]] = set()
-        self.floats = True
+        self.floats = self.integers = True
 
-    def give_up(self, floats_only: bool) -> None:
-        """Let floats, or all numbers, be constants from now on."""
+    def give_up(self, takes_floats: bool) -> str:
+        """Let floats be constants from now on, or integers, or sizes too; gives the kind of number."""
+        kind = "float" if takes_floats else "integer" if self.integers else "size"
         self.floats = False
-        self.policy = self.policy if floats_only else False
+        self.integers &= takes_floats
+        self.policy = False if kind == "size" else self.policy
+        return kind
 
     def varies(self, key: tuple[Any, ...], value: Any) -> bool:
         """Whether a number, of which this is the present value, has had two values."""
@@ -85,6 +88,8 @@ class DynamicPlan:
             tracer.floats = True
             tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
             return SymbolicFloat(tracer, source, real)
+        if not self.integers:
+            return None
         # What is computed from numbers that vary varies with them.
         at_once = (type(source) is Computed or self.policy is True and type(source) is Argument) and abs(real) > 1
         if not self.varies((source.words(), "number"), real) and not at_once:

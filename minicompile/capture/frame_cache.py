@@ -23,7 +23,7 @@ from minicompile.capture.resume import GeneratorPoint, ResumePoint, ResumeShape,
 from minicompile.capture.user_line import NAMED, name_of
 from minicompile.capture.variant import MISS, Context, Variant, capture_call, compile_source
 from minicompile.config import Config
-from minicompile.errors import Location, Unsupported, warn_user
+from minicompile.errors import CompileFailed, Location, Unsupported, warn_user
 from minicompile.ir.float_input import is_float_input
 from minicompile.ir.graph import CapturedGraph
 
@@ -108,7 +108,8 @@ class Session:
             takes_floats = any(is_float_input(entry.example) for entry in captured.inputs)
             if not self.config.suppress_errors and not takes_floats:
                 raise
-            if any(entry.kind == "size" for entry in captured.inputs):
+            refused = isinstance(error, CompileFailed) and getattr(error.cause, "kind", "") == "refused by eager"
+            if not refused and any(entry.kind == "size" for entry in captured.inputs):
                 self.records.graphs.pop()
                 raise DynamicGraphFailed(takes_floats) from error
             reason = f"the compiler failed on a graph: {type(error).__name__}: {str(error)[:200]}"
@@ -189,8 +190,7 @@ class CallCache:
         try:
             entry = capture_call(context, function, args, kwargs)
         except DynamicGraphFailed as failure:
-            self.plan.give_up(failure.takes_floats)
-            if not failure.takes_floats:
+            if self.plan.give_up(failure.takes_floats) == "size":
                 reason = f"{type(failure.__cause__).__name__}: {str(failure.__cause__)[:200]}"
                 self.session.fall_back(self.name, f"it is compiled for each size: {reason}", None)
             return self.add(function, args, kwargs)

@@ -16,6 +16,7 @@ import torch
 from minicompile.errors import Unsupported
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, cast
 from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index, hint, is_nonnegative, product, total
+from minicompile.ir.size_nodes import values_of_symbols
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -187,7 +188,7 @@ def _float(expression: Any, shape_env: Any) -> Expr:
 
 
 def _symbol(symbol: Any, shape_env: Any) -> Symbol:
-    values = getattr(shape_env, "backed_var_to_val", None) or getattr(shape_env, "var_to_val", {})
+    values = values_of_symbols(shape_env)
     if symbol not in values:
         raise Unsupported("data-dependent size", f"the size {symbol} is known only from the data")
     bounds = shape_env.var_to_range.get(symbol)

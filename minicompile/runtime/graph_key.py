@@ -2,8 +2,8 @@
 
 It holds the captured graph with all tensor metadata, values of constants, names and lines, the settings, torch's global
 flags, versions, a hash of this library's own sources, and the device. Of sizes that vary it holds what capture assumed and
-their present values, by which tiles are chosen. What cannot be described completely (functions that are not torch's own,
-large constants) has no key: such a graph is compiled anew in every process.
+between which powers of two they lie, by which tiles are chosen. What cannot be described completely (functions that are
+not torch's own, large constants) has no key: such a graph is compiled anew in every process.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from minicompile.config import Config
 from minicompile.errors import Location
 from minicompile.ir import autocast
 from minicompile.ir.graph import CapturedGraph
+from minicompile.ir.size_nodes import values_of_symbols
 from minicompile.runtime.device import device_properties
 
 IRRELEVANT_SETTINGS = frozenset({
@@ -87,7 +88,8 @@ class GraphKey:
 
     def allows(self, assumptions: tuple[Any, ...]) -> bool:
         """Whether what an earlier process assumed holds at the present sizes; it is assumed from now on."""
-        return all(self.shape_env.evaluate_expr(assumption) for assumption in assumptions)
+        holds = all(assumption.xreplace(values_of_symbols(self.shape_env)) for assumption in assumptions)
+        return holds and all(self.shape_env.evaluate_expr(assumption) for assumption in assumptions)
 
 
 def graph_key(captured: CapturedGraph, config: Config) -> GraphKey | None:
@@ -131,8 +133,9 @@ class Description:
             unknown = node.meta.keys() - {"example_value", "variable", "location"}
             if unknown:
                 self.lines.append(self.value({name: node.meta[name] for name in sorted(unknown)}))
-        env = self.shape_env
-        self.lines.append(f"sizes: {env and ([guard.expr for guard in env.guards], env.var_to_range, env.replacements)}")
+        if env := self.shape_env:
+            sizes = {symbol: (int(n) - 1).bit_length() for symbol, n in values_of_symbols(env).items() if n.is_integer}
+            self.lines.append(f"sizes: {sizes, [guard.expr for guard in env.guards], env.var_to_range, env.replacements}")
         return self
 
     def fields(self, record: Any, except_for: set[str]) -> None:
@@ -159,7 +162,7 @@ class Description:
             return repr(value)
         if kind in (torch.SymInt, torch.SymFloat) and value.node.has_hint():
             self.shape_env = value.node.shape_env
-            return f"{value.node.expr} = {value.node.hint}"
+            return str(value.node.expr)
         if kind is torch.fx.Node:
             return "%" + value.name
         if isinstance(value, torch.Tensor):

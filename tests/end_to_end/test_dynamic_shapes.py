@@ -353,6 +353,36 @@ def test_a_failed_compile_with_varying_sizes_is_told(monkeypatch: pytest.MonkeyP
     assert any("no text" in str(each.message) for each in told)
 
 
+def test_a_call_that_eager_refuses_leaves_sizes_symbolic() -> None:
+    def program(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return x.select_scatter(row, 0, 1) * x.shape[1]
+
+    compiled = minicompile.compile(program, options={"cache": False})
+    with pytest.warns(UserWarning, match="a part of another shape"):
+        for size, length in ((8, 8), (9, 7), (10, 10), (11, 11), (12, 12), (13, 13)):
+            x, row = torch.randn(3, size), torch.randn(length)
+            if size != length:
+                with pytest.raises(RuntimeError, match="expected src to have a size equal to the slice of self"):
+                    compiled(x, row)
+            else:
+                close(compiled(x, row), program(x, row))
+    assert compiles(compiled) <= 3
+
+
+def test_an_integer_that_no_graph_takes_leaves_sizes_symbolic() -> None:
+    def program(x: torch.Tensor, power: int) -> torch.Tensor:
+        return x ** power * x.shape[0]
+
+    compiled = minicompile.compile(program, options={"cache": False})
+    for size, power in ((4, 2), (5, 3), (6, 3), (7, 2), (8, 3), (9, 2), (10, 3)):
+        leaf = torch.rand(size, requires_grad=True)
+        twin = leaf.detach().clone().requires_grad_()
+        program(leaf, power).sum().backward()
+        compiled(twin, power).sum().backward()
+        close(twin.grad, leaf.grad)
+    assert compiles(compiled) <= 3 and not compiled.records.fallbacks
+
+
 @pytest.mark.parametrize("implementation", ["dynamic", "static"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])

@@ -239,6 +239,20 @@ def test_graphs_of_sizes_that_vary_come_back_with_what_they_assume(
         function(torch.ones(5, 7), torch.ones(7))
 
 
+def test_other_sizes_between_the_same_powers_of_two_find_a_graph(tmp_path: pathlib.Path, stages: Stages) -> None:
+    for sizes, runs in ((((4, 6), (8, 9)), 2), (((4, 6), (6, 12), (8, 3)), 2), (((4, 6), (10, 12)), 3)):
+        function = compiled(halves, tmp_path)
+        for rows, columns in sizes:
+            given = torch.rand(rows, columns), torch.rand(columns)
+            torch.testing.assert_close(function(*given), halves(*given))
+        assert stages.runs == runs
+    function = compiled(halves, tmp_path)
+    function(torch.ones(4, 6), torch.ones(6))
+    with pytest.raises(RuntimeError, match="is invalid for input of size"):
+        function(torch.ones(7, 11), torch.ones(11))
+    function(torch.ones(6, 12), torch.ones(12))
+
+
 def test_a_float_that_varies_comes_back(tmp_path: pathlib.Path, stages: Stages) -> None:
     for _ in range(2):
         function = compiled(lambda x, factor: x.sin() * factor, tmp_path)
