@@ -196,6 +196,17 @@ def interpolate(
     return result.contiguous() if input.dim() == 3 and mode.startswith("nearest") else result
 
 
+def power(function: Any, base: Any, exponent: Any, **options: Any) -> Any:
+    """`pow`; its gradient asks for the value of a number, which may vary, and not for that of a tensor."""
+    number: Any = next((item for item in (base, exponent) if isinstance(item, (torch.SymInt, torch.SymFloat))), None)
+    tensor = exponent if number is base else base
+    if number is None or not isinstance(tensor, Tensor) or not tensor.requires_grad:
+        return function(base, exponent, **options)
+    dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
+    known = torch.ones((), dtype=dtype, device=tensor.device) * number
+    return torch.pow(*((known, tensor) if number is base else (tensor, known))).to(tensor.dtype)
+
+
 def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -> tuple[Tensor, Tensor] | None:
     """A mask over `value` and what goes there, broadcastable; `None` where that has no gradient, or there is no one mask."""
     masks = [(d, index) for d, index in enumerate(indices) if index is not None]
@@ -232,6 +243,7 @@ REPLACED: dict[Any, Any] = {
     torch.index_put: index_put, torch.Tensor.index_put: index_put,
     torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_,
     operator.setitem: set_item, operator.getitem: get_item,
+    **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
     torch.tensor: tensor, torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d,
 }  # fmt: skip
 

@@ -353,6 +353,24 @@ def test_a_failed_compile_with_varying_sizes_is_told(monkeypatch: pytest.MonkeyP
     assert any("no text" in str(each.message) for each in told)
 
 
+@pytest.mark.parametrize("numbers", [(2, 3, 5, 0, 1), (2.5, 0.5, 0.0, 3.0)])
+@pytest.mark.parametrize("program", [
+    lambda x, n: x ** n, lambda x, n: torch.pow(x, 2 * n), lambda x, n: x.pow(exponent=n), lambda x, n: n ** x,
+    lambda x, n: x.mean() ** n, lambda x, n: (1 - x.sigmoid()) ** n * x.sigmoid().log(),
+])
+def test_gradients_of_powers_that_vary(program: Any, numbers: tuple[Any, ...]) -> None:
+    compiled = minicompile.compile(program, options=STRICT)
+    for size, number in enumerate(numbers, start=4):
+        leaf = (torch.rand(size) + 0.1).requires_grad_()
+        twin = leaf.detach().clone().requires_grad_()
+        program(leaf, number).sum().backward()
+        result = compiled(twin, number)
+        close(result, program(leaf, number))
+        result.sum().backward()
+        close(twin.grad, leaf.grad)
+    assert compiles(compiled) <= 3
+
+
 def test_a_call_that_eager_refuses_leaves_sizes_symbolic() -> None:
     def program(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         return x.select_scatter(row, 0, 1) * x.shape[1]
@@ -371,7 +389,7 @@ def test_a_call_that_eager_refuses_leaves_sizes_symbolic() -> None:
 
 def test_an_integer_that_no_graph_takes_leaves_sizes_symbolic() -> None:
     def program(x: torch.Tensor, power: int) -> torch.Tensor:
-        return x ** power * x.shape[0]
+        return (x * x.shape[0]).pow_(power)
 
     compiled = minicompile.compile(program, options={"cache": False})
     for size, power in ((4, 2), (5, 3), (6, 3), (7, 2), (8, 3), (9, 2), (10, 3)):
