@@ -31,6 +31,10 @@ CONTIGUOUS = (aten.pow.Scalar, aten.rrelu_with_noise.default, aten.rrelu_with_no
               aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)  # fmt: skip
 """Operators whose result is contiguous in eager, whatever the operands are."""
 
+FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
+                      aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)  # fmt: skip
+"""Operators without a fake kernel: a tensor like the first, and where the gradient passes."""
+
 ON_CPU: dict[Any, Callable[[torch.Tensor], torch.memory_format | None]] = {
     aten.log_sigmoid_forward.default: lambda _: torch.contiguous_format,
     aten.max_unpool2d.default: lambda value: torch._prims_common.suggest_memory_format(value) if value.dim() == 4 else None,
@@ -58,6 +62,9 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
         if func is aten.as_strided.default and reaches_beyond(*args, **kwargs or {}):
             raise RuntimeError("a window reaches beyond the storage")
+        if func in FAKE_QUANTIZATIONS:
+            kinds = ({"dtype": args[0].dtype}, {"dtype": torch.bool})
+            return tuple(super(FakeMode, self).dispatch(aten.empty_like.default, types, args[:1], kind) for kind in kinds)
         if writes_each_element(func):
             shapes = [tuple(value.shape) for value in args if isinstance(value, torch.Tensor)]
             if (whole := tuple(torch.broadcast_shapes(*shapes))) != shapes[0]:

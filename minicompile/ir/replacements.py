@@ -158,7 +158,7 @@ def max_pool1d(
     if not varies(input) or how or named.get("return_indices"):
         return F.max_pool1d(input, kernel_size, stride, padding, dilation, *how, **named)
     given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True)
-    windows: list[Any] = [[first, *([n] if isinstance(n, int) else n)] for first, n in given]
+    windows: list[Any] = [[first, *(n if isinstance(n, (list, tuple)) else [n])] for first, n in given]
     pool: Any = F.max_pool2d
     return pool(input.unsqueeze(-2), *windows, **named).squeeze(-2)
 

@@ -270,8 +270,6 @@ def _with_region(
         return dataclasses.replace(builder.in_place, buffer=source.buffer)  # the region was written where it is
     if builder.in_place is None or builder.same_storage(source.buffer, builder.in_place.buffer):
         return builder.like_node(lambda i: masked(inside(i), cast(element(i), value.dtype), value.load(i)))
-    if is_empty(region.sizes):
-        return builder.in_place
     indices = loop_axes(region.sizes)
     return builder.overwrite(builder.in_place, indices, source.load_broadcast(indices), region.at(indices))
 
@@ -286,7 +284,7 @@ def lower_slice_scatter(
     first = ZERO if start is None else clamped_position(start, value.sizes[dim])
     count = source.sizes[dim]
     if is_empty(source.sizes):
-        return builder.like_node(value.load)
+        return builder.in_place or builder.like_node(value.load)
 
     def inside(indices: Indices) -> Any:
         distance = indices[dim] - first

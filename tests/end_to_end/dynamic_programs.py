@@ -494,3 +494,21 @@ def a_piece_of_joined_parts(x, at):
 def noise_from_no_generator(x):
     noise = torch.rand(x.shape, generator=None, device=x.device) + torch.randn(*x.shape, generator=None)
     return (x + noise * 0).normal_(generator=None).shape, x * (noise.numel() > 0)
+
+
+@program(((8, 8), (9, 9), (6, 6), (7, 0)), lambda t, n: (floats(t, 3), floats(t, 3), n), compiles=3)
+def cache_filled_to_its_end(cache, new, n):
+    cache[:n] = new[:n]
+    cache[n:].zero_()
+    return cache.sum(0)
+
+
+@program(LENGTHS, lambda t: (floats(t, 6),))
+def quantized(x):
+    whole = torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7)
+    return whole * x.shape[0], torch.fake_quantize_per_tensor_affine(x.t(), torch.tensor(0.2), torch.tensor(1), -8, 7)
+
+
+@program(((8, 3), (9, 3), (12, 5), (16, 7)), lambda t, n: (floats(2, 4, t), n), compiles=4)  # each width is a constant
+def windows_by_number(x, n):
+    return F.max_pool1d(x, n, stride=1, padding=n // 2) + x
