@@ -22,6 +22,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+import sympy
 import torch
 import triton
 
@@ -88,8 +89,8 @@ class GraphKey:
 
     def allows(self, assumptions: tuple[Any, ...]) -> bool:
         """Whether what an earlier process assumed holds at the present sizes; it is assumed from now on."""
-        holds = all(assumption.xreplace(values_of_symbols(self.shape_env)) for assumption in assumptions)
-        return holds and all(self.shape_env.evaluate_expr(assumption) for assumption in assumptions)
+        holds = (assumption.xreplace(values_of_symbols(self.shape_env)) is sympy.true for assumption in assumptions)
+        return all(holds) and all(self.shape_env.evaluate_expr(assumption) for assumption in assumptions)
 
 
 def graph_key(captured: CapturedGraph, config: Config) -> GraphKey | None:
