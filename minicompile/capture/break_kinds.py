@@ -114,4 +114,8 @@ class RunEager(Exception):
         self.depth = 0
 
 
+class LooksAtItsFrame(RunEager):
+    """The frame looks at itself and its callers: these have to be the user's."""
+
+
 CONTROL: tuple[Any, ...] = (Break, RaisedInUserCode, CutHere, RunEager)

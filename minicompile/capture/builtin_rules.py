@@ -4,6 +4,7 @@ import builtins
 import collections
 import contextlib
 import contextvars
+import dataclasses
 import enum
 import functools
 import itertools
@@ -540,8 +541,17 @@ direct({
         itertools.chain.from_iterable(Iterables(tracer, get_iterator(tracer, items)))),
 })
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
-special(object.__init_subclass__, builtins.__build_class__)(functools.partial(refused, "a class is made"))
+special(object.__init_subclass__)(functools.partial(refused, "a class is made"))
 special(globals, locals, dir)(functools.partial(refused, "a whole namespace is read"))
+
+
+@special(builtins.__build_class__, collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple, typing.TypedDict,
+         types.new_class)
+def make_class(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """A class, another one in every call: nothing that is captured behind it would fit a second time."""
+    if len(tracer.frames) == 1:
+        raise RunEager("a class is made", "unsupported value")
+    return refused("a class is made", tracer, args, kwargs)
 
 
 @method((dict, contextvars.ContextVar), "get")
@@ -619,6 +629,8 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     meta_call, meta_base = class_lookup(tracer, type(kind), "__call__")
     if issubclass(kind, enum.Enum) and len(args) == 1 and not kwargs:
         return enum_member(tracer, kind, args[0])
+    if issubclass(kind, enum.Enum) and not kind.__members__:
+        return make_class(tracer, args, kwargs)
     if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES or (
             kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), spelled_out(kwargs))

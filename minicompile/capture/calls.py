@@ -30,6 +30,7 @@ from minicompile.capture.comparing import refuse_objects, settled
 from minicompile.capture.native import (
     BREAKING_MODULES,
     INLINED,
+    LOOK_OUTSIDE,
     is_known_to_break,
     is_numpy_arithmetic,
     is_pure_native,
@@ -247,7 +248,8 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
         args, kwargs = resolved(tracer, args, kwargs)
         if kind == "pure" and (id(function) in tracer.fresh or any(map(is_of_users_class, leaves((*args, *kwargs.values()))))):
             return tracer.inline(function, args, kwargs)
-        if kind == "pure" and "cls" not in kwargs and function.__name__ != "register":  # a class as `json` takes it
+        takes_class = "cls" in kwargs or function.__name__ == "register"  # `cls` as `json` takes it
+        if kind == "pure" and not takes_class and f"{module}.{function.__qualname__}" not in LOOK_OUTSIDE:
             if module == "inspect" and args and isinstance(args[0], (types.FunctionType, types.MethodType)):
                 guard_signature(tracer, args[0])
                 return tracer.made(run_native(tracer, function, args, kwargs))
@@ -544,6 +546,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         recorded = record and contains_tensor((*args, *kwargs.values(), owner))
         with RecordTorch(tracer) if recorded else contextlib.nullcontext():
             result = function(*args, **kwargs)
+        if getattr(function, "__name__", None) == "finditer":  # where its iterator stands cannot be asked
+            result = iter(list(result))
         return bool(result) if type(result) is torch.SymBool else result  # a variant for each: Python also adds truths
     except CONTROL:
         raise

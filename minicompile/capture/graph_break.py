@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from minicompile.capture.break_kinds import Break, RunEager
+from minicompile.capture.break_kinds import Break, LooksAtItsFrame, RunEager
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.opcodes import COMPUTED, DISPLAYS, EFFECTS, after_end_for, callable_slots, is_method_form
 from minicompile.capture.opcodes_calls import call_parts
@@ -19,7 +19,7 @@ from minicompile.capture.reconstruct import Emitter
 from minicompile.capture.resume import one_instruction
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.tracer import NULL, Frame, Tracer
-from minicompile.capture.user_line import UserLine, call_at
+from minicompile.capture.user_line import call_at, looks_at_callers, seen_from_user_lines, with_user_line
 
 Lines = list[str]
 TESTS = {"IF_TRUE": "{0}", "IF_FALSE": "not {0}", "IF_NOT_NONE": "{0} is not None", "IF_NONE": "{0} is None"}
@@ -72,7 +72,7 @@ class Cutter:
         """Statements whose exceptions have the user's line and go to the user's handler if there is one."""
         if not lines:
             return []
-        place = self.emitter.constant(UserLine(self.frame.code, self.instruction.line), "user_line")
+        place = self.emitter.constant(functools.partial(with_user_line, self.frame.code, self.instruction.line), "user_line")
         if self.frame.handled:
             lines = self.while_handling(self.emitter.value(self.frame.handled[-1]), lines)
         if self.program.handler_of(self.frame.index) is None:
@@ -125,13 +125,20 @@ class Cutter:
         return rule(self)
 
     def caller(self, function: Any, count: int) -> str:
-        """The function that makes the call: through a cache of its own if the break is inside, else from the user's line."""
+        """The start of a call from the user's line, up to the function: through a cache of its own if the break is inside."""
         function = function.real if type(function) is Lazy else function
+        if any(function is reader and count <= most for reader, most in READS_ITS_CALLER):
+            raise LooksAtItsFrame(f"`{function.__name__}` looks at the frame that calls it", self.stop.kind)
+        start = f"{self.user_line()}("
+        if looks_at_callers(function):
+            return f"{start}{self.emitter.constant(seen_from_user_lines, 'seen_from_user_lines')}, "
         if self.stop.depth > 1 and code_called_by(function) is not None:
             self.goes_elsewhere = True
-            return self.emitter.constant(self.call_compiled, "call_compiled")
-        if any(function is reader and count <= most for reader, most in READS_ITS_CALLER):
-            raise RunEager(f"`{function.__name__}` looks at the frame that calls it", self.stop.kind)
+            return f"{start}{self.emitter.constant(self.call_compiled, 'call_compiled')}, "
+        return start
+
+    def user_line(self) -> str:
+        """A function that calls its first argument from the user's line."""
         site = call_at(self.frame.code, self.instruction.line, self.frame.globals)
         return self.emitter.constant(site, "call_from_user_line")
 
@@ -202,7 +209,7 @@ def call_step(cutter: Cutter) -> Step:
     parts.extend(f"{key}={cutter.emitter.value(item)}" for key, item in kwargs.items())
     parts.insert(0, cutter.emitter.value(function))
     count = instruction.arg + 2 + (instruction.name == "CALL_KW")
-    return Step(count, [f"{name} = {cutter.caller(function, len(args))}({', '.join(parts)})"], [name])
+    return Step(count, [f"{name} = {cutter.caller(function, len(args))}{', '.join(parts)})"], [name])
 
 
 def call_ex_step(cutter: Cutter) -> Step:
@@ -214,7 +221,7 @@ def call_ex_step(cutter: Cutter) -> Step:
     args = cutter.emitter.value(top[2])
     keywords = f", **{cutter.emitter.value(top[3])}" if has_keywords else ""
     name, target = cutter.result(), cutter.emitter.value(function)
-    return Step(count, [f"{name} = {cutter.caller(function, 1)}({target}, *{args}{keywords})"], [name])
+    return Step(count, [f"{name} = {cutter.caller(function, 1)}{target}, *{args}{keywords})"], [name])
 
 
 def executed_step(cutter: Cutter) -> Step:
@@ -246,7 +253,9 @@ STEPS: dict[str, Callable[[Cutter], Step]] = {
     "IMPORT_FROM": import_from_step, "IMPORT_NAME": text_step("__import__({name!r}, {namespace}, None, {1}, {0})"),
     "LOAD_DEREF": lambda cutter: text_step(
         f"{cutter.emitter.value(cutter.frame.cells[cutter.instruction.value])}.cell_contents")(cutter),
-    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), text_step("{0}.{name}")), "LOAD_SUPER_ATTR": text_step("{0}({1}, {2}).{name}"),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), lambda cutter: text_step(
+        f"{cutter.user_line()}(getattr, {{0}}, {{name!r}})")(cutter)),
+    "LOAD_SUPER_ATTR": text_step("{0}({1}, {2}).{name}"),
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), text_step("{namespace}[{name!r}]")),
     **dict.fromkeys(("STORE_GLOBAL", "STORE_NAME"), text_step("{namespace}[{name!r}] = {0}")),
     "DELETE_GLOBAL": text_step("del {namespace}[{name!r}]"),

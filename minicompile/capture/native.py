@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
-    "input or output": "logging warnings subprocess os pathlib io tempfile traceback genericpath shutil pprint",
+    "input or output": "logging warnings subprocess os pathlib io tempfile traceback genericpath shutil pprint codecs",
     "random numbers": "random uuid secrets",
     "NumPy": "numpy",
     "pure": """
-        json inspect re string textwrap fractions decimal statistics typing enum abc posixpath keyword difflib ast codecs
+        json inspect re string textwrap fractions decimal statistics typing enum abc posixpath keyword difflib ast
         datetime fnmatch""",
     "unknown call": "threading triton pickle sympy atexit gc sys concurrent multiprocessing queue weakref",
     "imports": "importlib",
@@ -34,6 +34,10 @@ INLINED = ("os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.p
            "enum.Enum.name", "enum.Enum.value", "logging.Logger.debug", "logging.Logger.info",
            "logging.Logger.warning")
 """The functions of such modules that are traced like any other: they end the graph where they do more than to look."""
+LOOK_OUTSIDE = frozenset("""
+    json.dump json.load inspect.currentframe inspect.stack inspect.trace posixpath.abspath posixpath.realpath posixpath.relpath
+    posixpath.expanduser posixpath.expandvars posixpath.islink posixpath.ismount posixpath.lexists""".split())
+"""The functions of pure modules that ask for more than their arguments: files, folders, the environment, frames."""
 NATIVE_KINDS: dict[str, str] = {
     "print": "input or output", "input": "input or output", "open": "input or output", "exec": "unknown call",
     "eval": "unknown call", "breakpoint": "input or output", "compile": "unknown call", "id": "real memory",

@@ -94,8 +94,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     in_place = symbol.endswith("=")
     name = BINARY[symbol.removesuffix("=")]
     function, in_place_function = operator_functions(name)
-    if in_place and type(left) not in CONSTANT_TYPES:
-        function = in_place_function
+    if in_place and type(left) not in (*CONSTANT_TYPES, *SYMBOLIC) and not (name == "matmul" and isinstance(left, FakeTensor)):
+        function = in_place_function  # a graph takes its left operand for changed, as by `x @= y` it is not
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
         if is_native(left) or is_native(right) or (isinstance(left, FakeTensor) and isinstance(right, FakeTensor)):
             if not isinstance(left, (list, dict)) and not isinstance(right, (list, dict)):

@@ -10,7 +10,9 @@ import enum
 import functools
 import gc
 import itertools
+import re
 import types
+import typing
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -137,7 +139,8 @@ class Emitter:
             if hasattr(kind, "n_sequence_fields"):
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
             return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
-        if kind.__module__ in ("types", "typing") or isinstance(value, (types.CodeType, property)):
+        claimed = {"types": types, "typing": typing}.get(kind.__module__)  # by classes that a function made, too
+        if getattr(claimed, kind.__name__, None) is kind or isinstance(value, (types.CodeType, property, re.Match)):
             return self.constant(value, "made")
         if isinstance(value, (list, dict, set, collections.deque, BaseException, *PLAIN_VALUE)) or has_plain_layout(value):
             if id(value) in self.tracer.fresh:

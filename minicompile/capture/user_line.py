@@ -3,7 +3,9 @@
 Must not decide what is raised or where execution goes on.
 """
 
+import functools
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,28 +16,27 @@ from minicompile.capture import torch_interface
 UNITS_PER_ENTRY, NO_POSITION, FIRST_LINE = 8, bytes([0x80 | 15 << 3 | 7]), bytes([0x80 | 13 << 3 | 7, 0])
 
 
-class UserLine:
-    """Puts one line of the user's code into a traceback, in place of the generated frame that ran for it."""
-
-    def __init__(self, code: types.CodeType, line: int) -> None:
-        self.code, self.line = code, line
-
-    def __call__(self, error: BaseException) -> BaseException:
-        """The same exception, its traceback starting at the user's line."""
-        entries, entry, inner = [], error.__traceback__, None
-        while entry is not None:
-            if not entry.tb_frame.f_code.co_filename.startswith(OURS):
-                entries.append(entry)
-            if entry.tb_frame.f_code is torch_interface.FORGETFUL_CHECKPOINT and "gen" in entry.tb_frame.f_locals:
-                entry.tb_frame.f_locals["gen"].close()
-            entry = entry.tb_next
-        for entry in reversed(entries):
-            inner = types.TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-        error.__traceback__ = as_if_raised_at(inner, self.code, self.line)
-        return error
+def with_user_line(code: types.CodeType, line: int, error: BaseException) -> BaseException:
+    """The same exception, its traceback starting at a line of the user's code in place of the generated frame that ran for it."""
+    entries, entry, inner = [], error.__traceback__, None
+    while entry is not None:
+        if not is_ours(entry.tb_frame.f_code):
+            entries.append(entry)
+        if entry.tb_frame.f_code is torch_interface.FORGETFUL_CHECKPOINT and "gen" in entry.tb_frame.f_locals:
+            entry.tb_frame.f_locals["gen"].close()
+        entry = entry.tb_next
+    for entry in reversed(entries):
+        inner = types.TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = as_if_raised_at(inner, code, line)
+    return error
 
 
-OURS = ("<minicompile ", os.path.dirname(__file__))
+OURS = ("<minicompile ", os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+def is_ours(code: types.CodeType) -> bool:
+    """Whether the code is of this package or generated, and not the user's."""
+    return code.co_filename.startswith(OURS) or code.co_consts == call_here.__code__.co_consts
 
 
 def as_if_raised_at(inner: types.TracebackType | None, code: types.CodeType, line: int) -> types.TracebackType:
@@ -56,6 +57,22 @@ def stand_in_frame(code: types.CodeType) -> types.FrameType:
 def call_at(code: types.CodeType, line: int, namespace: dict[str, Any]) -> Callable[..., Any]:
     """A function that calls its first argument from the user's line and module, for callees that look at their caller."""
     return types.FunctionType(claiming(call_here.__code__, code, line, FIRST_LINE), namespace)
+
+
+def seen_from_user_lines(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that looks at its callers: these are copies of the user's frames, with none of ours between them."""
+    frame, called = sys._getframe(1), functools.partial(function, *args, **kwargs)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(OURS):
+            called = functools.partial(call_at(frame.f_code, frame.f_lineno, frame.f_globals), called)
+        frame = frame.f_back
+    return called()
+
+
+def looks_at_callers(function: Any) -> bool:
+    """Whether it tells where it was called: warnings and log records name a file and a line."""
+    target = function.__func__ if isinstance(function, types.MethodType) else function
+    return isinstance(target, NAMED) and target.__module__ in ("_warnings", "logging")
 
 
 def claiming(template: types.CodeType, code: types.CodeType, line: int, entry: bytes) -> types.CodeType:

@@ -18,7 +18,7 @@ import torch
 
 from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
-from minicompile.capture.break_kinds import KINDS, Break, CutHere, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
@@ -32,7 +32,7 @@ from minicompile.capture.side_effects import Lazy
 from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted, is_trusted_module
 from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, Tracer
 from minicompile.capture.upcoming import guard_independence
-from minicompile.capture.user_line import name_of
+from minicompile.capture.user_line import name_of, seen_from_user_lines
 from minicompile.capture.values import IDENTITY_TYPES, is_structural, wrap
 from minicompile.config import Config
 from minicompile.errors import Location, Unsupported, warn_user
@@ -236,7 +236,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
             stack = error.stack or (stop.stack if stop is not None else ())
             place = stack[-1] if stack else None
             reason = error.reason if stop is None else f"{error.reason} (the graph broke because: {stop.reason})"
-            return Assembly(attempt).eager(reason, place, error.expected)
+            return Assembly(attempt).eager(reason, place, error.expected, isinstance(error, LooksAtItsFrame))
         finally:
             attempt.forget()
     raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
@@ -376,10 +376,11 @@ class Assembly:
         guards = (*self.tracer.guards.items, *shape_guards(self.tracer))
         return tuple(GuardRecord(guard.text(), guard.words(), guard.location) for guard in guards)
 
-    def eager(self, reason: str, place: Location | None, expected: bool = False) -> Variant:
-        """A variant that runs the original."""
+    def eager(self, reason: str, place: Location | None, expected: bool = False, looks: bool = False) -> Variant:
+        """A variant that runs the original; `looks` says whether that looks at its callers."""
         self.tracer.effects.shadows.clear()
-        return dataclasses.replace(self.assemble(["return F(*A, **K)"], reason), expected=expected, location=place)
+        start = f"{self.emitter.constant(seen_from_user_lines, 'seen_from_user_lines')}(F, " if looks else "F("
+        return dataclasses.replace(self.assemble([f"return {start}*A, **K)"], reason), expected=expected, location=place)
 
     def add_absence_guards(self) -> None:
         """Guards on names that were looked up and not found."""

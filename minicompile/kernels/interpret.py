@@ -132,22 +132,20 @@ def _interpret(
     """Run one program after the other; `number` makes an argument of an integer."""
     plain = getattr(kernel, "fn", kernel)
     parameters, rewritten = _prepared(plain)
-    names = list(parameters)
-    values = dict(zip(names, args, strict=False)) | {name: value for name, value in meta.items() if name in parameters}
+    values = dict(zip(parameters, args, strict=False)) | {name: value for name, value in meta.items() if name in parameters}
     for name, (default, _) in parameters.items():
         values.setdefault(name, default)
     shape = tuple(grid(values)) if callable(grid) else tuple(grid)
     with interpreting() as interpreter:
-        converted = {
-            name: value if parameters[name][1]
-            else number(interpreter, value) if type(value) is int else interpreter._implicit_cvt(value)
-            for name, value in values.items()
-        }
+        for name, (_, is_constexpr) in parameters.items():
+            if not is_constexpr:
+                value = values[name]
+                values[name] = number(interpreter, value) if type(value) is int else interpreter._implicit_cvt(value)
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*(*shape, 1, 1)[:3])
         for index in np.ndindex(*(*shape, 1, 1)[:3]):
             builder.set_grid_idx(*index)
-            rewritten(**converted)
+            rewritten(**values)
 
 
 def _prepared(plain: Callable[..., None]) -> tuple[dict[str, tuple[Any, bool]], Callable[..., None]]:

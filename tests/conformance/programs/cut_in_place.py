@@ -28,21 +28,25 @@ def described(error):
     return type(error).__name__, str(error), notes, repr(error.__cause__), repr(error.__context__), lines, parts
 
 
+def fail(kind):
+    if kind == 0:
+        raise ExceptionGroup(
+            "g", [ValueError("a"), TypeError("b"), ExceptionGroup("n", [ValueError("c"), KeyError("d")])]
+        )
+    if kind == 1:
+        raise ValueError("naked")
+    if kind == 2:
+        raise KeyError("other")
+    if kind == 3:
+        raise BaseExceptionGroup("bg", [ValueError("a"), KeyboardInterrupt()])
+
+
 @program(core=True)
 def groups_of_exceptions_caught_in_parts():
     def inner(x, kind, log):
         y = x + 1
         try:
-            if kind == 0:
-                raise ExceptionGroup(
-                    "g", [ValueError("a"), TypeError("b"), ExceptionGroup("n", [ValueError("c"), KeyError("d")])]
-                )
-            if kind == 1:
-                raise ValueError("naked")
-            if kind == 2:
-                raise KeyError("other")
-            if kind == 3:
-                raise BaseExceptionGroup("bg", [ValueError("a"), KeyboardInterrupt()])
+            fail(kind)
             y = y * 2
         except* ValueError as group:
             group.add_note("seen")
@@ -76,14 +80,7 @@ def groups_of_exceptions_around_breaks():
     def inner(x, kind, log):
         y = x + 1
         try:
-            if kind == 0:
-                raise ExceptionGroup(
-                    "g", [ValueError("a"), TypeError("b"), ExceptionGroup("n", [ValueError("c"), KeyError("d")])]
-                )
-            if kind == 1:
-                raise ValueError("naked")
-            if kind == 2:
-                raise KeyError("other")
+            fail(kind)
             y = y * 2
         except* ValueError as group:
             print("v", len(group.exceptions), y.sum().item())
