@@ -376,6 +376,8 @@ def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
     """An attribute of a Python module."""
     if name in owner.__dict__:
         return tracer.load_global(owner.__dict__, name)
+    if type(owner) is not types.ModuleType and is_trusted_module(owner.__name__):  # such as `torch.backends.cudnn.enabled`
+        return tracer.wrap(getattr(owner, name), Attribute(Baked(owner, owner.__name__), name))
     if is_trusted_module(owner.__name__) or hasattr(types.ModuleType, name):
         return native_attribute(owner, name)
     tracer.absent_globals.setdefault(id(owner.__dict__), (owner.__dict__, set()))[1].add(name)
@@ -495,11 +497,11 @@ def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
 
 def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """Store to a class or a Python module."""
-    if isinstance(owner, types.ModuleType) and value is not MISSING:
+    if type(owner) is types.ModuleType and value is not MISSING:
         tracer.effects.globals[(id(owner.__dict__), name)] = (owner.__dict__, value)
         tracer.keep.append(owner.__dict__)
     elif type(owner) is not type:
-        raise Break("unsupported value", f"the attribute `{name}` of the class {owner.__name__} is set")
+        raise Break("unsupported value", f"the attribute `{name}` of {owner.__name__} is set")
     else:
         write_attribute(tracer, owner, name, value)
 

@@ -259,3 +259,38 @@ def matches_around_breaks():
         return x, first and first.groupdict(), names, list(itertools.islice(pattern.finditer(text), 1))[:0]
 
     return f, [call(count(3), "add(1) mul(2)"), call(count(3), "mul(3)"), call(count(3), "")]
+
+
+@program
+def settings_of_torch_that_are_properties_of_modules():
+    settings = torch.backends.cudnn
+
+    def f(x, value):
+        before = settings.deterministic, settings.benchmark
+        settings.deterministic = value
+        torch.backends.cuda.matmul.allow_tf32 = value
+        y = x * 2 if settings.deterministic else x * 3
+        return y, before, settings.deterministic, torch.backends.cuda.matmul.allow_tf32, settings.enabled
+
+    def switch(value):
+        settings.benchmark = value
+
+    return f, [
+        call(count(3), True),
+        call(count(3), False),
+        after(lambda: switch(True), count(3), False),
+        after(lambda: switch(False), count(3), False),
+    ]
+
+
+@program
+def batch_norm_while_a_setting_changes():
+    norm = torch.nn.BatchNorm1d(3)
+
+    def f(x):
+        return norm(x) if torch.backends.cudnn.enabled else x + 1
+
+    def switch(value):
+        torch.backends.cudnn.enabled = value
+
+    return f, [call(count(2, 3)), after(lambda: switch(False), count(2, 3)), after(lambda: switch(True), count(2, 3))]
