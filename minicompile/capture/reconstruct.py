@@ -140,7 +140,8 @@ class Emitter:
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
             return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
         claimed = {"types": types, "typing": typing}.get(kind.__module__)  # by classes that a function made, too
-        if getattr(claimed, kind.__name__, None) is kind or isinstance(value, (types.CodeType, property, re.Match)):
+        is_enum = type(kind).__name__ == "pybind11_type" and hasattr(kind, "__members__")
+        if getattr(claimed, kind.__name__, None) is kind or is_enum or isinstance(value, (types.CodeType, property, re.Match)):
             return self.constant(value, "made")
         if isinstance(value, (list, dict, set, collections.deque, BaseException, *PLAIN_VALUE)) or has_plain_layout(value):
             if id(value) in self.tracer.fresh:

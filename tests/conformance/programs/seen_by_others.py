@@ -1,4 +1,6 @@
-"""What looks at the caller's frame, at files and folders, or makes a class: none of it may happen while a call is captured."""
+"""What looks at the caller's frame, at files, folders and settings of torch, or makes a class: none of it may happen while a
+call is captured.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ import typing
 import warnings
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.conformance.catalogue import after, call, count, program
 
@@ -294,3 +298,26 @@ def batch_norm_while_a_setting_changes():
         torch.backends.cudnn.enabled = value
 
     return f, [call(count(2, 3)), after(lambda: switch(False), count(2, 3)), after(lambda: switch(True), count(2, 3))]
+
+
+@program
+def attention_with_chosen_backends():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = torch.nn.Linear(4, 12)
+
+        def forward(self, x, backends):
+            q, k, v = self.heads(x).chunk(3, -1)
+            with sdpa_kernel(backends):
+                y = F.scaled_dot_product_attention(q, k, v)
+            return x + y, torch.backends.cuda.flash_sdp_enabled()
+
+    layer = Layer()
+
+    def f(x, backends):
+        y, enabled = layer(x, backends)
+        return layer(y * 2, SDPBackend.MATH)[0], enabled
+
+    both = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
+    return f, [call(count(1, 3, 4), SDPBackend.MATH), call(count(1, 3, 4), both), call(count(1, 5, 4), SDPBackend.MATH)]
