@@ -29,7 +29,7 @@ FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name i
 """Operators without a kernel for results that are whole numbers; pictures of bytes can be resized."""
 NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
     "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
-    "reflection_pad2d reflection_pad3d randint_like mv addmv dot vdot cumsum cumprod").split())
+    "reflection_pad2d reflection_pad3d randint_like arange linspace logspace mv addmv dot vdot cumsum cumprod").split())
 """Operators without a kernel for results that are truth values."""
 VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: aten.select.int,
                    aten.diagonal_scatter: aten.diagonal.default}  # fmt: skip
@@ -46,6 +46,7 @@ WHOLE, CLASSES = (torch.int32, torch.int64), (torch.uint8, torch.int64)
 INDEX_AT = {aten.index_select: (2, WHOLE), aten.index_add: (2, WHOLE), aten.nll_loss_forward: (1, CLASSES),
             aten.nll_loss2d_forward: (1, CLASSES)}  # fmt: skip
 """Where the index of an operator is, and the dtypes that it may have."""
+MASKS = (torch.bool, torch.uint8)
 HALVES = (torch.float16, torch.bfloat16)
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
@@ -104,12 +105,19 @@ def problem_of_part(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         sizes, written, dim = list(args[0].shape), list(args[3].shape), args[1]
         sizes[dim] = args[2].numel()
         return "" if sizes == written else "a source of another shape"
-    if packet is aten.index_put and not any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
-        places = aten.index.Tensor(args[0], args[1]).shape
-        pairs = zip(reversed(args[2].shape), reversed(places), strict=False)
-        fits = args[2].dim() <= len(places) and all(size == 1 or size == place for size, place in pairs)
-        return "" if fits else "values of another shape"
-    return ""
+    return problem_of_assignment(*args[:3]) if packet is aten.index_put else ""
+
+
+def problem_of_assignment(value: torch.Tensor, indices: Any, new: torch.Tensor) -> str:
+    """What does not fit of indices and values; several masks, or one among indices, are left to the operator."""
+    masks = [index for index in indices if index is not None and index.dtype in MASKS]
+    if masks:
+        fits = len(indices) > 1 or masks[0].shape == value.shape[: masks[0].dim()]
+        return "" if fits else "a mask of another shape"
+    places = aten.index.Tensor(value, indices).shape
+    pairs = zip(reversed(new.shape), reversed(places), strict=False)
+    fits = new.dim() <= len(places) and all(size == 1 or size == place for size, place in pairs)
+    return "" if fits else "values of another shape"
 
 
 def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torch.Tensor) -> str:
@@ -141,7 +149,7 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
 def is_masked_fill(value: torch.Tensor, indices: Any, new: torch.Tensor, accumulate: bool = False) -> bool:
     """Whether one number goes where one mask holds; it may have any dtype."""
     masks = [index for index in indices if index is not None]
-    return not accumulate and new.numel() == 1 and len(masks) == 1 and masks[0].dtype in (torch.bool, torch.uint8)
+    return not accumulate and new.numel() == 1 and len(masks) == 1 and masks[0].dtype in MASKS
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.operators import is_view, name_of
+from minicompile.graph.operators import is_item, is_view, name_of
 from minicompile.ir import gpu
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def copies_in_order(node: Node) -> bool:
 
 def is_returned(node: Node) -> bool:
     """Whether a value, or a view of it, is an output."""
-    return any(user.op == "output" or (is_view(user) and is_returned(user)) for user in node.users)
+    return any(user.op == "output" or ((is_view(user) or is_item(user)) and is_returned(user)) for user in node.users)
 
 
 def is_convolution(node: Node) -> bool:

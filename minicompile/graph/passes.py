@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Node
 
 from minicompile.graph import torch_interface
 from minicompile.graph.convolution_bias import separate_biases
-from minicompile.graph.layout import channels_last, tokens_first
-from minicompile.graph.operators import is_fusible, is_impure, is_view, name_of, operand, storage_root
+from minicompile.graph.layout import channels_last, is_returned, tokens_first
+from minicompile.graph.operators import is_fusible, is_impure, is_item, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
 
 aten = torch.ops.aten
@@ -108,7 +108,8 @@ def keeps_a_value(clone: Node) -> bool:
 
 def is_read_in_backward(node: Node) -> bool:
     """Whether an operation of the backward reads a value, straight or through views."""
-    return any(user.meta.get("stage") == "backward" or (is_view(user) and is_read_in_backward(user)) for user in node.users)
+    return any(user.meta.get("stage") == "backward" or ((is_view(user) or is_item(user)) and is_read_in_backward(user))
+               for user in node.users)
 
 
 def write_copies_plainly(module: GraphModule) -> GraphModule:
@@ -130,10 +131,16 @@ def merge_common_subexpressions(module: GraphModule) -> GraphModule:
             earlier = seen.setdefault(key, node)
         except TypeError:
             continue
-        if earlier is not node:
+        if earlier is not node and not are_told_apart(earlier, node):
             earlier.meta["also_backward"] = earlier.meta.get("also_backward", False) or node.meta.get("stage") == "backward"
             replace(node, earlier)
     return module
+
+
+def are_told_apart(earlier: Node, node: Node) -> bool:
+    """Whether one of two equal values is a result, which the user may change before a backward that would read the other."""
+    read = is_read_in_backward(earlier) or is_read_in_backward(node)
+    return read and not is_fusible(earlier) and is_returned(earlier) != is_returned(node)
 
 
 def freeze(value: Any) -> Any:

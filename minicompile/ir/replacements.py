@@ -213,6 +213,8 @@ def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -
     if len(masks) != 1 or masks[0][1].dtype != torch.bool or not new.requires_grad:
         return None
     first, mask = masks[0][0], masks[0][1].to(value.device)
+    if mask.shape != value.shape[first : first + mask.dim()]:  # refused
+        return None
     after = value.dim() - first - mask.dim()
     if new.dim() > after:
         rows = new.dim() - after - 1

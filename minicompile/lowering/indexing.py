@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minicompile.ir import gpu
-from minicompile.ir.expr import Expr, cast
+from minicompile.ir.expr import Expr, cast, indirect_values
 from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.reduction import working_dtype
@@ -42,8 +42,17 @@ def position(index: Expr, size: Index, negatives: bool = False, check: bool = Tr
     return as_index(Indirect(value.expr, size))
 
 
+def picked(value: TensorValue, place: Sequence[Index]) -> Expr:
+    """The element at `place`; where an index that was read makes no difference (an expanded tensor), it is checked all the same."""
+    found = Scalar(value.load(place))
+    used = indirect_values(value.at(place))
+    for read in (read for index in place for read in indirect_values(index) if read not in used):
+        found = found.call("checked", Scalar(read) >= 0)
+    return found.expr
+
+
 def replaced(indices: Sequence[Index], dim: int, index: Index) -> list[Index]:
-    """`indices` with another one at `dim`; nothing to replace in a tensor without dimensions."""
+    """`indices` with another one at `dim`."""
     return [index if d == dim else i for d, i in enumerate(indices)]
 
 
@@ -52,7 +61,9 @@ Places = Callable[[Indices], list[Index]]
 
 def places(value: TensorValue, dim: int, load: Callable[[Indices], Expr]) -> Places:
     """Where in `value` an element is whose index along `dim` is read from memory."""
-    return lambda i: replaced(i, dim, position(load(i), value.sizes[dim])) if value.rank else []
+    if not value.rank:
+        raise UseExtern("an index into a 0-d tensor")
+    return lambda i: replaced(i, dim, position(load(i), value.sizes[dim]))
 
 
 def slices(value: TensorValue, dim: int, index: TensorValue) -> Places:
@@ -74,20 +85,20 @@ def lower_gather(builder: GraphBuilder, value: TensorValue, dim: int, index: Ten
         raise UseExtern("gather between 0-d and 1-d tensors")
 
     place = places(value, dim, index.load)
-    return builder.like_node(lambda i: value.load(place(i)))
+    return builder.like_node(lambda i: picked(value, place(i)))
 
 
 @lowers("index_select")
 def lower_index_select(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue) -> TensorValue:
     """Whole slices at the positions of a vector."""
     place = slices(value, wrap(dim, value.rank), index)
-    return builder.like_node(lambda i: value.load(place(i)))
+    return builder.like_node(lambda i: picked(value, place(i)))
 
 
 @lowers("embedding")
 def lower_embedding(builder: GraphBuilder, weight: TensorValue, index: TensorValue, *_: Any) -> TensorValue:
     """Rows of a table."""
-    return builder.like_node(lambda i: weight.load([position(index.load(i[:-1]), weight.sizes[0]), i[-1]]))
+    return builder.like_node(lambda i: picked(weight, [position(index.load(i[:-1]), weight.sizes[0]), i[-1]]))
 
 
 class Selection:
@@ -130,7 +141,7 @@ def lower_index(builder: GraphBuilder, value: TensorValue, chosen: Sequence[Tens
     if all(index is None for index in chosen):
         return builder.like_node(value.load)
     selection = Selection(value.sizes, chosen, builder.node.target)
-    return builder.like_node(lambda i: value.load(selection.source(i)))
+    return builder.like_node(lambda i: picked(value, selection.source(i)))
 
 
 # Scatters
@@ -209,7 +220,7 @@ def lower_index_add(
 ) -> TensorValue:
     """Slices added or copied to the positions of a vector."""
     dim = wrap(dim, value.rank)
-    if value.rank == 0 or source.rank != value.rank:
+    if source.rank != value.rank:
         raise UseExtern("index_add of a 0-d tensor")
 
     def element(indices: Indices) -> Expr:

@@ -523,6 +523,8 @@ CHANGED: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
     *(lambda x, name=name: (getattr(x, name)(),) for name in ("prod", "max", "amax", "amin", "median", "norm", "std", "exp", "square")),
     lambda x: (x.dist(x.detach() * 2),),
     lambda x: (lambda places: (places, x.gather(0, places)))(x.argsort()),
+    lambda x: (x.argsort(), x.gather(0, x.argsort())),
+    lambda x: (x.sum(), x * x.sum()),
     lambda x: (lambda h: (h, h.sin()))(x * 2),
     lambda x: (lambda h: (h[1:], h + 1))(x * 2),
 ]

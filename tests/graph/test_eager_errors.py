@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,13 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "product of masks in place": lambda x: (x > 1).mul_(2),
     **{f"{name} of what is larger": lambda x, name=name: getattr(x * 1, name)(torch.ones(2, *x.shape)) for name in (
         "fmod_ copysign_ eq_ lt_ pow_ floor_divide_ remainder_ clamp_ clamp_min_ atan2_ xlogy_ heaviside_ arctan2_ greater_").split()},
+    "filled under a mask of another size": lambda x: (x * 1).index_put((x[:3] > 1,), x[0]),
+    "filled under a mask of one row": lambda x: operator.setitem(x.view(2, 2), x[None, :2] > 0, 0.5),
+    "filled under a mask that is a column": lambda x: operator.setitem(x.view(2, 2), x.view(2, 2)[:, :1] > 1, x[0]),
+    "a differentiable number under a mask of another size": lambda x: operator.setitem(x, x[:1] >= 0, x[0].clone().requires_grad_()),
+    "a range of truth values": lambda x: torch.arange(3, 7, dtype=torch.bool),
+    "steps between truth values": lambda x: torch.linspace(0, 1, 5, dtype=torch.bool),
+    "two elements selected from a number": lambda x: x[0].index_select(0, torch.tensor([0, 0])),
     "masks of more masks": lambda x: (x > 1).__ior__(torch.ones(2, *x.shape, dtype=torch.bool)),
 }
 
@@ -126,6 +134,11 @@ VALUES_REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "index of varying size": (lambda x, i: x[i].softmax(-1), WRONG_CLASS),
     "gather": (lambda x, i: x.gather(1, i[:, None]) * 2, WRONG_CLASS),
     "gather from the end": (lambda x, i: x.gather(1, i[:, None]) * 2, torch.tensor([0, -1, 1])),
+    "index of an expanded tensor": (lambda x, i: x[0].expand(3, 8)[i] + 1, WRONG_CLASS),
+    "index of the only column": (lambda x, i: x[:, :1][0, i] + 1, WRONG_CLASS),
+    "embedding in an expanded table": (lambda x, i: F.embedding(i, x[0].expand(3, 8)) + 1, WRONG_CLASS),
+    "gather from a number": (lambda x, i: x[0, 0].gather(0, i[1]) + 1, WRONG_CLASS),
+    "take from a number": (lambda x, i: x[0, 0].take(i) + 1, WRONG_CLASS),
     "index_select": (lambda x, i: x.index_select(0, i) + 1, WRONG_CLASS),
     "embedding": (lambda x, i: F.embedding(i, x) + 1, WRONG_CLASS),
     "index into nothing": (lambda x, i: x[:0][i] + 1, ZERO),
