@@ -206,8 +206,8 @@ class OutputGraph:
         if self.inference.used and self.inference.scope is None:
             raise Break("autograd call", f"`{name}` is behind the `inference_mode` that the graph runs under")
         refuse_shared_writes(name, args)
-        if name in ("imul", "mul_", "__imul__"):
-            refuse_widening_product(*args, **kwargs)
+        if name in PRODUCTS or name in QUOTIENTS:
+            refuse_widening(name, *args, **kwargs)
         if name in OFFSET_OF and (args[OFFSET_OF[name] :] or kwargs.get("storage_offset") is not None):
             raise Break("real memory", f"`{name}` counts from the start of the storage")
         result = self.run_fake(op, target, args, kwargs)
@@ -393,8 +393,14 @@ SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere",
                                "repeat_interleave", "bincount", "nonzero_static", "where"})
 
 
-def refuse_widening_product(target: Any, other: Any) -> None:
-    """Leave a product in place to eager where its dtype does not hold the result; the fake kernel does not look."""
-    plain = isinstance(target, FakeTensor) and isinstance(other, (int, float, complex, torch.Tensor))
-    if plain and not torch.can_cast(torch.result_type(target, other), target.dtype):
-        raise Break("operation failed", "a product in place does not fit its dtype")
+PRODUCTS = frozenset({"imul", "__imul__", "mul_", "multiply_", "addcmul_", "addcdiv_"})
+QUOTIENTS = frozenset({"itruediv", "__itruediv__", "div_", "divide_", "true_divide_"})
+
+
+def refuse_widening(name: str, target: Any, *others: Any, rounding_mode: str | None = None, **_: Any) -> None:
+    """Leave an operation in place to eager where its dtype does not hold the result; the fake kernel does not look."""
+    factors = [other for other in others if isinstance(other, (int, float, complex, torch.Tensor))]
+    if name in QUOTIENTS and rounding_mode is None:
+        factors.append(1.0)
+    if isinstance(target, FakeTensor) and not all(torch.can_cast(torch.result_type(target, n), target.dtype) for n in factors):
+        raise Break("operation failed", "a result in place does not fit its dtype")

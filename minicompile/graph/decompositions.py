@@ -216,7 +216,7 @@ def nll_loss_backward(
 
 def soft_margin_loss(value: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """`aten.soft_margin_loss`, rounded where eager rounds."""
-    loss = torch.log1p(torch.exp(-target * value)).to(value.dtype)
+    loss = torch.log1p(torch.exp(-(target * value))).to(value.dtype)
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from minicompile.graph import torch_interface
 from minicompile.ir.fake_mode import BATCH_NORMS
 
 aten = torch.ops.aten
@@ -43,10 +44,12 @@ ONE_DTYPE = {aten.mm: [1], aten.bmm: [1], aten.addmm: [1, 2], aten.baddbmm: [1, 
              aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
 """Which arguments must have the dtype of the first."""
 WHOLE, CLASSES = (torch.int32, torch.int64), (torch.uint8, torch.int64)
-INDEX_AT = {aten.index_select: (2, WHOLE), aten.index_add: (2, WHOLE), aten.nll_loss_forward: (1, CLASSES),
-            aten.nll_loss2d_forward: (1, CLASSES)}  # fmt: skip
+INDEX_AT = {aten.index_select: (2, WHOLE), aten.index_add: (2, WHOLE), aten.embedding: (1, WHOLE),
+            aten.nll_loss_forward: (1, CLASSES), aten.nll_loss2d_forward: (1, CLASSES)}  # fmt: skip
 """Where the index of an operator is, and the dtypes that it may have."""
 MASKS = (torch.bool, torch.uint8)
+PROBED = (aten.mse_loss_backward, aten.binary_cross_entropy_with_logits)
+"""Operators of which PyTorch's versions take other dtypes beside each other."""
 HALVES = (torch.float16, torch.bfloat16)
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
@@ -81,8 +84,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "" if result.dtype.is_floating_point or result.device.type != "cpu" else "integers by zero"
     if packet is aten.bernoulli and any(isinstance(p, float) and not 0 <= p <= 1 for p in (*args[1:], *kwargs.values())):
         return "a probability outside of 0 and 1"
-    limits = args[1:] if packet is aten.uniform else ()
-    if len(limits) == 2 and limits[0] > limits[1] or any(overflows(limit, result.dtype) for limit in limits):
+    limits = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if packet is aten.uniform else ()
+    if limits and limits[0] > limits[1] or any(overflows(limit, result.dtype) for limit in limits):
         return "limits that are none"
     if packet in (aten.randint, aten.randint_like) and any(overflows(n - 1, result.dtype) for n in args if type(n) is int):
         return f"a number that {result.dtype} does not hold"
@@ -93,6 +96,9 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "fewer elements than are cut off"
     if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
         return "a place outside of the tensor"
+    weights = args[2:4] if packet is aten.binary_cross_entropy_with_logits else ()
+    if any(n is not None and torch.broadcast_shapes(n.shape, args[1].shape) != args[1].shape for n in weights):
+        return "weights of another shape"
     return ""
 
 
@@ -137,6 +143,8 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
     if any(kind != args[0].dtype for kind in parameters):
         narrow = args[0].dtype in HALVES and (args[0].device.type == "cpu" or packet in BATCH_NORMS)
         return "" if narrow and {*parameters} == {torch.float32} else "parameters of another dtype"
+    if packet in PROBED and (problem := problem_of_mixture(func, args, dtype)):
+        return problem
     if packet in INDEX_AT and args[INDEX_AT[packet][0]].dtype not in INDEX_AT[packet][1]:
         return "an index of a dtype that it does not take"
     if packet is aten.addcdiv and not any(value.dtype.is_floating_point or value.dtype.is_complex for value in args[1:3]):
@@ -144,6 +152,19 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
     whole = not dtype.is_floating_point and not dtype.is_complex and not (dtype == torch.uint8 and "upsample" in str(packet))
     refused = whole and (packet in FLOATS_ONLY or func is aten.round.decimals)
     return "whole numbers" if refused or packet in NOT_OF_WHOLE and not args[0].dtype.is_floating_point else ""
+
+
+def problem_of_mixture(func: Any, args: tuple[Any, ...], dtype: torch.dtype) -> str:
+    """Whether the kernel, asked with one element of each dtype, refuses them or gives another one."""
+    dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
+    if len(dtypes) == 1:
+        return ""
+    try:
+        with torch_interface.kernels_of_eager():
+            found = func(*(torch.ones([1] * n.dim(), dtype=n.dtype) if isinstance(n, torch.Tensor) else n for n in args))
+    except RuntimeError:
+        return "two dtypes"
+    return "" if found.dtype == dtype else "two dtypes"
 
 
 def is_masked_fill(value: torch.Tensor, indices: Any, new: torch.Tensor, accumulate: bool = False) -> bool:
@@ -159,7 +180,8 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
     if dtype.is_floating_point:
         return math.isfinite(value) and abs(value) > torch.finfo(dtype).max
     limits = torch.iinfo(dtype)
-    return not math.isfinite(value) or not min(limits.min, -limits.max) <= value <= limits.max
+    lowest = limits.min if isinstance(value, float) else min(limits.min, -limits.max)
+    return not math.isfinite(value) or not lowest <= value <= limits.max
 
 
 def is_truth(value: Any) -> bool:

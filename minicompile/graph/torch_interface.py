@@ -67,6 +67,13 @@ def below_functionalization() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def kernels_of_eager() -> Iterator[None]:
+    """Operators on tensors made here are run as eager runs them, whatever is being traced."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE):
+        yield
+
+
 def replace(value: torch.Tensor, inner: torch.Tensor) -> None:
     """Put another plain value of the same elements into a functional tensor, its views included if it is none itself."""
     torch._functionalize_replace(value, inner)

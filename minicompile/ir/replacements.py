@@ -24,6 +24,8 @@ def polygamma_(value: Tensor, order: int) -> Tensor:
 
 def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
     """`one_hot` without eager's look at the values before anything is computed."""
+    if index.dtype != torch.int64:
+        raise IndexError("an index that one_hot does not take")
     if num_classes <= 0:
         return F.one_hot(index, num_classes)
     index = torch.ops.minicompile.checked(index, (index >= 0) & (index < num_classes))

@@ -90,6 +90,16 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "halves averaged in three dims": lambda x: F.avg_pool3d(x.bfloat16().view(1, 1, 2, 2), 1),
     "logarithms of odds in place": lambda x: x.long().logit_(),
     "product in place": lambda x: x.long().mul_(1.5),
+    "product by its long name": lambda x: x.long().multiply_(x),
+    "quotient in place": lambda x: x.long().div_(2),
+    "quotient by an operator": lambda x: operator.itruediv(x.long(), x.long().sum()),
+    "sum of products in place": lambda x: x.long().addcmul_(x, x),
+    "bytes filled with a negative fraction": lambda x: torch.full_like(x, -1.5, dtype=torch.uint8),
+    "uniform numbers from above one": lambda x: x.uniform_(2),
+    "embedding of fractions": lambda x: F.embedding(x, x.view(4, 1)),
+    "embedding of bytes": lambda x: F.embedding(x.byte(), x.view(4, 1)),
+    "one of classes of 32 bits": lambda x: F.one_hot(x.int(), 5),
+    "logits weighed by more": lambda x: F.binary_cross_entropy_with_logits(x, x, torch.ones(2, 4)),
     "product of masks in place": lambda x: (x > 1).mul_(2),
     **{f"{name} of what is larger": lambda x, name=name: getattr(x * 1, name)(torch.ones(2, *x.shape)) for name in (
         "fmod_ copysign_ eq_ lt_ pow_ floor_divide_ remainder_ clamp_ clamp_min_ atan2_ xlogy_ heaviside_ arctan2_ greater_").split()},
@@ -241,15 +251,24 @@ def test_an_operator_that_python_cannot_name_is_left_to_eager() -> None:
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.int64), (torch.float32, torch.float64), (torch.float64, torch.float32)])
-def test_a_backward_between_two_dtypes_is_refused_as_in_eager(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    x, y = torch.rand(4).to(dtypes[0]).requires_grad_(), torch.arange(4).to(dtypes[1])
-    messages = []
-    for function in (F.huber_loss, minicompile.compile(F.huber_loss, options={"cache": False})):
-        with pytest.raises(RuntimeError) as error:
-            function(x, y).backward()
-        messages.append(str(error.value))
-    assert messages[0] == messages[1]
+LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.soft_margin_loss)
+
+
+@pytest.mark.parametrize("target", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_loss_of_two_dtypes_is_what_this_version_of_pytorch_makes_of_it(loss: Callable[..., Any], target: torch.dtype) -> None:
+    """Refused, forward or backward, or computed, in one dtype or the other."""
+    for dtype in (torch.float32, torch.float64):
+        outcomes = []
+        for function in (loss, minicompile.compile(loss, options={"cache": False})):
+            x = torch.tensor([0.1, 0.9, 0.3], dtype=dtype, requires_grad=True)
+            try:
+                result = function(x, torch.tensor([1, 0, 1]).to(target))
+                result.backward()
+                outcomes.append((result.dtype, round(result.item(), 2), [round(n, 2) for n in x.grad.tolist()]))
+            except RuntimeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize(("operator", "shapes"), [
