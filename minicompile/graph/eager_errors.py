@@ -23,10 +23,10 @@ FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name i
     "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus logcumsumexp log_sigmoid_forward hardshrink "
     "softshrink glu frac std var std_mean var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col "
     "grid_sampler_2d max_unpool2d max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss "
-    "nll_loss_forward nll_loss2d_forward native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit "
-    "_native_batch_norm_legit_no_training upsample_nearest1d upsample_nearest2d upsample_nearest3d "
-    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
-    "upsample_bicubic2d upsample_trilinear3d _prelu_kernel").split()) if found)
+    "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _prelu_kernel"
+    ).split()) if found)
 """Operators without a kernel for results that are whole numbers; pictures of bytes can be resized."""
 NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
     "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
@@ -36,20 +36,13 @@ VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: a
                    aten.diagonal_scatter: aten.diagonal.default}  # fmt: skip
 """What each operator's second argument is written into."""
 NOT_OF_WHOLE = (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.soft_margin_loss, aten.huber_loss,
-                aten.multi_margin_loss, aten.multilabel_margin_loss_forward, aten.nll_loss_forward,
-                aten.nll_loss2d_forward)  # fmt: skip
-ONE_DTYPE = {aten.mm: [1], aten.bmm: [1], aten.addmm: [1, 2], aten.baddbmm: [1, 2], aten.dot: [1], aten.mv: [1],
-             aten.heaviside: [1], aten.linalg_cross: [1], aten.index_copy: [3], aten.index_add: [3], aten.index_put: [2],
-             aten.index_reduce: [3], aten.huber_loss_backward: [1, 2], aten.nll_loss_forward: [2], aten.nll_loss2d_forward: [2],
-             aten.binary_cross_entropy: [1], aten.grid_sampler_2d: [1], aten.grid_sampler_3d: [1]}  # fmt: skip
-"""Which arguments must have the dtype of the first."""
-WHOLE, CLASSES = (torch.int32, torch.int64), (torch.uint8, torch.int64)
-INDEX_AT = {aten.index_select: (2, WHOLE), aten.index_add: (2, WHOLE), aten.embedding: (1, WHOLE),
-            aten.nll_loss_forward: (1, CLASSES), aten.nll_loss2d_forward: (1, CLASSES)}  # fmt: skip
-"""Where the index of an operator is, and the dtypes that it may have."""
-MASKS = (torch.bool, torch.uint8)
-PROBED = (aten.mse_loss_backward, aten.binary_cross_entropy_with_logits)
-"""Operators of which PyTorch's versions take other dtypes beside each other."""
+                aten.multi_margin_loss, aten.multilabel_margin_loss_forward)  # fmt: skip
+INDEXED = frozenset(getattr(aten, name) for name in (
+    "index_copy index_add index_put index_reduce index_select embedding nll_loss_forward nll_loss2d_forward").split())
+MIXED = frozenset(getattr(aten, name) for name in (
+    "mm bmm addmm baddbmm dot mv heaviside linalg_cross grid_sampler_2d grid_sampler_3d mse_loss_backward huber_loss_backward "
+    "binary_cross_entropy binary_cross_entropy_with_logits").split())
+"""Operators that do not take every dtype beside every other; which ones differs between PyTorch's versions."""
 HALVES = (torch.float16, torch.bfloat16)
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
@@ -64,7 +57,7 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if packet is None or not isinstance(first, torch.Tensor):
         return ""
-    if problem := problem_of_dtype(func, packet, args, first):
+    if problem := problem_of_dtype(func, packet, args, kwargs, first):
         return problem
     if packet in BATCH_NORMS and args[0].dim() < 2:
         return "a tensor without channels"
@@ -116,17 +109,16 @@ def problem_of_part(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def problem_of_assignment(value: torch.Tensor, indices: Any, new: torch.Tensor) -> str:
     """What does not fit of indices and values; several masks, or one among indices, are left to the operator."""
-    masks = [index for index in indices if index is not None and index.dtype in MASKS]
+    masks = [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
     if masks:
-        fits = len(indices) > 1 or masks[0].shape == value.shape[: masks[0].dim()]
-        return "" if fits else "a mask of another shape"
+        return "" if len(indices) > 1 or masks[0].shape == value.shape[: masks[0].dim()] else "a mask of another shape"
     places = aten.index.Tensor(value, indices).shape
     pairs = zip(reversed(new.shape), reversed(places), strict=False)
     fits = new.dim() <= len(places) and all(size == 1 or size == place for size, place in pairs)
     return "" if fits else "values of another shape"
 
 
-def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torch.Tensor) -> str:
+def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> str:
     """The kind of number that an operator has no kernel for."""
     dtype = result.dtype
     if packet is aten.avg_pool3d and dtype in HALVES and result.device.type == "cpu":
@@ -136,17 +128,13 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
         return "truth values"
     if packet in NOT_OF_COMPLEX and isinstance(args[0], torch.Tensor) and args[0].is_complex():
         return "complex numbers"
-    mixed = any(getattr(args[place], "dtype", args[0].dtype) != args[0].dtype for place in ONE_DTYPE.get(packet, ()))
-    if mixed and not (packet is aten.index_put and is_masked_fill(*args)):
+    mixed = len({value.dtype for value in args if isinstance(value, torch.Tensor)}) > 1
+    if (packet in INDEXED or mixed and packet in MIXED) and is_mixture_refused(func, args, kwargs, dtype):
         return "two dtypes"
     parameters = [value.dtype for value in args[1:] if isinstance(value, torch.Tensor)] if packet in NORMS else []
     if any(kind != args[0].dtype for kind in parameters):
         narrow = args[0].dtype in HALVES and (args[0].device.type == "cpu" or packet in BATCH_NORMS)
         return "" if narrow and {*parameters} == {torch.float32} else "parameters of another dtype"
-    if packet in PROBED and (problem := problem_of_mixture(func, args, dtype)):
-        return problem
-    if packet in INDEX_AT and args[INDEX_AT[packet][0]].dtype not in INDEX_AT[packet][1]:
-        return "an index of a dtype that it does not take"
     if packet is aten.addcdiv and not any(value.dtype.is_floating_point or value.dtype.is_complex for value in args[1:3]):
         return "whole numbers"
     whole = not dtype.is_floating_point and not dtype.is_complex and not (dtype == torch.uint8 and "upsample" in str(packet))
@@ -154,23 +142,17 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], result: torc
     return "whole numbers" if refused or packet in NOT_OF_WHOLE and not args[0].dtype.is_floating_point else ""
 
 
-def problem_of_mixture(func: Any, args: tuple[Any, ...], dtype: torch.dtype) -> str:
+def is_mixture_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
     """Whether the kernel, asked with one element of each dtype, refuses them or gives another one."""
-    dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
-    if len(dtypes) == 1:
-        return ""
+    def one_like(value: torch.Tensor) -> torch.Tensor:
+        return torch.zeros([1] * value.dim(), dtype=value.dtype, device=value.device)
+
     try:
         with torch_interface.kernels_of_eager():
-            found = func(*(torch.ones([1] * n.dim(), dtype=n.dtype) if isinstance(n, torch.Tensor) else n for n in args))
-    except RuntimeError:
-        return "two dtypes"
-    return "" if found.dtype == dtype else "two dtypes"
-
-
-def is_masked_fill(value: torch.Tensor, indices: Any, new: torch.Tensor, accumulate: bool = False) -> bool:
-    """Whether one number goes where one mask holds; it may have any dtype."""
-    masks = [index for index in indices if index is not None]
-    return not accumulate and new.numel() == 1 and len(masks) == 1 and masks[0].dtype in MASKS
+            found = func(*torch.utils._pytree.tree_map_only(torch.Tensor, one_like, args), **kwargs)
+    except (RuntimeError, IndexError):
+        return True
+    return (found if isinstance(found, torch.Tensor) else found[0]).dtype != dtype
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:

@@ -748,3 +748,14 @@ def test_numbers_are_multiplied_and_divided_as_python_does_it(function: Callable
     compiled, x = minicompile.compile(function, dynamic=dynamic, options={"cache": False}), torch.zeros(2)
     for n, d in ((7, 2), (8, 3), (-7, 2), (-8, 3), (7, -2), (9, -4), (-9, -4), (-10, -3), (6, 3), (-6, 3), (5, 7), (-5, 7)):
         assert torch.equal(compiled(x, n, d), function(x, n, d)), (n, d)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sizes_beside_halves_are_what_the_verifier_expects(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x / x.shape[0] + x.mean(0) * x.shape[1]
+
+    compiled = minicompile.compile(function, dynamic=True, options={"verify": True, "suppress_errors": False, "cache": False})
+    for size in (5, 7):
+        x = torch.randn(size, 3).to(dtype)
+        torch.testing.assert_close(compiled(x), function(x))
