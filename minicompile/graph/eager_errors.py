@@ -145,7 +145,7 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict
 def is_mixture_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
     """Whether the kernel, asked with one element of each dtype, refuses them or gives another one."""
     def one_like(value: torch.Tensor) -> torch.Tensor:
-        return torch.zeros([1] * value.dim(), dtype=value.dtype, device=value.device)
+        return torch.zeros([1] * value.dim(), dtype=value.dtype)
 
     try:
         with torch_interface.kernels_of_eager():
