@@ -43,7 +43,7 @@ def position(index: Expr, size: Index, negatives: bool = False, check: bool = Tr
 
 
 def picked(value: TensorValue, place: Sequence[Index]) -> Expr:
-    """The element at `place`; an index that makes no difference there (of an expanded tensor) is checked all the same."""
+    """The element at `place`; an index that was read is checked even where it makes no difference (an expanded tensor)."""
     found = Scalar(value.load(place))
     used = indirect_values(value.at(place))
     for read in (read for index in place for read in indirect_values(index) if read not in used):
