@@ -458,6 +458,8 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """`owner.name = value`, or deletion if `value` is MISSING."""
     kind = type(owner)
     if isinstance(owner, torch_interface.FakeTensor):
+        if name == "data" and tracer.graph.is_data_of(value, owner):
+            return
         if hasattr(torch.Tensor, name) and not (name == "grad" and fits_as_gradient(tracer, owner, value)):
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
         write_attribute(tracer, owner, name, value)

@@ -273,10 +273,15 @@ class OutputGraph:
 
     def data_of(self, owner: Any, location: Location | None) -> Any:
         """`owner.data`: detached, and watched, since in eager changes of it do not count as changes of `owner`."""
-        alias = self.call("call_method", "detach", (owner,), {}, location)
+        alias = self.call("call_function", getattr, (owner, "data"), {}, location)
         if not alias.is_inference():
             self.data_aliases[id(alias)] = (alias, owner, alias._version)
         return alias
+
+    def is_data_of(self, value: Any, owner: Any) -> bool:
+        """Whether `value` is what `owner.data` gave: put back (`owner.data *= mask`), it changes nothing."""
+        known = self.data_aliases.get(id(value))
+        return known is not None and known[1] is owner and (value.shape, value.stride()) == (owner.shape, owner.stride())
 
     def check_data_aliases(self, args: tuple[Any, ...]) -> None:
         """Leave an operation that has changed the `.data` of a tensor to eager if a gradient could tell."""

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from minicompile.graph import torch_interface
+from minicompile.graph.operators import is_view
 from minicompile.graph.recorder import Recorder
 from minicompile.ir.graph import (
     ConstantOutput,
@@ -37,12 +38,14 @@ class TracedInput:
         value: the functional tensor that the captured graph works on; `None` for a size.
         leaf: where its gradient arrives; `None` if it needs none.
         differentiable: whether it requires a gradient on entry.
+        version: how often the functional tensor had been written on entry.
     """
 
     fake: Any
     value: torch.Tensor | None
     leaf: torch.Tensor | None
     differentiable: bool
+    version: int = 0
 
 
 class OutputAnalysis:
@@ -91,7 +94,9 @@ class OutputAnalysis:
             untouched = value.grad_fn is None or value.grad_fn.name() == "_NonLeafBackward"
             requires_grad = value.requires_grad and not untouched
             position = self._return(node, value if requires_grad else None)
-            self.mutated_inputs.append(MutatedInput(index, position, requires_grad=requires_grad))
+            # Kept for the backward is what a view is of, not the input: then a later write has to be refused.
+            counted = value._version > traced.version or is_view(node)
+            self.mutated_inputs.append(MutatedInput(index, position, requires_grad=requires_grad, counted=counted))
 
     def _return(self, node: Any, value: torch.Tensor | None) -> int:
         self.forward_nodes.append(node)

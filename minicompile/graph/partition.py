@@ -141,7 +141,9 @@ class _Forward:
                 self.renumbered[index] = self._add(node)
         self.saved: dict[Node, int] = {}
         self.saved_inputs: dict[Node, int] = {}
-        self._save(cut, inputs, mutated)
+        read_later = {index for index, _ in joint.history.inputs}
+        quiet = {outputs[at]: m.input_index for at, m in in_graph.items() if not m.counted and m.input_index in read_later}
+        self._save(cut, inputs, mutated, quiet)
         for index, entry in in_graph.items():
             self._write(inputs[entry.input_index], outputs[index])
         self.copier.graph.output(tuple(self.results))
@@ -156,10 +158,13 @@ class _Forward:
             self._index_of.setdefault(node, len(self.results) - 1)
         return len(self.results) - 1
 
-    def _save(self, cut: Cut | None, inputs: list[Node], mutated: set[Node]) -> None:
+    def _save(self, cut: Cut | None, inputs: list[Node], mutated: set[Node], quiet: dict[Node, int]) -> None:
+        """`quiet`: new values of inputs that eager reads in the backward, where later writes through `.data` show."""
         kept = [] if cut is None else list(cut.kept)
         for node in sorted(kept, key=is_size):
-            if node.op == "placeholder" and node not in mutated and not is_size(node):
+            if node in quiet:
+                self.saved_inputs[node] = quiet[node]
+            elif node.op == "placeholder" and node not in mutated and not is_size(node):
                 self.saved_inputs[node] = inputs.index(node)
             elif node in self._index_of and node.op != "placeholder":
                 self.saved[node] = self._index_of[node]

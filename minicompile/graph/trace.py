@@ -208,7 +208,7 @@ class _Tracer:
             leaf = torch_interface.to_functional(dummy).requires_grad_()
             with torch.enable_grad():
                 value = _NonLeaf.apply(leaf, value)
-        self.inputs.append(TracedInput(fake, value, leaf if differentiable else None, differentiable))
+        self.inputs.append(TracedInput(fake, value, leaf if differentiable else None, differentiable, value._version))
         return value
 
     def _interpret(self, values: list[Any]) -> list[Any]:

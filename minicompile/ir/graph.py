@@ -219,13 +219,15 @@ OutputBinding = FreshOutput | InputOutput | ViewOutput | RepeatedOutput | Consta
 class MutatedInput:
     """An input whose data the user's code changed: forward output `output_index` is copied into it after the run.
 
-    `in_graph` says that the graph already wrote the storage in place and nothing has to be copied.
+    `in_graph` says that the graph already wrote the storage in place and nothing has to be copied; `counted`, that autograd
+    is to know, as it does not of writes through `.data`.
     """
 
     input_index: int
     output_index: int
     in_graph: bool = False
     requires_grad: bool = False
+    counted: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

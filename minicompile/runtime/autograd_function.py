@@ -232,7 +232,8 @@ def split_saved(plan: CallPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def count_writes(plan: CallPlan, inputs: tuple[Any, ...]) -> None:
     """Tell autograd of the inputs that the forward's kernels wrote to."""
-    torch.autograd.graph.increment_version([inputs[i] for i in plan.overwritten if not inputs[i].is_inference()])
+    counted = [inputs[m.input_index] for m in plan.binding.mutated_inputs if m.in_graph and m.counted]
+    torch.autograd.graph.increment_version([written for written in counted if not written.is_inference()])
 
 
 def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None:
@@ -275,7 +276,8 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
 def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """Write a new value into an input, with autograd watching if the user's write was watched."""
     with torch.set_grad_enabled(entry.requires_grad and torch.is_grad_enabled()):
-        inputs[entry.input_index].copy_(results[entry.output_index])
+        written = inputs[entry.input_index]
+        (written if entry.counted else written.data).copy_(results[entry.output_index])
 
 
 def rebuilt_view(binding: ViewOutput, base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:

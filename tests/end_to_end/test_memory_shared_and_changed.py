@@ -230,3 +230,38 @@ def test_the_bits_of_a_result_beside_it_keep_their_dtype(first: bool, differenti
     shown = function(x), minicompile.compile(function)(x)
     torch.testing.assert_close(shown[1], shown[0])
     assert shown[1][0].data_ptr() == shown[1][1].data_ptr()
+
+
+def masks_in_place(weight: torch.Tensor) -> None:
+    weight.data *= torch.tensor([[1.0, 0, 1], [0, 1, 1]])
+
+
+def halves_and_turns(weight: torch.Tensor) -> None:
+    weight.data.mul_(0.5)[1:].neg_()
+
+
+def takes_its_own_data(weight: torch.Tensor) -> None:
+    weight.data = weight.data
+
+
+@pytest.mark.parametrize("change", [masks_in_place, halves_and_turns, takes_its_own_data])
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_two_forwards_that_write_a_weight_through_data_come_before_their_backward(
+    change: Callable[[torch.Tensor], None], needs_gradient: bool
+) -> None:
+    """Such a write is none to autograd: the first backward reads the weight as the second forward left it."""
+
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        change(weight)
+        return (x @ weight.T).square()
+
+    compiled = minicompile.compile(forward)
+    shown = []
+    for function in (forward, compiled):
+        weight = torch.linspace(-1, 2, 6).view(2, 3).requires_grad_(needs_gradient)
+        first, second = (torch.linspace(-1, last, 6).view(2, 3).requires_grad_() for last in (3, 5))
+        loss = function(first, weight).sum() + function(second, weight).sum()
+        loss.backward()
+        shown.append((loss, first.grad, second.grad, weight, weight.grad, weight._version))
+    torch.testing.assert_close(shown[1], shown[0])
+    assert not compiled.graph_breaks
