@@ -17,8 +17,9 @@ from minicompile.capture.break_kinds import CONTROL, Break, RunEager
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.source import PLAIN_VALUE, Source, identifier, plain_value
 from minicompile.capture.symbolic_size import concrete, is_symbolic
-from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode, python_dispatcher
+from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode
 from minicompile.errors import Location
+from minicompile.ir.fake_mode import python_dispatcher
 from minicompile.ir.float_input import Hints
 from minicompile.ir.graph import GraphInput, GraphModule
 from minicompile.ir.replacements import called

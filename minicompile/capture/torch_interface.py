@@ -56,13 +56,6 @@ def shape_env_of(mode: FakeTensorMode, here: Callable[[], Any]) -> Any:
     return mode.shape_env
 
 
-def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """Operators go through PyTorch's rules written in Python, where there are any; those in C++ know no symbols."""
-    from torch._dispatch.python import enable_python_dispatcher  # loads all decompositions; needed for symbols only
-
-    return enable_python_dispatcher()
-
-
 class PlacedList(list[Any]):
     """A list that remembers where the user's program was when each item was added.
 
@@ -378,6 +371,8 @@ def unpatched(function: types.FunctionType) -> types.FunctionType:
 def why_untraced(function: types.FunctionType) -> str | None:
     """The kind of graph break for a Python function of torch that is called as it is, or `None`."""
     module = function.__globals__.get("__name__") or ""
+    if module == "torch.autograd.functional":
+        return "autograd call"
     if module.startswith(UNTRACED_PREFIXES) and not function.__qualname__.startswith(TRACED):
         return next(kind for prefix, kind in UNTRACED.items() if module.startswith(prefix))
     if function is torch.nn.Module._apply:

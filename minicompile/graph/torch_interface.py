@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key, surely_equal
+from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, python_dispatcher, storage_key, surely_equal
 from minicompile.ir.graph import GraphModule
 
-__all__ = ["FAKE_DEVICE", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeTensorMode"]
+__all__ = ["FAKE_DEVICE", "python_dispatcher", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeTensorMode"]
 
 FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
@@ -29,14 +29,6 @@ def functionalization() -> Iterator[None]:
         yield
     finally:
         torch._disable_functionalization()
-
-
-def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """Operators go through PyTorch's rules written in Python, where there are any."""
-    # torch._dispatch loads PyTorch's decompositions, needed only once something is compiled.
-    from torch._dispatch.python import enable_python_dispatcher
-
-    return enable_python_dispatcher()
 
 
 def to_functional(value: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`. This module must not know graphs.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,13 @@ ON_CPU: dict[Any, Callable[[torch.Tensor], torch.memory_format | None]] = {
 """Layouts that only eager's kernels for the CPU give, from the first operand."""
 
 BEFORE_TORCH_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+
+def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """Operators go through PyTorch's rules written in Python, where there are any; those in C++ know no symbols."""
+    from torch._dispatch.python import enable_python_dispatcher  # loads all decompositions; needed for symbols only
+
+    return enable_python_dispatcher()
 
 
 class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):

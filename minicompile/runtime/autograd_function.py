@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from minicompile.errors import MinicompileError
 from minicompile.ir.graph import (
     ConstantOutput,
     FreshOutput,
@@ -24,6 +23,7 @@ from minicompile.ir.graph import (
 from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected
 from minicompile.runtime.kept_values import Kept, noticing, refuse_changes, still_kept
+from minicompile.runtime.second_derivatives import Rerun
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -43,14 +43,10 @@ def run_unrecorded(call: FlatCall, arguments: list[Any]) -> Any:
         torch._C._set_grad_enabled(recording)
 
 
-class DoubleBackward(MinicompileError):
-    """A second derivative was asked of a compiled graph, which has a first one only."""
-
-
 def bind(
-    plan: CallPlan, forward_call: FlatCall, half_call: Callable[[str], FlatCall] | None = None
+    plan: CallPlan, operations: Callable[..., Any], forward_call: FlatCall, half_call: Callable[[str], FlatCall] | None = None
 ) -> Callable[..., tuple[Any, ...]]:
-    """The callable that stands for a captured graph: takes its inputs, returns its flat outputs.
+    """The callable that stands for a captured graph, whose `operations` it is: takes its inputs, returns its flat outputs.
 
     `forward_call`, and what `half_call` returns for the name of another half when it is first needed, run the flat graphs on
     lists of arguments. Halves are `backward` and `split_backward`, with the numbers of the tangents that come in where some
@@ -60,15 +56,15 @@ def bind(
         call = _without_gradient(plan, forward_call)
     else:
         assert half_call is not None
-        call = _with_gradient(plan, plan.tangents, forward_call, functools.cache(half_call))
+        call = _with_gradient(plan, plan.tangents, Rerun(plan, operations), forward_call, functools.cache(half_call))
     build = output_builder(plan)
     return call if build is None else lambda *inputs: build(inputs, call(*inputs))
 
 
 def _with_gradient(
-    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, half_call: Callable[[str], FlatCall]
+    plan: CallPlan, tangents: tuple[Tangent, ...], rerun: Rerun, forward_call: FlatCall, half_call: Callable[[str], FlatCall]
 ) -> Callable[..., tuple[Any, ...]]:
-    function = _autograd_function(plan, tangents, forward_call, half_call)
+    function = _autograd_function(plan, tangents, rerun, forward_call, half_call)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # torch overrides a classmethod of C
     if 0 < len(plan.unreached) < len(plan.binding.differentiable_inputs):  # without any, results would need no gradient
@@ -102,7 +98,7 @@ def _without_gradient(plan: CallPlan, forward_call: FlatCall) -> Callable[..., t
 
 
 def _autograd_function(
-    plan: CallPlan, tangents: tuple[Tangent, ...], forward_call: FlatCall, half_call: Callable[[str], FlatCall]
+    plan: CallPlan, tangents: tuple[Tangent, ...], rerun: Rerun, forward_call: FlatCall, half_call: Callable[[str], FlatCall]
 ) -> type[torch.autograd.Function]:
     binding, user_count = plan.binding, plan.user_results
     saved_inputs = binding.saved_inputs
@@ -127,7 +123,7 @@ def _autograd_function(
         ctx.input_count = len(inputs)
         if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
-        ctx.noticed = notice(inputs, results)
+        ctx.noticed, ctx.inputs = notice(inputs, results), rerun.notice(inputs)
         return tuple(results[:user_count])
 
     def saved_values(ctx: Any, given: int) -> list[Any]:
@@ -146,6 +142,8 @@ def _autograd_function(
     def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
         """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
         arguments = saved_values(ctx, came(tangents, grads) << first_tangent)
+        if torch.is_grad_enabled():
+            return rerun.gradients(ctx.inputs, grads, half)
         if not hasattr(ctx, "split_task"):  # else the node's own backward is still to come
             ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read
         given = [grads.get(tangent.position) for tangent in tangents]
@@ -156,10 +154,7 @@ def _autograd_function(
         if any(grad is None for grad in given):
             half = "_".join((half, "of", *(str(number) for number, grad in enumerate(given) if grad is not None)))
         call = half_call(half)
-        found = run_unrecorded(call, arguments)
-        if torch.is_grad_enabled():
-            found = _refuse_second_derivative(found, [grad for grad in given if grad is not None])
-        return found
+        return run_unrecorded(call, arguments)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         gradients: list[Any] = [None] * ctx.input_count
@@ -183,30 +178,6 @@ def _autograd_function(
 def came(tangents: Sequence[Tangent], grads: Any) -> int:
     """The bits of the tangents that there are, by forward output."""
     return sum(1 << number for number, tangent in enumerate(tangents) if grads.get(tangent.position) is not None)
-
-
-class _SecondDerivative(torch.autograd.Function):
-    """The identity on gradients, with a derivative that says why there is none."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *values: Any) -> Any:
-        """The first `count` values."""
-        return tuple(value.view_as(value) for value in values[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Always raises."""
-        raise DoubleBackward(
-            "a compiled function cannot be differentiated twice: its backward is compiled code without a derivative; "
-            "call the function uncompiled (minicompile.disable) where create_graph=True is needed"
-        )
-
-
-def _refuse_second_derivative(found: Sequence[Any], incoming: list[torch.Tensor]) -> tuple[Any, ...]:
-    real = [value for value in found if value is not None]
-    anchors = [value if value.requires_grad else value.detach().requires_grad_() for value in incoming]
-    guarded = iter(_SecondDerivative.apply(len(real), *real, *anchors))
-    return tuple(None if value is None else next(guarded) for value in found)
 
 
 def gradient_layout(output: torch.Tensor, as_output: bool) -> tuple[Any, Any]:

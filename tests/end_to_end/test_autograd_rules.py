@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import minicompile
-from minicompile.runtime.autograd_function import DoubleBackward
+from minicompile.runtime.second_derivatives import DoubleBackward
 from tests.differential import leaves
 
 Wrap = Callable[[Any], Any]
@@ -607,12 +607,67 @@ def test_a_result_changed_before_the_backward_gives_the_gradient_of_the_forward_
         torch.testing.assert_close(a.grad, 2 * expected)
 
 
-def test_a_second_derivative_is_an_error_that_says_what_to_do() -> None:
+def changed(x: Tensor, w: Tensor, compiled: Callable[..., Any]) -> Any:
+    out = compiled(x, bias := w.detach().clone())
+    bias.add_(1)
+    return out
+
+
+def both(x: Tensor, w: Tensor) -> Any:
+    h = (x @ w).tanh()
+    return h, h.square()
+
+
+@pytest.mark.parametrize(("function", "call"), [
+    (lambda x, w: F.dropout(x @ w, 0.5).tanh(), lambda x, w, compiled: compiled(x, w)),
+    (lambda x, w: (x.exp().sum() + w.sum()).tanh(), lambda x, w, compiled: compiled(x * 1, w)),  # only autograd knows x * 1
+    (lambda x, w: (x.exp().sum() + w.sum()).tanh(), changed),
+    (lambda x, w: (x @ w.mul_(2)).tanh(), lambda x, w, compiled: compiled(x, w.detach().clone())),
+    (both, lambda x, w, compiled: compiled(x, w)[1]),
+])
+def test_gradients_that_cannot_be_differentiated_again_are_an_error_that_says_what_to_do(
+    function: Callable[..., Any], call: Callable[..., Any]
+) -> None:
     x, w = leaf(5, 4), leaf(4, 1)
-    out = minicompile.compile(lambda x, w: torch.tanh(x @ w).sum())(x, w)
-    gradient, = torch.autograd.grad(out, [x], create_graph=True)
+    out = call(x, w, minicompile.compile(function)).sum()
     with pytest.raises(DoubleBackward, match="cannot be differentiated twice.*minicompile.disable"):
-        gradient.square().sum().backward()
+        torch.autograd.grad(out, [x], create_graph=True)
+
+
+def penalised(critic: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    """A gradient penalty beside a loss of another call; the critic's input is a result, which nobody but autograd holds."""
+    scores = critic((x * 2).requires_grad_())
+    gradient, = torch.autograd.grad(scores.sum(), x, create_graph=True)
+    return (gradient.norm(2, dim=1) - 1).square().mean() + critic(x.detach()).mean()
+
+
+def hessian(critic: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    return torch.autograd.functional.hessian(lambda value: critic(value).sum(), x, create_graph=True)
+
+
+def third(critic: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    first, = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    second, = torch.autograd.grad(first.sum(), x, create_graph=True)
+    return second.square()
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("program", [penalised, hessian, third])
+def test_gradients_are_differentiated_again(program: Callable[..., Tensor], whole: bool) -> None:
+    torch.manual_seed(0)
+    critic = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    one = (lambda x: compiled(critic, x)) if whole else (lambda x: program(compiled, x))
+    compiled = minicompile.compile(program if whole else critic)
+    for rows in (2, 4, 3):
+        shown = []
+        for function in (lambda x: program(critic, x), one):
+            x = torch.linspace(-1, 1, 3 * rows).view(rows, 3).requires_grad_()
+            critic.zero_grad()
+            value = function(x)
+            value.sum().backward()
+            shown.append((value, x.grad, *(parameter.grad for parameter in critic.parameters())))
+        torch.testing.assert_close(shown[1], shown[0])
 
 
 def test_results_computed_from_results_take_one_compiled_backward_unless_somebody_looks_between() -> None:
