@@ -19,6 +19,10 @@ from minicompile.runtime.call_plan import CallPlan
 VERSION = operator.attrgetter("_version")
 
 
+Noticed = tuple[list[Any], int, list[Any]]
+"""Weak references to the tensors among the inputs of a call, the sum of their versions, the numbers among the inputs."""
+
+
 class DoubleBackward(MinicompileError):
     """Gradients that can be differentiated again were asked of a compiled graph that cannot be run again."""
 
@@ -42,30 +46,36 @@ class Rerun:
         self._places = {b.index: place for place, b in enumerate(plan.binding.outputs) if isinstance(b, FreshOutput)}
         casts = any(enabled for enabled, _ in autocast.settings()[:-1])
         self._possible = plan.grad_enabled and not plan.binding.mutated_inputs and not casts
+        self._sizes = [i for i, kind in enumerate(plan.input_kinds) if kind == "size"]
+        self._tensors = [i for i, kind in enumerate(plan.input_kinds) if kind != "size"]
 
-    def notice(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], int]:
-        """The inputs of a call, without keeping them, and how often they have been written; nothing if they are no use."""
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        if not self._possible or any(map(torch.Tensor.is_inference, tensors)):
-            return (), -1
-        held = [weakref.ref(value) if isinstance(value, torch.Tensor) else lambda value=value: value for value in inputs]
-        return held, sum(map(VERSION, tensors))
+    def notice(self, inputs: Sequence[Any]) -> Noticed | None:
+        """The inputs of a call, without keeping them, and how often they have been written."""
+        if not self._possible:
+            return None
+        tensors = [inputs[i] for i in self._tensors]
+        try:
+            versions = sum(map(VERSION, tensors))
+        except RuntimeError:  # inference tensors count no writes
+            return None
+        return [*map(weakref.ref, tensors)], versions, [inputs[i] for i in self._sizes]
 
-    def gradients(self, noticed: tuple[Sequence[Any], int], grads: Mapping[int, Any], half: str) -> tuple[Any, ...]:
+    def gradients(self, noticed: Noticed | None, grads: Mapping[int, Any], half: str) -> tuple[Any, ...]:
         """Gradients of the differentiable inputs that have a history, from those that came in by forward output."""
         if half != "backward":
             raise DoubleBackward("one of its results is computed from another one")
-        inputs = [held() for held in noticed[0]]
         given = {self._places.get(position): grad for position, grad in grads.items() if grad is not None}
-        versions = [VERSION(value) for value in inputs if isinstance(value, torch.Tensor)]
-        if None in given or any(value is None for value in inputs) or sum(versions) != noticed[1]:
+        held, versions, sizes = noticed or ([lambda: None], 0, [])
+        tensors = [reference() for reference in held]
+        if None in given or any(tensor is None for tensor in tensors) or sum(map(VERSION, tensors)) != versions:
             raise DoubleBackward("it changes an input, ran under autocast, or an input is gone or was changed")
         # Views, since an input may have been computed from another one.
-        inputs = [value.view_as(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+        inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
+        inputs |= zip(self._sizes, sizes, strict=True)
         before = autocast.settings(), autocast.open_blocks()
         try:
             with torch.enable_grad(), _NoRandomNumbers():
-                results = self._operations(*inputs)
+                results = self._operations(*(inputs[place] for place in range(len(inputs))))
         finally:
             autocast.restore(*before)
         return torch.autograd.grad(
