@@ -25,13 +25,14 @@ APPLICATIONS = ("demo", "bench")
 MAX_CONFIG_FIELDS = 20
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
-STAGE = {"ir", "config", "errors"}
+STAGE = {"ir", "gpu", "config", "errors"}
 STAGES = {"capture", "graph", "lowering", "scheduling", "codegen", "runtime"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
+    "gpu": set(),
     "ir": {"errors"},
-    "kernels": {"errors"},
+    "kernels": {"errors", "gpu"},
     "capture": STAGE,
     "graph": STAGE,
     "lowering": STAGE,

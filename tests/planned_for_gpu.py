@@ -19,20 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from minicompile import compiler
+from minicompile import compiler, gpu
 from minicompile.graph import layout, linear_cross_entropy
-from minicompile.ir import gpu, operators
+from minicompile.ir import operators
 from minicompile.ir.program import KernelSource
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.kernels import attention_problem
-from minicompile.kernels import gpu as chip
 from minicompile.lowering import attention, indexing, products
 from minicompile.runtime import program_loader
 from minicompile.runtime.kernel_binary import for_sizes
 from minicompile.scheduling import batch, split, tiling
 
 loss_kernels = importlib.import_module("minicompile.kernels.linear_cross_entropy")  # a function has the module's name
-H200 = DeviceProperties(name="NVIDIA H200", kind="cuda", compute_capability=(9, 0))
+H200 = DeviceProperties(name="NVIDIA H200", kind="cuda")
 SMALL_CHIP = dataclasses.replace(H200, multiprocessors=2)
 
 
@@ -46,8 +45,7 @@ ROUTES: tuple[tuple[Any, str, Any], ...] = (
     (compiler, "device_properties", lambda device: H200),
     (gpu, "holds", lambda value: True),
     (operators, "_fused_in_eager", lambda query, value: True),
-    (chip, "holds", lambda tensor: True),
-    (chip, "processors", lambda tensor: H200.multiprocessors),
+    (gpu, "processors", lambda tensor: H200.multiprocessors),
     (program_loader, "_interpreted", launched_as_on_gpu),
     (compiler, "graph_key", lambda captured, config: None),  # the disk's graphs of CPU tensors are planned for the CPU
 )

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+import minicompile.gpu as gpu
 from minicompile.graph import layout
 from minicompile.graph.operators import name_of
-from minicompile.ir import gpu
 
 aten = torch.ops.aten
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+import minicompile.gpu as gpu
 from minicompile.graph.operators import is_item, is_view, name_of
-from minicompile.ir import gpu
 
 aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 """Hand-written Triton kernels, usable without the compiler: attention and matrix products.
 
-They know nothing of the compiler and import only torch, Triton and `minicompile.errors`. Importing this package is
-cheap: Triton is imported when a kernel is first asked for; `configs` and `matmul_model` never import it.
+They know nothing of the compiler and import only torch, Triton, `minicompile.errors` and `minicompile.gpu`. Importing this
+package is cheap: Triton is imported when a kernel is first asked for; `configs` and `matmul_model` never import it.
 
 `flash_attention` and `matmul` name both a function and the module that holds it. As attributes of this package they are
 always the function; the modules are reached by `from minicompile.kernels.matmul import ...`.

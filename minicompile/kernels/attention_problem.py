@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import minicompile.kernels.gpu as gpu
+import minicompile.gpu as gpu
 from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, shrunk
 
 MAX_HEAD_DIM = 256

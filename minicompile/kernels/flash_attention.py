@@ -24,7 +24,7 @@ import triton
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-import minicompile.kernels.gpu as gpu
+import minicompile.gpu as gpu
 from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,

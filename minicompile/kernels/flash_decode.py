@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-import minicompile.kernels.gpu as gpu
+import minicompile.gpu as gpu
 from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,

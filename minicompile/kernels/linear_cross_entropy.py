@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 import triton
 import triton.language as tl
 
-import minicompile.kernels.gpu as gpu
+import minicompile.gpu as gpu
 from minicompile.kernels.interpret import launch
 
 CHUNK_ELEMENTS = 2**28

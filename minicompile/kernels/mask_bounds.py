@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-import minicompile.kernels.gpu as gpu
+import minicompile.gpu as gpu
 from minicompile.kernels.interpret import launch
 
 GROUP: tl.constexpr = tl.constexpr(64)

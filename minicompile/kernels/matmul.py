@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-import minicompile.kernels.gpu as gpu
+import minicompile.gpu as gpu
 from minicompile.kernels.attention_problem import dot_precision
 from minicompile.kernels.configs import MatmulConfig, matmul_tile
 from minicompile.kernels.interpret import launch

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minicompile.ir import gpu
+import minicompile.gpu as gpu
 from minicompile.ir.expr import Expr, cast, indirect_values
 from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index, product
 from minicompile.lowering.builder import GraphBuilder, Indices

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minicompile.ir import gpu
+import minicompile.gpu as gpu
 from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import Index
 from minicompile.lowering.builder import GraphBuilder, Indices

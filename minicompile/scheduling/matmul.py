@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from minicompile.ir import gpu
+import minicompile.gpu as gpu
 from minicompile.ir.expr import Apply, Constant, IndexValue, Load, Random, indirect_values, rewrite, walk
 from minicompile.ir.index import ZERO, Atom, Axis, Index, as_index, coefficient_of, product, upper_bound
 from minicompile.ir.loops import PRODUCT, Buffer, BufferView, ExternKernel, Loop, Operation, num_bytes

@@ -201,7 +201,7 @@ ASKS_THE_DEVICE = re.compile(r"is_cuda|device\.type|device\.kind|get_device_prop
 STAGES = ("graph", "lowering", "scheduling", "codegen", "kernels")
 IMITATE_EAGER = "graph/eager_errors.py graph/decompositions.py graph/attention.py lowering/creation.py lowering/pointwise.py".split()
 KNOW_BOTH = (
-    "kernels/gpu.py kernels/interpret.py kernels/linear_cross_entropy.py kernels/attention_problem.py kernels/flash_attention.py lowering/lower.py "
+    "kernels/interpret.py kernels/linear_cross_entropy.py kernels/attention_problem.py kernels/flash_attention.py lowering/lower.py "
     "scheduling/matmul.py scheduling/split.py scheduling/batch.py scheduling/tiling.py "
     "codegen/geometry.py codegen/generate.py codegen/wrapper.py"
 ).split()

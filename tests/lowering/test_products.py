@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile.ir import gpu
+import minicompile.gpu as gpu
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.lowering import products
 from tests.lowering.oracle import check, lower
