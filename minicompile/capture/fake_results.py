@@ -18,12 +18,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key
+from minicompile.ir.operator_names import overloads
 
 aten = torch.ops.aten
 SCALARS = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-MOVES = [getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
-    "view.default _unsafe_view.default permute.default transpose.int t.default expand.default unsqueeze.default squeeze.dim "
-    "select.int slice.Tensor unbind.int split.Tensor split_with_sizes.default clone.default").split())]  # fmt: skip
+MOVES = overloads(
+    "view _unsafe_view permute transpose.int t expand unsqueeze squeeze.dim select.int slice.Tensor unbind.int split.Tensor "
+    "split_with_sizes clone")
 """Operators that make PyTorch's fake tensors import `torch.distributed.tensor`; some give views that eager refuses."""
 MOST_RESULTS = 20_000
 RESULTS: dict[Any, Any] = {}

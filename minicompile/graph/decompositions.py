@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from minicompile.graph import torch_interface
 from minicompile.graph.foreach import foreach_decompositions
 from minicompile.ir.fake_mode import shifts_exponents
+from minicompile.ir.operator_names import overloads, packets
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -44,24 +45,18 @@ def decomposition_table() -> dict[Any, Decomposition]:
     """Operator overload to the function that takes it apart."""
     table = torch_interface.core_decompositions()
     for name in KEPT:
-        for found in overloads(name):
+        for found in all_overloads(name):
             table.pop(found, None)
     table.update(more_from_torch())
     table.update(foreach_decompositions())
     for names, function in OWN.items():
-        for name in names.split():
-            table.update(dict.fromkeys(overloads(name if "." in name else f"{name}.default"), function))
+        table.update(dict.fromkeys(overloads(names), function))
     return {key: value for key, value in table.items() if isinstance(key, torch._ops.OpOverload)}
 
 
-def overloads(name: str) -> list[Any]:
-    """The overloads of `aten.name`, one if a dot names it; none if this torch version lacks them."""
-    packet, _, overload = name.partition(".")
-    found = getattr(aten, packet, None)
-    if found is None:
-        return []
-    names = [overload] if overload else found.overloads()
-    return [getattr(found, name) for name in names if hasattr(found, name)]
+def all_overloads(name: str) -> list[Any]:
+    """The overloads of `aten.name`, one if a dot names it."""
+    return overloads(name if "." in name else " ".join(f"{name}.{form}" for each in packets(name) for form in each.overloads()))
 
 
 def more_from_torch() -> dict[Any, Decomposition]:
@@ -75,7 +70,7 @@ def more_from_torch() -> dict[Any, Decomposition]:
         "unfold_backward dist binary_cross_entropy"
     ).split()
     return {found: CHANGED.get(name, lambda function: function)(available[found])
-            for name in (*wanted, *RESIZING) for found in overloads(name) if found in available}  # fmt: skip
+            for name in (*wanted, *RESIZING) for found in all_overloads(name) if found in available}  # fmt: skip
 
 
 def wider_on_cpu(function: Decomposition, doubled: bool = False) -> Decomposition:

@@ -10,27 +10,25 @@ import torch
 
 from minicompile.graph import torch_interface
 from minicompile.ir.fake_mode import BATCH_NORMS
+from minicompile.ir.operator_names import packets
 
 aten = torch.ops.aten
 
-CONVERT_NUMBERS = frozenset(getattr(aten, name) for name in (
+CONVERT_NUMBERS = packets(
     "fill full full_like new_full masked_fill clamp clamp_min clamp_max hardtanh threshold index_fill scatter constant_pad_nd "
-    "add sub rsub addcmul addcdiv").split())
+    "add sub rsub addcmul addcdiv")
 """Operators whose kernels take numbers in the dtype of the result, and refuse those that it does not hold."""
-
-
-FLOATS_ONLY = frozenset(found for found in (getattr(aten, name, None) for name in (
+FLOATS_ONLY = packets(
     "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus logcumsumexp log_sigmoid_forward hardshrink "
     "softshrink glu frac std var std_mean var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col "
     "grid_sampler_2d max_unpool2d max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss "
     "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _prelu_kernel"
-    ).split()) if found)
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _prelu_kernel")
 """Operators without a kernel for results that are whole numbers; pictures of bytes can be resized."""
-NO_TRUTHS = FLOATS_ONLY | frozenset(getattr(aten, name) for name in (
+NO_TRUTHS = FLOATS_ONLY | packets(
     "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
-    "reflection_pad2d reflection_pad3d randint_like arange linspace logspace mv addmv dot vdot cumsum cumprod").split())
+    "reflection_pad2d reflection_pad3d randint_like arange linspace logspace mv addmv dot vdot cumsum cumprod")
 """Operators without a kernel for results that are truth values."""
 VIEW_OF_WRITTEN = {aten.slice_scatter: aten.slice.Tensor, aten.select_scatter: aten.select.int,
                    aten.diagonal_scatter: aten.diagonal.default}  # fmt: skip

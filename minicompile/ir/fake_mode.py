@@ -12,20 +12,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from minicompile.ir import without_dynamo
+from minicompile.ir.operator_names import overload, overloads, packets
 
 aten = torch.ops.aten
 FAKE_DEVICE = torch.ops.prim.device.default
 """What a fake tensor asks its mode for when it is asked for its device."""
 
-BY_OPERANDS = frozenset(getattr(getattr(aten, packet), overload) for packet, overload in (name.split(".") for name in (
-    "logical_and.default logical_or.default logical_xor.default logaddexp.default logaddexp2.default heaviside.default "
-    "copysign.Tensor floor_divide.default xlogy.Tensor special_xlog1py.default div.Tensor_mode native_dropout_backward.default "
-    "binary_cross_entropy.default").split()))
+BY_OPERANDS = frozenset(overloads(
+    "logical_and logical_or logical_xor logaddexp logaddexp2 heaviside copysign.Tensor floor_divide xlogy.Tensor "
+    "special_xlog1py div.Tensor_mode native_dropout_backward binary_cross_entropy"))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
-BATCH_NORMS = frozenset(getattr(aten, name) for name in (
+BATCH_NORMS = packets(
     "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
-    "_batch_norm_with_update_functional _batch_norm_no_update").split())
+    "_batch_norm_with_update_functional _batch_norm_no_update")
 """Eager's result is contiguous or `channels_last`, the fake one's like the input."""
 
 CONTIGUOUS = (aten.pow.Scalar, aten.rrelu_with_noise.default, aten.rrelu_with_noise_functional.default,
@@ -126,10 +126,10 @@ def reaches_beyond(value: Any, sizes: Any, strides: Any, storage_offset: Any = N
 @functools.cache
 def writes_each_element(func: Any) -> bool:
     """Whether an operator is the in-place form of a pointwise one; PyTorch's rules for some of them resize what they write."""
-    name, _, overload = func.__name__.partition(".")
+    name, _, form = func.__name__.partition(".")
     if not func._schema.is_mutable or not name.endswith("_"):
         return False
-    pure = getattr(getattr(aten, name[:-1], None), overload, None)
+    pure = overload(f"{name[:-1]}.{form}")
     return func in (aten.floor_divide_.Tensor, aten.pow_.Tensor) or pure is not None and torch.Tag.pointwise in pure.tags
 
 

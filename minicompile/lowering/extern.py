@@ -13,8 +13,9 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.ir.loops import Buffer
+from minicompile.ir.operator_names import overload
 from minicompile.lowering.builder import GraphBuilder
-from minicompile.lowering.registry import lowers, overload
+from minicompile.lowering.registry import lowers
 from minicompile.lowering.values import TensorValue
 
 # Operators whose `out=` form computes the same; the result is written into memory that the program plans.

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from minicompile.lowering.registry import VIEWS, overload
+from minicompile.ir.operator_names import overload
+from minicompile.lowering.registry import VIEWS
 
 COPY = torch.ops.aten.copy_.default
 

@@ -7,7 +7,7 @@ values. It may raise `UseExtern`: what it emitted so far is dropped and the oper
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from minicompile.ir.operator_names import overloads
 
 Rule = Callable[..., Any]
 
@@ -19,20 +19,12 @@ class UseExtern(Exception):
     """Raised by a rule for arguments that it has no loops for; the text is the reason shown to the user."""
 
 
-def overload(name: str) -> Any | None:
-    """The overload called `add.Tensor` (of ATen), `add` (the default one) or `minicompile.seeds.default`; `None` where this
-    torch version lacks it."""
-    parts = name.split(".")
-    namespace, packet, form = parts if len(parts) == 3 else ("aten", *parts, "default")[:3]
-    return getattr(getattr(getattr(torch.ops, namespace), packet, None), form, None)
-
-
 def lowers(names: str, *tables: set[Any]) -> Callable[[Rule], Rule]:
-    """Register a rule for operators called as `overload` calls them, which are entered in `tables` too; those that this torch
+    """Register a rule for operators called as `overloads` calls them, which are entered in `tables` too; those that this torch
     version lacks are skipped."""
 
     def register(rule: Rule) -> Rule:
-        found = [target for target in map(overload, names.split()) if target is not None]
+        found = overloads(names)
         RULES.update(dict.fromkeys(found, rule))
         for table in tables:
             table.update(found)

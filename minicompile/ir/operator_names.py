@@ -1,0 +1,22 @@
+"""PyTorch's operators by name, for tables of them; those that this torch version lacks are left out."""
+
+from typing import Any
+
+import torch
+
+
+def overload(name: str) -> Any | None:
+    """The overload called `add.Tensor` (of ATen), `add` (the default one) or `minicompile.seeds.default`, if there is one."""
+    parts = name.split(".")
+    namespace, packet, form = parts if len(parts) == 3 else ("aten", *parts, "default")[:3]
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), form, None)
+
+
+def overloads(names: str) -> list[Any]:
+    """The overloads called so."""
+    return [found for found in map(overload, names.split()) if found is not None]
+
+
+def packets(names: str) -> frozenset[Any]:
+    """The operators of ATen, whatever the overload."""
+    return frozenset(getattr(torch.ops.aten, name) for name in names.split() if hasattr(torch.ops.aten, name))
