@@ -16,7 +16,6 @@ from minicompile.codegen.naming import Namer, result_word
 from minicompile.codegen.triton_ops import KEEPS_EXACTNESS, NEEDS_ROUNDED_OPERANDS, Operation, operation_text, rounded
 from minicompile.codegen.triton_text import (
     LOW_PRECISION,
-    TRITON_DTYPES,
     Text,
     call,
     compute_dtype,
@@ -24,6 +23,7 @@ from minicompile.codegen.triton_text import (
     infix,
     literal,
     stored_literal,
+    triton_dtype,
     typed_literal,
 )
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, indirect_values, walk
@@ -399,7 +399,7 @@ class ExpressionWriter:
         elif offset.axes:
             text = convert(offset.text, compute_dtype(expression.dtype))
         else:
-            text = call("tl.cast", offset.text, TRITON_DTYPES[compute_dtype(expression.dtype)])
+            text = call("tl.cast", offset.text, triton_dtype(compute_dtype(expression.dtype)))
         return self._bind_if_needed(expression, Value(text, offset.axes, offset.block, exact=False))
 
     def _masked(self, expression: Masked, conditions: Conditions) -> Value:

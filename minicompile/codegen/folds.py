@@ -11,13 +11,13 @@ from minicompile.codegen.expression_writer import ExpressionWriter, Value
 from minicompile.codegen.triton_ops import rounded
 from minicompile.codegen.triton_text import (
     LOW_PRECISION,
-    TRITON_DTYPES,
     Text,
     call,
     compute_dtype,
     convert,
     infix,
     literal,
+    triton_dtype,
     typed_literal,
 )
 from minicompile.ir.expr import Apply, Constant, Expr, Load
@@ -155,8 +155,8 @@ class FoldWriter:
         live = [a for a in self._geometry.live if a in axes]
         shape = self._geometry.shape(axes) if live or len(self._geometry.live) > 1 else "[]"
         if fold.identity.text in ("0", "0.0") and shape != "[]":
-            return call("tl.zeros", shape, TRITON_DTYPES[fold.dtype])
-        return call("tl.full", shape, fold.identity, TRITON_DTYPES[fold.dtype])
+            return call("tl.zeros", shape, triton_dtype(fold.dtype))
+        return call("tl.full", shape, fold.identity, triton_dtype(fold.dtype))
 
     def result(self, fold: Fold, text: Text, dtype: torch.dtype, round_it: bool) -> Text:
         """The folded value in the register dtype of a buffer of `dtype`."""

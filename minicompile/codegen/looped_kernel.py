@@ -16,7 +16,7 @@ from minicompile.codegen.geometry import block_name, position_name, start_name
 from minicompile.codegen.index_text import host
 from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.triton_kernel import KernelWriter
-from minicompile.codegen.triton_text import LOW_PRECISION, TRITON_DTYPES, Text, call
+from minicompile.codegen.triton_text import LOW_PRECISION, Text, call, triton_dtype
 from minicompile.ir.expr import Expr, Load
 from minicompile.ir.index import Axis
 from minicompile.ir.loops import Loop, Reduction
@@ -176,7 +176,7 @@ class LoopedKernelWriter(KernelWriter):
         places = writer.namer.fresh(f"{self.context.names[loop.buffer]}_places")
         integer = torch.int64 if self.geometry.wide else torch.int32
         none_yet = str(torch.iinfo(integer).max)
-        start = call("tl.full", self.geometry.shape(lanes.axes), none_yet, TRITON_DTYPES[integer])
+        start = call("tl.full", self.geometry.shape(lanes.axes), none_yet, triton_dtype(integer))
         writer.outer.lines.append(f"{places} = {start}")
         here = writer.shortened("here", folds.places(fold, lanes.axes), 30).text
         step = call(writer.call_function(fold.function), name, places, lanes.text, here)

@@ -8,12 +8,6 @@ import math
 
 import torch
 
-TRITON_DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "tl.float64", torch.float32: "tl.float32", torch.float16: "tl.float16",
-    torch.bfloat16: "tl.bfloat16", torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16",
-    torch.int8: "tl.int8", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
-}  # fmt: skip
-
 NEGATIVE_ZEROS = {torch.float64: -(2**63), torch.float32: -(2**31), torch.float16: -(2**15), torch.bfloat16: -(2**15)}
 """The bits of a negative zero, as a number."""
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
@@ -55,7 +49,12 @@ def call(function: str, *arguments: Text | str) -> Text:
 def convert(value: Text, dtype: torch.dtype, bitcast: bool = False) -> Text:
     """`value.to(dtype)`."""
     extra = ", bitcast=True" if bitcast else ""
-    return Text(f"{value.at(CALL)}.to({TRITON_DTYPES[dtype]}{extra})")
+    return Text(f"{value.at(CALL)}.to({triton_dtype(dtype)}{extra})")
+
+
+def triton_dtype(dtype: torch.dtype) -> str:
+    """Triton's name of a dtype."""
+    return "tl.int1" if dtype == torch.bool else str(dtype).replace("torch", "tl")
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -86,4 +85,4 @@ def stored_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
 
 def typed_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
     """A constant that keeps its dtype wherever it is used."""
-    return call("tl.full", "[]", literal(value, dtype), TRITON_DTYPES[dtype])
+    return call("tl.full", "[]", literal(value, dtype), triton_dtype(dtype))

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import triton
 
 import minicompile
 from minicompile.codegen.triton_ops import TRITON_OPS
-from minicompile.codegen.triton_text import TRITON_DTYPES
+from minicompile.codegen.triton_text import triton_dtype
 from minicompile.ir.expr import SCALAR_OPS, Constant, Expr, Load, apply
 from minicompile.ir.index import Axis, as_index
 from minicompile.ir.loops import Loop
@@ -160,7 +161,10 @@ def test_an_operation_gives_eagers_values(name: str, dtype: torch.dtype) -> None
 
 def test_all_that_lowering_may_put_into_a_loop_has_text() -> None:
     assert TRITON_OPS.keys() == SCALAR_OPS.keys()
-    assert TRITON_DTYPES.keys() == TRITON_TYPES.keys() == LOOP_DTYPES
+    assert TRITON_TYPES.keys() == LOOP_DTYPES
+    for dtype in LOOP_DTYPES:
+        named = getattr(triton.language, triton_dtype(dtype).removeprefix("tl."))
+        assert named.primitive_bitwidth == (1 if dtype == torch.bool else 8 * dtype.itemsize), dtype
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
