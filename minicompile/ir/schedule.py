@@ -203,6 +203,5 @@ class DeviceProperties:
 
     name: str = "cpu"
     kind: Literal["cuda", "hip", "cpu"] = "cpu"
-    compute_capability: tuple[int, int] = (0, 0)
     multiprocessors: int = 132
     l2_bytes: int = 60 * 2**20

@@ -19,7 +19,6 @@ def device_properties(device: torch.device) -> DeviceProperties:
     return DeviceProperties(
         name=found.name,
         kind="hip" if torch.version.hip else "cuda",
-        compute_capability=(found.major, found.minor),
         multiprocessors=found.multi_processor_count,
         l2_bytes=getattr(found, "L2_cache_size", 60 * 2**20),
     )

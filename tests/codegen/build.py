@@ -31,7 +31,7 @@ from minicompile.ir.schedule import (
 )
 
 INTERPRETER = DeviceProperties(kind="cpu")
-GPU = DeviceProperties(name="NVIDIA H200", kind="cuda", compute_capability=(9, 0))
+GPU = DeviceProperties(name="NVIDIA H200", kind="cuda")
 
 
 def buffer(name: str, shape: Sequence[int | Index], dtype: torch.dtype = torch.float32, role: str = "computed") -> Buffer:

@@ -33,7 +33,7 @@ from minicompile.runtime.kernel_worker import Job, kernels_of, triton_source
 from minicompile.scheduling.schedule import schedule_graph
 from tests.end_to_end.operator_verdict import DTYPES, full_name, judge
 
-GPU = DeviceProperties(name="NVIDIA H200", kind="cuda", compute_capability=(9, 0))
+GPU = DeviceProperties(name="NVIDIA H200", kind="cuda")
 TARGET = GPUTarget("cuda", 90, 32)
 
 

@@ -21,7 +21,7 @@ from minicompile.capture import dynamic, torch_interface
 from minicompile.ir.program import Program
 from minicompile.ir.schedule import DeviceProperties
 
-H200 = DeviceProperties(name="NVIDIA H200", kind="cuda", compute_capability=(9, 0))
+H200 = DeviceProperties(name="NVIDIA H200", kind="cuda")
 
 
 class Planned(BaseException):

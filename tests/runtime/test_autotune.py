@@ -20,7 +20,7 @@ from minicompile.ir.schedule import DeviceProperties, Schedule, TileAxis, TilePl
 from minicompile.runtime.autotune import Tuner, neighbours, with_blocks
 from minicompile.runtime.code_cache import CodeCache
 
-GPU = DeviceProperties(name="NVIDIA H200", kind="cuda", compute_capability=(9, 0))
+GPU = DeviceProperties(name="NVIDIA H200", kind="cuda")
 
 
 def schedule_of(function: Any, *inputs: torch.Tensor) -> Schedule:

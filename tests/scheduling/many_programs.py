@@ -26,7 +26,7 @@ from tests.evaluate import evaluate_graph
 from tests.scheduling.evaluator import run_graph, run_schedule, storage_size
 from tests.scheduling.loop_programs import ProgramMaker
 
-GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+GPU = DeviceProperties(name="H200", kind="cuda")
 VERIFIED = Config(verify=True)
 
 

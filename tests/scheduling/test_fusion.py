@@ -12,7 +12,7 @@ from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.schedule import schedule_graph
 from tests.scheduling.hand_made import BF16, F32, GraphMaker, op, softmax, to
 
-GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+GPU = DeviceProperties(name="H200", kind="cuda")
 CPU = DeviceProperties()
 
 

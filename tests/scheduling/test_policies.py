@@ -19,7 +19,7 @@ from minicompile.scheduling.schedule import schedule_graph
 from minicompile.scheduling.split import choose_splits, split_reductions
 from tests.scheduling.hand_made import GraphMaker, softmax
 
-GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+GPU = DeviceProperties(name="H200", kind="cuda")
 MEGA = 1 << 20
 CAST = InlineFacts(consumers=3, result_bytes=64 * MEGA, input_bytes=32 * MEGA, arithmetic=1, computed_points=16 * MEGA,
                    inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, shared_bytes=0, kept=False, epilogue=False)

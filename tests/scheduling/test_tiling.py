@@ -12,7 +12,7 @@ from minicompile.ir.index import Axis, Symbol, as_index
 from minicompile.ir.schedule import DeviceProperties, TilePlan
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 
-GPU = DeviceProperties(name="H200", kind="cuda", compute_capability=(9, 0))
+GPU = DeviceProperties(name="H200", kind="cuda")
 CPU = DeviceProperties()
 
 
