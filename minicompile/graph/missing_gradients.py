@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 
 from minicompile.graph import torch_interface
 from minicompile.graph.operators import is_size
-from minicompile.graph.passes import is_static, remove_dead_code, same_layout, same_size, separate_outputs
+from minicompile.graph.passes import remove_dead_code, same_layout, same_size, separate_outputs
 from minicompile.graph.sizes import SizeExpressions
 from minicompile.ir.graph import Binding, dependencies
 
@@ -89,3 +89,9 @@ def is_sum_alone(node: Node, part: Node) -> bool:
     whole, value = node.meta["val"], part.meta["val"]
     alike = whole.dtype == value.dtype and len(whole.shape) == len(value.shape) and all(map(same_size, whole.shape, value.shape))
     return alike and (same_layout(node, part) or not is_static(node) or whole.is_contiguous())
+
+
+def is_static(node: Node) -> bool:
+    """Whether shape and strides are plain numbers."""
+    value = node.meta["val"]
+    return all(isinstance(n, int) for n in (*value.shape, *value.stride()))

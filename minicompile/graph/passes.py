@@ -46,31 +46,6 @@ def remove_aliases(module: GraphModule) -> GraphModule:
     return module
 
 
-def remove_no_op_views(module: GraphModule) -> GraphModule:
-    """Views that change neither shape nor strides, and chains of reshapes."""
-    for node in list(module.graph.nodes):
-        if name_of(node) not in ("view", "_unsafe_view", "reshape", "expand", "permute", "slice", "transpose", "as_strided"):
-            continue
-        source = node.args[0]
-        if name_of(node) in ("view", "_unsafe_view", "reshape"):
-            while name_of(source) in ("view", "_unsafe_view", "reshape") and reshapes_directly(source.args[0], node):
-                source = source.args[0]
-            if source is not node.args[0]:
-                node.args = (source, *node.args[1:])
-        whole = name_of(node) != "as_strided" and (name_of(node) != "slice" or is_static(node))
-        if whole and same_layout(node, source):
-            replace(node, source)
-    return module
-
-
-def reshapes_directly(source: Node, node: Node) -> bool:
-    """Whether one `view` takes `source` to the shape and strides of `node`."""
-    before, after = source.meta["val"], node.meta["val"]
-    return before.dtype == after.dtype and is_static(source) and is_static(node) and (
-        before.is_contiguous() and after.is_contiguous()
-    )
-
-
 def remove_no_op_casts(module: GraphModule) -> GraphModule:
     """Casts to the dtype and place that the value has, and exact round trips (half to fp32 to the same half)."""
     for node in list(module.graph.nodes):
@@ -188,12 +163,6 @@ def same_size(a: Any, b: Any) -> bool:
     return not isinstance(a, int) and not isinstance(b, int) and a.node.expr == b.node.expr
 
 
-def is_static(node: Node) -> bool:
-    """Whether shape and strides are plain numbers."""
-    value = node.meta["val"]
-    return all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-
-
 def replace(node: Node, by: Any) -> None:
     """Let `by` stand for `node` everywhere; the variable's name goes with it when `by` has none."""
     node.replace_all_uses_with(by)
@@ -209,7 +178,6 @@ PASSES: tuple[Pass, ...] = (
     remove_no_op_casts,
     merge_common_subexpressions,
     remove_clones,
-    remove_no_op_views,
     merge_common_subexpressions,
     let_go_of_pooled_values,
     tokens_first,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minicompile.ir.loops import Loop
-from tests.lowering.oracle import check
+from tests.lowering.oracle import check, lower
 
 VIEWS = [
     lambda x: x.permute(2, 0, 1), lambda x: x.transpose(0, 2), lambda x: x[1:], lambda x: x[:, ::2], lambda x: x[..., -2:],
@@ -61,6 +61,12 @@ def test_a_reshape_of_contiguous_memory_keeps_a_linear_access():
 def test_views_make_no_loops():
     graph = check(lambda x: x.permute(1, 0)[1:].unsqueeze(0), torch.randn(3, 4))
     assert not graph.operations
+
+
+@pytest.mark.parametrize("view", [lambda x: x.view(24).view(2, 12).view(4, 6), lambda x: x.expand(4, 6)[0:4].permute(0, 1)])
+def test_views_that_change_nothing_leave_no_trace(view):
+    (plain,), (viewed,) = (lower(function, [torch.randn(4, 6)]).operations for function in (torch.sin, lambda x: view(x).sin()))
+    assert (viewed.value, viewed.store, viewed.axes) == (plain.value, plain.store, plain.axes)
 
 
 def test_complex_views():
