@@ -5,11 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 from tests.conformance.catalogue import Program, all_programs
 from tests.conformance.compilers import chosen, compiler
 from tests.conformance.harness import check
+
+
+@pytest.fixture(autouse=True)
+def settings_may_be_changed() -> Iterator[None]:
+    """PyTorch's helpers for tests, which other tests import, freeze `torch.backends`."""
+    with torch.backends.__allow_nonbracketed_mutation():
+        yield
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from minicompile.runtime.kernel_binary import compile_kernel, for_sizes
 from minicompile.scheduling import tiling
 from minicompile.scheduling.schedule import schedule_graph
 from tests.capture.support import capture
+from tests.differential import check
 from tests.end_to_end import index_programs
 from tests.end_to_end.dynamic_programs import PROGRAMS, DynamicProgram
 
@@ -757,5 +758,4 @@ def test_sizes_beside_halves_are_what_the_verifier_expects(dtype: torch.dtype) -
 
     compiled = minicompile.compile(function, dynamic=True, options={"verify": True, "suppress_errors": False, "cache": False})
     for size in (5, 7):
-        x = torch.randn(size, 3).to(dtype)
-        torch.testing.assert_close(compiled(x), function(x))
+        check(function, torch.randn(size, 3).to(dtype), compile=lambda _: compiled)

@@ -14,13 +14,13 @@ FUSED = (
     "nn.functional.layer_norm nn.functional.batch_norm nn.functional.group_norm nn.functional.instance_norm "
     "nn.functional.rms_norm nn.functional.cross_entropy nn.functional.mse_loss nn.functional.soft_margin_loss "
     "nn.functional.embedding nn.functional.dropout clamp tril flip roll repeat logsumexp scatter_add "
-    "remainder floor_divide linalg.vector_norm logspace masked.mean"
+    "remainder floor_divide linalg.vector_norm logspace"
 ).split()
 RIGHT = (
     "sort topk matmul index_put index_add index_reduce.amin linalg.inv fft.fft nn.functional.conv2d nn.functional.max_pool2d "
     "nn.functional.interpolate.bilinear scatter_reduce.amax median unsafe_split transpose split expand unfold as_strided einsum "
     "polygamma.polygamma_n_0 unique resize_ bernoulli empty_like var_mean norm nn.functional.scaled_dot_product_attention "
-    "linalg.lstsq.grad_oriented"
+    "linalg.lstsq.grad_oriented masked.mean"
 ).split()
 HALVES = (
     "add softmax log_softmax sum mean nn.functional.layer_norm nn.functional.batch_norm nn.functional.gelu nn.functional.cross_entropy "
