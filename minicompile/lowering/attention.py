@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 import minicompile.gpu as gpu
-from minicompile.ir import operators  # noqa: F401  (defines the operators that the rules below are for)
 from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator
 from minicompile.lowering.registry import lowers

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from minicompile.ir import operators  # noqa: F401  (defines the operators of random numbers)
 from minicompile.ir.expr import Expr, Random, cast
 from minicompile.ir.index import Index, row_major
 from minicompile.lowering.builder import GraphBuilder, Indices

@@ -7,6 +7,7 @@ values. It may raise `UseExtern`: what it emitted so far is dropped and the oper
 from collections.abc import Callable
 from typing import Any
 
+from minicompile.ir import operators  # noqa: F401  (defines the operators of our own that rules are for)
 from minicompile.ir.operator_names import overloads
 
 Rule = Callable[..., Any]

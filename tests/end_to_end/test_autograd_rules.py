@@ -754,3 +754,17 @@ def test_nothing_is_differentiated_under_inference_mode() -> None:
     assert all(result.is_inference() and not result.requires_grad for result in results)
     torch.testing.assert_close(results, function(x.detach()))
     assert all(result.requires_grad for result in compiled(x))
+
+
+def test_a_weight_masked_through_data_refuses_a_second_derivative() -> None:
+    layer = torch.nn.Linear(4, 1)
+    mask = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
+
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        layer.weight.data *= mask
+        return torch.tanh(layer(x))
+
+    x = torch.randn(3, 4, requires_grad=True)
+    out = minicompile.compile(masked)(x)
+    with pytest.raises(DoubleBackward, match="it changes an input"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
