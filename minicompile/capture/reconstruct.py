@@ -84,7 +84,7 @@ class Emitter:
                 return self.writer.fetch(value.source)
             return self.value(value.resolved)
         if kind is torch.Size and any(map(is_symbolic, value)):
-            return f"{self.constant(torch.Size, 'Size')}({self.value(tuple(value))})"
+            return f"{self.constant(torch.Size, 'Size')}(({self.row(value)}))"
         if kind in CONSTANT_TYPES and kind not in (slice, *DATES_AND_FRACTIONS):
             text = literal(value)
             if text is None or "float('nan')" in text:  # a list finds the NaN that is in it, no other

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from tests.conformance.catalogue import call, normal, program
 
 NUMBERS = (3, 4, 5, 9, -3)
@@ -64,3 +66,12 @@ def containers_of_an_integer():
         return x + n, [0] * n, "ab" * n, {n: 1}, {n, 4}, list(range(n)), f"{n:03d}", math.sqrt(abs(n)), bin(n), str(n)
 
     return outer, calls_with_numbers()
+
+
+@program
+def several_shapes_of_an_integer():
+    def outer(x, n):
+        rows, columns = x.shape
+        return x + n, torch.Size([columns, rows]), torch.Size([rows, columns]), torch.Size([n]), x.shape[::-1]
+
+    return outer, [call(normal(2, 3), 3), call(normal(3, 4), 5), call(normal(5, 7), 6)]
