@@ -77,13 +77,27 @@ def get_item(value: Any, key: Any) -> Any:
 def set_item(value: Any, key: Any, new: Any) -> None:
     """`value[key] = new`."""
     value, key = selected(value, key)
-    masked = isinstance(value, Tensor) and isinstance(key, Tensor) and isinstance(new, Tensor)
-    if masked and key.dtype == torch.bool and key.dim() and new.requires_grad and (
-        new.dtype == value.dtype or all(size == 1 for size in new.shape)
-    ):
-        index_put_(value, (key,), new.to(value))
+    place = place_of_mask(value, key) if isinstance(new, Tensor) and new.requires_grad else None
+    if place is not None and (new.dtype == value.dtype or all(size == 1 for size in new.shape)):
+        while new.dim() and surely_equal(new.shape[0], 1):
+            new = new.squeeze(0)
+        index_put_(*place, new.to(value))
     else:
         operator.setitem(value, key, new)
+
+
+def place_of_mask(value: Any, key: Any) -> tuple[Tensor, list[Tensor | None]] | None:
+    """The view and the indices into it that a key of one mask, slices and integers stands for; `None` for other keys."""
+    parts = key if type(key) is tuple else (key,)
+    masks = [place for place, part in enumerate(parts) if isinstance(part, Tensor) and part.dtype == torch.bool and part.dim()]
+    if not isinstance(value, Tensor) or len(masks) != 1:
+        return None
+    before, mask, after = parts[: masks[0]], parts[masks[0]], parts[masks[0] + 1 :]
+    if not all(type(part) in (int, slice, type(None), type(...)) for part in (*before, *after)):
+        return None
+    view = value[(*before, *[slice(None)] * mask.dim(), *after)]
+    kept = [part for part in (after if ... in before else before) if type(part) is not int]
+    return view, [*[None] * (view.dim() - mask.dim() - len(kept) if ... in before else len(kept)), mask]
 
 
 def selected(value: Any, key: Any) -> tuple[Any, Any]:

@@ -524,3 +524,19 @@ def differentiable_values_placed_by_a_mask_that_takes_none():
         return x / scale
 
     return outer, [call(leaf(3, 4), 1e-5), call(leaf(3, 4), 9.0), call(leaf(4, 4), 1e-5), call(leaf(5, 4), 1e-5)]
+
+
+@program
+def results_written_where_a_mask_says_among_slices_and_integers():
+    def outer(x, y, mask):
+        columns, row, cells = x * 2, x * 2, x * 2
+        columns[:, mask] = y
+        row[1, mask] = y[0]
+        cells[..., mask, None] = y[:, :1, None]
+        columns[:, mask] += 1
+        return columns * columns, row * row, cells * cells
+
+    def calls_with(mask):
+        return call(leaf(3, 4), leaf(3, 2), torch.tensor(mask))
+
+    return outer, [calls_with([True, False, True, False]), calls_with([False, False, True, True])]
