@@ -245,14 +245,14 @@ _C._is_torch_function_mode_enabled is_same_size dtype is_distributed nn.modules.
 nn.modules.utils._triple _C._is_any_autocast_enabled is_any_autocast_enabled is_autocast_cpu_enabled get_autocast_cpu_dtype
 get_autocast_gpu_dtype distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
 _C._get_function_stack_at _C._len_torch_dispatch_stack _C._functorch.peek_interpreter_stack cuda.device_count
-_C._get_privateuse1_backend_name _C._get_cudnn_sdp_enabled _C._get_flash_sdp_enabled _C._is_tracing
-_C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set
+_C._get_privateuse1_backend_name _C._is_tracing _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set
 """)
 
-# Functions that change thread-local state: they run while tracing (and are undone), and are nodes of the graph.
+# Functions that change torch's state: they run while tracing (and are undone), and are nodes of the graph.
 STATE_CHANGES: frozenset[Any] = frozenset({
     torch._C._set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled,
     torch.autocast_increment_nesting, torch.autocast_decrement_nesting, torch.clear_autocast_cache,
+    *autocast.SET_ATTENTION,
 })
 
 # Functions that look like operations but act on the process, on the autograd engine or on real storage.
@@ -299,7 +299,7 @@ METADATA_PROPERTIES = frozenset({
 
 
 ROLES: dict[Any, str] = {**dict.fromkeys(NEVER_IN_GRAPH, "never"), **dict.fromkeys(STATE_CHANGES, "state"),
-                         **dict.fromkeys(QUERIES, "query")}
+                         **dict.fromkeys((*QUERIES, *autocast.ASK_ATTENTION), "query")}
 
 
 def collect_operations() -> set[int]:

@@ -41,7 +41,7 @@ DATES_AND_FRACTIONS = (datetime.date, datetime.datetime, datetime.time, datetime
 CONSTANT_TYPES = NUMPY_NUMBERS | {
     *DATES_AND_FRACTIONS,
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice, torch.dtype,
-    torch.device, torch.layout, torch.memory_format, torch.Size,
+    torch.device, torch.layout, torch.memory_format, torch.Size, torch._C._SDPBackend,
 }
 IDENTITY_TYPES = (type, types.BuiltinFunctionType, types.ModuleType, types.MethodDescriptorType,
                   types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,

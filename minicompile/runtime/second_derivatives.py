@@ -44,8 +44,7 @@ class Rerun:
     def __init__(self, plan: CallPlan, operations: Callable[..., Any]) -> None:
         self._operations, self._differentiable = operations, plan.binding.differentiable_inputs
         self._places = {b.index: place for place, b in enumerate(plan.binding.outputs) if isinstance(b, FreshOutput)}
-        casts = any(enabled for enabled, _ in autocast.settings()[:-1])
-        self._possible = plan.grad_enabled and not plan.binding.mutated_inputs and not casts
+        self._possible = plan.grad_enabled and not plan.binding.mutated_inputs and not autocast.casts()
         self._sizes = [i for i, kind in enumerate(plan.input_kinds) if kind == "size"]
         self._tensors = [i for i, kind in enumerate(plan.input_kinds) if kind != "size"]
 

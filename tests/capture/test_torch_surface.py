@@ -15,10 +15,12 @@ import torch
 from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from minicompile import compile as minicompile_compile
 from minicompile.capture import calls
+from minicompile.ir import autocast
 from tests.capture.support import capture, equal, same_as_eager
 
 
@@ -53,6 +55,30 @@ def test_a_recurrent_layer_is_one_graph_break(kind: Any) -> None:
     compiled(torch.randn(3, 2, 4))
     compiled(torch.randn(3, 2, 4))
     assert kinds(compiled) == ["recurrent network"]
+
+
+def test_a_choice_of_attention_kernels_is_part_of_the_graph() -> None:
+    """What may be used is as before afterwards, within what is chosen outside, and behind a graph break inside."""
+
+    def chosen(x, printing=False):
+        with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+            y = functional.scaled_dot_product_attention(x, x, x)
+            if printing:
+                print(torch.backends.cuda.mem_efficient_sdp_enabled())
+            y = y + torch.backends.cuda.mem_efficient_sdp_enabled()
+        return y, torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
+
+    compiled = minicompile_compile(chosen, options={"suppress_errors": False})
+    x = torch.randn(1, 2, 4, 8)
+    for printing in (False, True):
+        for outside in (contextlib.nullcontext(), sdpa_kernel(SDPBackend.MATH), contextlib.nullcontext()):
+            with outside:
+                allowed = [ask() for ask in autocast.ASK_ATTENTION]
+                expected, result = chosen(x, printing), compiled(x, printing)
+                assert [ask() for ask in autocast.ASK_ATTENTION] == allowed
+            torch.testing.assert_close(result[0], expected[0])
+            assert result[1:] == expected[1:]
+        assert bool(compiled.graph_breaks) == printing
 
 
 def test_a_training_step_breaks_once_at_each_call_that_works_on_the_autograd_graph() -> None:
