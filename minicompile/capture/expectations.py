@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.break_kinds import Break
+from minicompile.capture.break_kinds import Break, TraceAgain
 from minicompile.capture.calls import special
 from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
@@ -23,14 +23,6 @@ LONGEST = 200
 MAY_STOP = re.compile("index|gather|scatter|take|put|embedding|nll|entropy|multinomial|bernoulli|binomial|poisson|normal|one_hot|"
                       "ctc|unpool|interleave|assert")  # fmt: skip
 """Names of operators that look at values where they run: a failed assertion ends all work of the process on a GPU."""
-
-
-class TraceAgain(Exception):
-    """The call has to be traced once more, without what `changes` (fields of its context) switches off."""
-
-    def __init__(self, **changes: bool) -> None:
-        super().__init__()
-        self.changes = changes
 
 
 def truth_for_jump(tracer: Tracer, at: Instruction, value: Any) -> bool:

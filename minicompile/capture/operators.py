@@ -25,6 +25,7 @@ from minicompile.capture.calls import KEY_WRAPPER, call, direct, method, run_nat
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
 from minicompile.capture.iteration import drain
+from minicompile.capture.picks import picked
 from minicompile.capture.side_effects import MISSING, elements, native_base, put
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python
 from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
@@ -365,7 +366,8 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
         key = as_index(tracer, key)
     if isinstance(owner, FakeTensor):
         force(tracer, key)
-        return tracer.operation("call_function", operator.getitem, (owner, key))
+        copy = picked(tracer, owner, key)
+        return tracer.operation("call_function", operator.getitem, (owner, key)) if copy is MISSING else copy
     result = invoke_special(tracer, owner, "__getitem__", key)
     if result is not MISSING:
         return result

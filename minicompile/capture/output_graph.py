@@ -137,6 +137,7 @@ class OutputGraph:
         self.inference = InferenceRegion()
         self.inside: InnerGraph | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
+        self.picks: list[tuple[Any, Any, int]] = []
         self.quiet_leaves: set[int] = set()
 
     def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:

@@ -207,6 +207,7 @@ class Tracer:
         native: native code runs, and what it does to tensors is to be recorded.
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
+        picks: whether 0-d tensors may be indices.
         inference_scopes: ids of open `torch.inference_mode`s; the grad mode before, or `None` if the graph runs under it.
     """
 
@@ -232,7 +233,7 @@ class Tracer:
         self.keep: list[Any] = []
         self.native = self.floats = False
         self.failed: Any = None
-        self.expects = True
+        self.expects = self.picks = True
         self.inference_scopes: dict[int, bool | None] = {}
         self.state, self.autocast = torch_interface.torch_state(), (autocast.settings(), autocast.open_blocks())
         self.symbols: dict[Any, tuple[Source, Any]] = {}

@@ -18,15 +18,16 @@ import torch
 
 from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
-from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, TraceAgain
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
-from minicompile.capture.expectations import Rewind, TraceAgain, check_expectations
+from minicompile.capture.expectations import Rewind, check_expectations
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
+from minicompile.capture.picks import check_picks
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted, is_trusted_module
@@ -79,6 +80,7 @@ class Context:
     expects: bool
     inference: bool = True
     compiling: bool = True
+    picks: bool = True
 
 
 class Attempt:
@@ -88,6 +90,7 @@ class Attempt:
         self.context = context
         self.tracer = Tracer(context.config, RULES, context.plan)
         self.tracer.expects, self.tracer.graph.inference.allowed = context.expects, context.inference
+        self.tracer.picks = context.picks
         self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None
@@ -311,6 +314,7 @@ class Assembly:
         tracer, graph = self.tracer, self.tracer.graph
         if any(generator.waits_in_a_block() and not generator.handed_over for generator in tracer.generators):
             raise RunEager("a generator is dropped inside a `try` or `with`")  # where Python runs code that is in them
+        check_picks(tracer, self.emitter.outputs)
         self.check_mutation()
         guard_independence(tracer)
         guard_aliases(tracer)
