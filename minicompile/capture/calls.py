@@ -294,9 +294,9 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":
-        if function in autocast.ASK_ATTENTION:  # a guard on what was allowed before the captured code changed anything
-            allowed = tracer.autocast[0][-1][autocast.ASK_ATTENTION.index(function)]
-            tracer.guards.constant(Source(Baked(function, name), "{0}()"), allowed)
+        if function in torch_interface.GUARDED_QUERIES:
+            at_start = dict(zip(autocast.ASK_ATTENTION, tracer.autocast[0][-1], strict=True)).get(function, function())
+            tracer.guards.constant(Source(Baked(function, name), "{0}()"), at_start)
         return run_native(tracer, function, args, kwargs, False)  # some ask whether a torch function mode is active
     if kwargs.get("generator") is not None or any(isinstance(item, torch.Generator) for item in args):
         raise Break("random seed", f"`torch.{name}` draws from an explicit generator")

@@ -21,19 +21,17 @@ INDICES = (torch.int8, torch.int16, torch.int32, torch.int64)
 def picked(tracer: Tracer, owner: Any, key: Any) -> Any:
     """`owner[key]`, of a copy of what 0-d tensors in the key pick, or `MISSING` if there are none or a view is needed."""
     parts = [tracer.resolve(part) for part in (key if type(key) is tuple else (key,))]
+    rest = tuple(part for part in parts if not is_pick(part, owner))
     dims = sum(part is not None and part is not Ellipsis for part in parts)
-    if not any(is_pick(part, owner) for part in parts) or dims > owner.dim() or not all(is_plain(part) for part in parts) or (
+    if len(rest) == len(parts) or dims > owner.dim() or not all(map(is_plain, rest)) or (
             not tracer.picks or tracer.graph.inside is not None or owner.is_inference() or not owner.is_contiguous()):
         return MISSING
     indices: list[Any] = []
     for part in parts:
-        if part is Ellipsis:
-            indices += [None] * (owner.dim() - dims)
-        elif part is not None:
-            indices.append(part if is_pick(part, owner) else None)
+        if part is not None:
+            indices += [None] * (owner.dim() - dims) if part is Ellipsis else [part if is_pick(part, owner) else None]
     copy = tracer.operation("call_function", torch.ops.aten.index.Tensor, (owner, indices))
     tracer.graph.picks.append((owner, copy, owner._version))
-    rest = tuple(part for part in parts if not is_pick(part, owner))
     return tracer.operation("call_function", operator.getitem, (copy, rest)) if rest else copy
 
 
@@ -44,9 +42,8 @@ def is_pick(part: Any, owner: Any) -> bool:
 
 def is_plain(part: Any) -> bool:
     """Whether a part of a key stands for one dimension, a new one or the remaining ones."""
-    if isinstance(part, FakeTensor):
-        return part.dtype in INDICES
-    return part is None or part is Ellipsis or type(part) in (int, slice) or is_symbolic(part)
+    return part is None or type(part) in (type(...), int, slice) or is_symbolic(part) or (
+        isinstance(part, FakeTensor) and part.dtype in INDICES)
 
 
 def check_picks(tracer: Tracer, outputs: list[Any]) -> None:

@@ -248,6 +248,9 @@ _C._get_function_stack_at _C._len_torch_dispatch_stack _C._functorch.peek_interp
 _C._get_privateuse1_backend_name _C._is_tracing _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set
 """)
 
+# Those whose answer may change between calls, and is no part of `torch_state`.
+GUARDED_QUERIES = named("distributed.is_initialized") | {*autocast.ASK_ATTENTION}
+
 # Functions that change torch's state: they run while tracing (and are undone), and are nodes of the graph.
 STATE_CHANGES: frozenset[Any] = frozenset({
     torch._C._set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cache_enabled,
@@ -299,7 +302,7 @@ METADATA_PROPERTIES = frozenset({
 
 
 ROLES: dict[Any, str] = {**dict.fromkeys(NEVER_IN_GRAPH, "never"), **dict.fromkeys(STATE_CHANGES, "state"),
-                         **dict.fromkeys((*QUERIES, *autocast.ASK_ATTENTION), "query")}
+                         **dict.fromkeys(QUERIES | GUARDED_QUERIES, "query")}
 
 
 def collect_operations() -> set[int]:

@@ -18,7 +18,15 @@ import torch
 
 from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
-from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, TraceAgain
+from minicompile.capture.break_kinds import (
+    KINDS,
+    Break,
+    CutHere,
+    LooksAtItsFrame,
+    RaisedInUserCode,
+    RunEager,
+    TraceAgain,
+)
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node

@@ -81,6 +81,21 @@ def test_a_choice_of_attention_kernels_is_part_of_the_graph() -> None:
         assert bool(compiled.graph_breaks) == printing
 
 
+def test_whether_processes_are_joined_is_asked_of_no_graph_but_guarded() -> None:
+    def shared(x):
+        return x * 3 if torch.distributed.is_available() and torch.distributed.is_initialized() else x + 1
+
+    compiled = capture(shared, fullgraph=True)
+    x = torch.ones(3)
+    assert torch.equal(compiled(x), x + 1)
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        assert torch.equal(compiled(x), x * 3)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(compiled(x), x + 1)
+
+
 def test_a_training_step_breaks_once_at_each_call_that_works_on_the_autograd_graph() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
