@@ -104,14 +104,6 @@ class CutHere(Exception):
     """The outermost frame has reached the instruction at which it is to be cut."""
 
 
-class TraceAgain(Exception):
-    """The call has to be traced once more, without what `changes` (fields of its context) switches off."""
-
-    def __init__(self, **changes: bool) -> None:
-        super().__init__()
-        self.changes = changes
-
-
 class RunEager(Exception):
     """The whole frame has to run in eager; `reason` says why."""
 

@@ -476,7 +476,7 @@ def simple(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return tracer.made(run_native(tracer, function, args, kwargs))
 
 
-for _function in (range, slice, property, staticmethod, classmethod, functools.partial,
+for _function in (range, property, staticmethod, classmethod, functools.partial,
                   operator.attrgetter, operator.itemgetter, operator.methodcaller, types.SimpleNamespace, types.MethodType,
                   object):
     special(_function)(functools.partial(simple, _function))
@@ -530,7 +530,7 @@ direct({
     setattr: set_attribute, delattr: lambda tracer, owner, name: set_attribute(tracer, owner, name, MISSING),
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
-    vars: attributes_of,
+    vars: attributes_of, slice: lambda tracer, *numbers: slice(*numbers),  # which may be symbolic
     dict.fromkeys: lambda tracer, items, *value: tracer.made(
         run_native(tracer, dict.fromkeys, (distinct(tracer, items), *value), {})),
     torch.profiler.record_function: lambda tracer, *_: tracer.call(contextlib.nullcontext, ()),  # a graph has no such ranges

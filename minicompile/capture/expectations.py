@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.break_kinds import Break, TraceAgain
+from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
 from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
 from minicompile.capture.torch_interface import FakeTensor, restore_state
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import TraceAgain, Tracer
 from minicompile.ir.autocast import open_blocks
 
 LONGEST = 200

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.break_kinds import TraceAgain
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import TraceAgain, Tracer
 
 INDICES = (torch.int8, torch.int16, torch.int32, torch.int64)
 

@@ -197,6 +197,14 @@ def unknown_instruction(tracer: Tracer, frame: Frame, instruction: Instruction) 
     raise Break("unsupported instruction", f"the instruction {instruction.name}")
 
 
+class TraceAgain(Exception):
+    """The call has to be traced once more, without what `changes` (fields of its context) switches off."""
+
+    def __init__(self, **changes: bool) -> None:
+        super().__init__()
+        self.changes = changes
+
+
 class Tracer:
     """All state of one attempt to capture one call.
 

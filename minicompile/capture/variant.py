@@ -18,15 +18,7 @@ import torch
 
 from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
-from minicompile.capture.break_kinds import (
-    KINDS,
-    Break,
-    CutHere,
-    LooksAtItsFrame,
-    RaisedInUserCode,
-    RunEager,
-    TraceAgain,
-)
+from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
@@ -39,7 +31,7 @@ from minicompile.capture.picks import check_picks
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted, is_trusted_module
-from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, Tracer
+from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, TraceAgain, Tracer
 from minicompile.capture.upcoming import guard_independence
 from minicompile.capture.user_line import name_of, seen_from_user_lines
 from minicompile.capture.values import IDENTITY_TYPES, is_structural, wrap

@@ -21,11 +21,6 @@ def settings() -> tuple[Any, ...]:
     return *kinds, torch.is_autocast_cache_enabled(), tuple(ask() for ask in ASK_ATTENTION)
 
 
-def casts() -> bool:
-    """Whether a block of `torch.autocast` casts."""
-    return any(map(torch.is_autocast_enabled, KINDS))
-
-
 def open_blocks() -> int:
     """The number of blocks that are open."""
     torch.autocast_increment_nesting()

@@ -44,7 +44,8 @@ class Rerun:
     def __init__(self, plan: CallPlan, operations: Callable[..., Any]) -> None:
         self._operations, self._differentiable = operations, plan.binding.differentiable_inputs
         self._places = {b.index: place for place, b in enumerate(plan.binding.outputs) if isinstance(b, FreshOutput)}
-        self._possible = plan.grad_enabled and not plan.binding.mutated_inputs and not autocast.casts()
+        casts = any(map(torch.is_autocast_enabled, autocast.KINDS))
+        self._possible = plan.grad_enabled and not plan.binding.mutated_inputs and not casts
         self._sizes = [i for i, kind in enumerate(plan.input_kinds) if kind == "size"]
         self._tensors = [i for i, kind in enumerate(plan.input_kinds) if kind != "size"]
 

@@ -187,6 +187,18 @@ def test_grad_modes_and_autocast_are_followed() -> None:
     assert "grad mode" in compiled.records.recompiles[0].sentence
 
 
+def test_a_slice_object_keeps_its_numbers_symbolic() -> None:
+    def last_rows(x, table):
+        n = x.shape[0]
+        return x * table[(slice(-n, None), ...)] + table[slice(n)]
+
+    compiled = capture(last_rows, fullgraph=True)
+    for n in (3, 4, 5, 6):
+        x, table = torch.randn(n, 2), torch.randn(9, 2)
+        assert equal(compiled(x, table), last_rows(x, table))
+    assert len(compiled.records.recompiles) == 1
+
+
 def test_the_recompile_limit_warns_with_the_failing_guard() -> None:
     compiled = capture(lambda x, name: x * len(name), recompile_limit=2)
     compiled(X, "a")
