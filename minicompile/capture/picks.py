@@ -13,6 +13,7 @@ from minicompile.capture.side_effects import MISSING
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import TraceAgain, Tracer
+from minicompile.ir.fake_mode import storage_key
 
 INDICES = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -48,7 +49,7 @@ def is_plain(part: Any) -> bool:
 def check_picks(tracer: Tracer, outputs: list[Any]) -> None:
     """Trace again where a view cannot be told from a copy no more: it was written, or what it was made of, or is seen outside."""
     graph = tracer.graph
-    seen = {value.untyped_storage()._cdata for value in outputs if isinstance(value, FakeTensor)} if graph.picks else set()
+    seen = {storage_key(value) for value in outputs if isinstance(value, FakeTensor)} if graph.picks else set()
     for owner, copy, version in graph.picks:
-        if graph.data_aliases or owner._version != version or copy._version or copy.untyped_storage()._cdata in seen:
+        if graph.data_aliases or owner._version != version or copy._version or storage_key(copy) in seen:
             raise TraceAgain(picks=False)
