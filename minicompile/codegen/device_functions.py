@@ -12,9 +12,9 @@ from triton.language.extra import libdevice
 
 @triton.jit
 def checked(value, valid, mask=None):
-    """The value; an assertion fails where it is not valid (and the mask holds), for what eager refuses too."""
+    """The value, in the shape of the mask too; an assertion fails where it is not valid (and the mask holds), as in eager."""
     tl.device_assert(valid, "a value out of range", mask)
-    return value
+    return value if mask is None else tl.broadcast(value, mask)[0]
 
 
 @triton.jit

@@ -28,8 +28,11 @@ def subtract(a: Scalar, b: Scalar | Number, alpha: Number = 1) -> Scalar:
     return a - b if alpha == 1 else a - b * alpha
 
 
-def divide(a: Scalar, b: Scalar | Number, rounding_mode: str | None = None) -> Scalar:
+def divide(a: Scalar | Number, b: Scalar | Number, rounding_mode: str | None = None) -> Scalar:
     """`a / b`, rounded as asked."""
+    if not isinstance(a, Scalar):
+        assert isinstance(b, Scalar)
+        a = Scalar(b.lift(a))
     if rounding_mode is None:
         return a / b
     if rounding_mode == "floor":

@@ -245,6 +245,23 @@ def test_masked_loads_stay_inside() -> None:
             torch.testing.assert_close(found, torch.nn.functional.pad(wanted, (2, 2), value=7.0))
 
 
+def test_a_checked_index_under_a_condition_that_varies_more() -> None:
+    a = torch.randn(3)
+    x, r, at_x, at_r = rows_and_row(4, 5)
+    inside = apply("lt", IndexValue(at_r, torch.int64), Constant(2, torch.int64), dtype=torch.bool)
+    for start in (Constant(4, torch.int64), IndexValue(at_x, torch.int64)):
+        place = apply("remainder", start, Constant(3, torch.int64), dtype=torch.int64)
+        fits = apply("lt", place, Constant(3, torch.int64), dtype=torch.bool)
+        index = as_index(Indirect(apply("checked", place, fits, dtype=torch.int64), as_index(3)))
+        value = Masked(inside, Load("a", index, F32), Constant(1.0, F32), F32)
+        loops = [Loop("out", (x,), value, at_x, Reduction("sum", (r,)))]
+        buffers = [buffer("a", (3,), role="input"), buffer("out", (4,))]
+        built = schedule([group("rows", loops, reduction_plan("persistent", (x, 2), (r, 8)), ["out"])], buffers, ["out"])
+        places = torch.arange(4) % 3 if start != Constant(4, torch.int64) else torch.ones(4, dtype=torch.int64)
+        for (found,) in run_both(built, [a]):
+            torch.testing.assert_close(found, 2 * a[places] + 3)
+
+
 @pytest.mark.parametrize("dtype", [F32, torch.float64, torch.int32, torch.int64])
 def test_scatters_add_every_value(dtype: torch.dtype) -> None:
     target, chosen, source = numbers(dtype, (6,)), torch.randint(0, 6, (500,)), numbers(dtype, (500,))

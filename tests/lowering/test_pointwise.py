@@ -76,6 +76,8 @@ def test_integer_division_rounds_as_eager_does():
     b = torch.tensor([2, 2, -2, -2, 5, 3])
     for mode in ("floor", "trunc"):
         check(lambda x, y: torch.div(x, y, rounding_mode=mode), a, b)
+        check(lambda x: torch.div(9, x, rounding_mode=mode), b)
+        check(lambda x: torch.div(9.5, x, rounding_mode=mode), b / 3)
     check(torch.remainder, a, b)
     check(torch.fmod, a, b)
     check(lambda x: x // 2, a)
