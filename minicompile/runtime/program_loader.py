@@ -51,7 +51,7 @@ def load_program(
     module = bound_module(program, cache)
     call = for_any_size(module.call, other) if program.limited and other is not None else module.call
     aligned = align_inputs(call, program.aligned_inputs, frozenset(overwritten_inputs), program.name)
-    if overwritten_inputs and program.device.type == "cpu":
+    if program.device.type == "cpu":
         aligned = undone_on_failure(aligned, overwritten_inputs)
     if program.extern_calls:
         aligned = without_autocast(aligned)
@@ -223,14 +223,15 @@ def for_any_size(call: Call, other: Callable[[], Call]) -> Call:
 
 
 def undone_on_failure(call: Call, overwritten: Sequence[int]) -> Call:
-    """`call`, after a failure of which the inputs that it had begun to change are as before: eager runs with them then."""
+    """`call`, after a failure of which inputs that it had begun to change and random numbers are as before: eager runs then."""
 
     @functools.wraps(call)
     def run(inputs: list[Any]) -> tuple[Any, ...]:
-        before = [(inputs[position], inputs[position].clone()) for position in overwritten]
+        before, random = [(inputs[position], inputs[position].clone()) for position in overwritten], torch.get_rng_state()
         try:
             return call(inputs)
         except Exception:  # of a kernel's assertion or of an operator of PyTorch
+            torch.set_rng_state(random)
             for tensor, value in before:
                 tensor.copy_(value)
             raise

@@ -194,3 +194,13 @@ def chances_that_decide():
         return x + chance, below, shifted < 0 and 1, "odd" if torch.rand(()) >= float("nan") else "even"
 
     return forward, [call(normal(2), limit) for limit in (1.0, 0.0, -1.0, 0.5, float("nan"))]
+
+
+@program(raises=IndexError)
+def noise_before_a_lookup_that_fails():
+    table = torch.nn.Embedding(4, 3)
+
+    def forward(x, index):
+        return table(index) + functional.dropout(x, 0.5) + torch.randn(3)
+
+    return forward, [call(normal(3), torch.tensor([1, 2])), call(normal(3), torch.tensor([1, 7])), call(normal(3), torch.tensor([0, 3]))]
