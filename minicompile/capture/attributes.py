@@ -458,7 +458,7 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """`owner.name = value`, or deletion if `value` is MISSING."""
     kind = type(owner)
     if isinstance(owner, torch_interface.FakeTensor):
-        if name == "data" and tracer.graph.is_data_of(value, owner):
+        if name == "data" and tracer.graph.is_data_of(value, owner) or name == "requires_grad" and value is owner.requires_grad:
             return
         if hasattr(torch.Tensor, name) and not (name == "grad" and fits_as_gradient(tracer, owner, value)):
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")

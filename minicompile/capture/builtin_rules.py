@@ -37,6 +37,7 @@ from minicompile.capture.calls import (
     call,
     call_pure,
     direct,
+    invoke_special,
     method,
     native_argument,
     ruled,
@@ -236,7 +237,7 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return value.shape[0]
     method, _ = class_lookup(tracer, type(value), "__len__")
     if isinstance(method, types.FunctionType):
-        return judged(tracer, len, "__len__", call(tracer, get_attribute(tracer, value, "__len__"), (), {}))
+        return judged(tracer, len, "__len__", invoke_special(tracer, value, "__len__"))
     if isinstance(value, (list, dict)):
         guard_structure(tracer, value)
     else:

@@ -24,7 +24,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile.capture import torch_interface
-from minicompile.capture.attributes import TensorMethod, class_lookup, class_value, get_attribute, instance_dict
+from minicompile.capture.attributes import (
+    NEVER_REPLACED,
+    TensorMethod,
+    bind_descriptor,
+    class_lookup,
+    class_value,
+    get_attribute,
+    instance_dict,
+)
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
 from minicompile.capture.comparing import refuse_objects, settled
 from minicompile.capture.native import (
@@ -492,6 +500,19 @@ def call_numpy(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
             if type(result) in NUMPY_NUMBERS:
                 return result
     raise unknown_call(function)
+
+
+def invoke_special(tracer: Tracer, owner: Any, name: str, *args: Any) -> Any:
+    """Call a special method that a class defines in Python; MISSING if it defines none."""
+    kind = type(owner)
+    if is_symbolic(owner):
+        return MISSING
+    raw, base = class_lookup(tracer, kind, name)
+    if raw is MISSING or raw is None or isinstance(owner, FakeTensor) or kind in CONSTANT_TYPES:
+        return MISSING
+    if isinstance(raw, NEVER_REPLACED) or kind.__module__.startswith("minicompile.capture"):
+        return MISSING
+    return call(tracer, bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind), args, {})
 
 
 def check_safe(value: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import class_lookup, get_attribute
+from minicompile.capture.attributes import class_lookup
 from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
-from minicompile.capture.calls import RecordTorch, call
+from minicompile.capture.calls import RecordTorch, invoke_special
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
@@ -30,7 +30,7 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
     kind = type(value)
     method, _ = class_lookup(tracer, kind, "__iter__")
     if isinstance(method, types.FunctionType) and not isinstance(value, OURS):
-        iterator = tracer.resolve(call(tracer, get_attribute(tracer, value, "__iter__"), (), {}))
+        iterator = tracer.resolve(invoke_special(tracer, value, "__iter__"))
         if not hasattr(type(iterator), "__next__"):
             raise RaisedInUserCode(TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'"))
         return iterator
@@ -99,7 +99,7 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
     method, _ = class_lookup(tracer, type(iterator), "__next__")
     if isinstance(method, types.FunctionType) and not isinstance(iterator, OURS):
         try:
-            return tracer.resolve(call(tracer, get_attribute(tracer, iterator, "__next__"), (), {}))
+            return tracer.resolve(invoke_special(tracer, iterator, "__next__"))
         except RaisedInUserCode as error:
             if isinstance(error.value, StopIteration):
                 raise StopIteration(*error.value.args) from None

@@ -30,7 +30,7 @@ BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
     "asynchronous code": "asyncio",
     "time": "sched",
 }.items() for name in names.split()}
-INLINED = ("os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.property.__get__",
+INLINED = ("typing.cast", "os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.property.__get__",
            "enum.Enum.name", "enum.Enum.value", "logging.Logger.debug", "logging.Logger.info",
            "logging.Logger.warning")
 """The functions of such modules that are traced like any other: they end the graph where they do more than to look."""

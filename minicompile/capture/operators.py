@@ -12,16 +12,9 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.capture.attributes import (
-    HEAP_TYPE,
-    NEVER_REPLACED,
-    bind_descriptor,
-    class_lookup,
-    class_value,
-    get_attribute,
-)
+from minicompile.capture.attributes import HEAP_TYPE, class_lookup, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import KEY_WRAPPER, call, direct, method, run_native
+from minicompile.capture.calls import KEY_WRAPPER, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
 from minicompile.capture.iteration import drain
@@ -59,19 +52,6 @@ COMPARED_BY: dict[type, tuple[str, ...]] = {types.MethodType: ("__func__", "__se
 NUMBERS = (int, float, *SYMBOLIC)
 VIEWS = (type({}.keys()), type({}.items()))
 NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
-
-
-def invoke_special(tracer: Tracer, owner: Any, name: str, *args: Any) -> Any:
-    """Call a special method that a class defines in Python; MISSING if it defines none."""
-    kind = type(owner)
-    if is_symbolic(owner):
-        return MISSING
-    raw, base = class_lookup(tracer, kind, name)
-    if raw is MISSING or raw is None or isinstance(owner, FakeTensor) or kind in CONSTANT_TYPES:
-        return MISSING
-    if isinstance(raw, NEVER_REPLACED) or kind.__module__.startswith("minicompile.capture"):
-        return MISSING
-    return call(tracer, bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind), args, {})
 
 
 def is_native(value: Any) -> bool:

@@ -213,6 +213,8 @@ class OutputGraph:
         if name in OFFSET_OF and (args[OFFSET_OF[name] :] or kwargs.get("storage_offset") is not None):
             raise Break("real memory", f"`{name}` counts from the start of the storage")
         result = self.run_fake(op, target, args, kwargs)
+        if isinstance(result, FakeTensor) and result.layout is not torch.strided:
+            raise Break("sparse tensor", f"`{name}` makes a sparse tensor")
         self.check_leaves(result, name)
         self.check_data_aliases(args)
         if name in ("tensor", "as_tensor", "new_tensor") and holds_numpy_numbers((*args, *kwargs.values())):

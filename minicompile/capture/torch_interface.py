@@ -211,7 +211,7 @@ def is_traceable(tensor: torch.Tensor) -> str | None:
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter and kind is not torch.nn.Buffer:
         return f"a tensor of the subclass {kind.__name__}"
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor._is_view() and tensor._base.layout is not torch.strided:
         return "a sparse tensor"
     if tensor.is_quantized:
         return "a quantised tensor"

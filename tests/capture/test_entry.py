@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import gc
 import math
+import typing
 import warnings
 import weakref
 
@@ -85,6 +87,23 @@ def test_dataclasses_named_results_and_math() -> None:
         return pair.first * pair.second, pair.second
 
     same_as_eager(function, X, fullgraph=True)
+
+
+class Reduction(str, enum.Enum):
+    MEAN = "mean"
+    SUM = "sum"
+
+
+def test_a_class_is_iterated_and_measured_by_its_own_class() -> None:
+    layers = torch.nn.ModuleDict({"mean": torch.nn.Identity()})
+
+    def function(x: torch.Tensor, reduction: str) -> typing.Any:
+        if reduction not in {item.value for item in Reduction}:
+            raise ValueError(reduction)
+        known = typing.cast(torch.nn.ModuleDict, layers)[reduction]
+        return known(x) * len(Reduction), [item.value for item in Reduction], sorted(Reduction, key=len)
+
+    same_as_eager(function, X, "mean", fullgraph=True)
 
 
 def test_a_changed_global_closure_or_attribute_is_seen() -> None:
