@@ -21,7 +21,6 @@ from minicompile.capture.calls import call, special
 from minicompile.capture.iteration import drain
 from minicompile.capture.operators import note_identity
 from minicompile.capture.side_effects import contents
-from minicompile.capture.source import Baked
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
@@ -165,15 +164,6 @@ def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"
         raise RunEager(reason) if len(tracer.frames) == 1 else Break("unsupported tensor", reason)
     return torch.compiler.is_compiling()
-
-
-@special(torch.distributed.is_initialized)
-def rule_is_initialized(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Whether there is a process group, which the next call asks again."""
-    known = torch.distributed.is_initialized()
-    source = Baked(torch.distributed.is_initialized, "is_initialized")
-    tracer.guards.test(source, f"{{0}}() is {known}", (), f"`{{0}}()` is {known}", "structure")
-    return known
 
 
 @special(torch._C._group_tensors_by_device_and_dtype)

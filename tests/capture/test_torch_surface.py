@@ -8,12 +8,11 @@ import logging
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -270,18 +269,6 @@ def test_what_a_program_asks_of_its_surroundings_is_no_break(monkeypatch: pytest
     compiled(torch.ones(3))
     logger.removeHandler(handler)
     assert heard == ["size 3"] and kinds(compiled) == ["input or output"]
-
-
-def test_whether_there_is_a_process_group_is_asked_at_every_call(tmp_path: Path) -> None:
-    module = nn.Linear(3, 3)
-    compiled = capture(lambda x: module(x) * (2 if distributed.is_available() and distributed.is_initialized() else 1))
-    alone = compiled(torch.ones(3))
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        assert equal(compiled(torch.ones(3)), alone * 2)
-    finally:
-        distributed.destroy_process_group()
-    assert equal(compiled(torch.ones(3)), alone) and kinds(compiled) == [] and len(compiled.records.graphs) == 2
 
 
 def test_what_makes_or_shows_a_sparse_tensor_is_a_break() -> None:
