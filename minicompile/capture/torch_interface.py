@@ -361,7 +361,7 @@ UNTRACED: dict[str, str] = {
 UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
-          "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.")
+          "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.")
 
 
 def unpatched(function: types.FunctionType) -> types.FunctionType:

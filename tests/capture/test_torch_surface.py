@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -281,6 +281,17 @@ def test_what_makes_or_shows_a_sparse_tensor_is_a_break() -> None:
     assert set(kinds(same_as_eager(function, torch.ones(3)))) == {"sparse tensor"}
     shown = torch.eye(3).to_sparse_csr().requires_grad_().values()  # a dense view of a sparse tensor
     assert kinds(same_as_eager(lambda values: values * 2, shown)) == ["sparse tensor"]
+
+
+def test_a_module_traced_by_fx_is_captured_and_its_new_code_is_seen() -> None:
+    traced = fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    compiled = capture(lambda x: traced(x) * 2, fullgraph=True)
+    assert equal(compiled(torch.ones(2, 3)), traced(torch.ones(2, 3)) * 2)
+    *_, result = traced.graph.nodes
+    with traced.graph.inserting_before(result):
+        result.args = (traced.graph.call_function(torch.neg, result.args),)
+    traced.recompile()
+    assert equal(compiled(torch.ones(2, 3)), traced(torch.ones(2, 3)) * 2)
 
 
 def test_a_flag_that_is_set_as_it_stands_is_no_break() -> None:
