@@ -117,6 +117,17 @@ class DynamicPlan:
         tracer.symbols[symbol] = (source, number)
         return number
 
+    def remainder(self, tracer: Tracer, number: Any, divisor: int) -> Any:
+        """`number % divisor` as a symbol of its own: of padded sizes spelled out, algebra soon takes for ever."""
+        value = number % divisor
+        if value.node.expr.is_number or not self.integers:
+            return value
+        source = self.source_of(tracer, value)
+        for known, named in tracer.symbols.values():
+            if type(known) is Computed and (known.text, known.parts) == (source.text, source.parts):
+                return named
+        return self.symbol(tracer, value.node.hint, source, 0, divisor - 1)
+
     def fake_tensor(self, tracer: Tracer, real: torch.Tensor, source: Source) -> tuple[Any, Any, Any]:
         """A fake tensor for `real`, with the sizes and strides to guard (`None` where they may vary)."""
         words, mode = source.words(), tracer.graph.fake_mode

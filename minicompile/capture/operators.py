@@ -11,6 +11,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import Mod, PythonMod
 
 from minicompile.capture.attributes import HEAP_TYPE, class_lookup, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
@@ -106,6 +107,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     by_python = name in BITWISE or name == "pow" and type(right) is torch.SymInt or is_long(left) or is_long(right)
     if by_python and type(left) in OPERANDS and type(right) in OPERANDS:
         return run_native(tracer, computed, (tracer, function, (left, right)), {}, False)
+    if name == "mod" and type(right) is int and right > 1 and is_missing(left):
+        return tracer.dynamic.remainder(tracer, left, right)
     if isinstance(left, SETS) and isinstance(right, SETS):
         return combined(tracer, function, left, (right,))
     refuse_objects(tracer, *(list(item) for item in (left, right) if isinstance(item, (set, frozenset, dict, *VIEWS))))
@@ -130,6 +133,12 @@ def is_long(number: Any) -> bool:
 
 
 LONGEST = 40
+
+
+def is_missing(number: Any) -> bool:
+    """Whether the remainder of a number is what a size lacks of a multiple: `-n % 4`, `(4 - n % 4) % 4`."""
+    expression = number.node.expr if type(number) is torch.SymInt else sympy.Integer(0)
+    return bool(expression.is_negative or expression.has(Mod, PythonMod))
 
 
 def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[Any, Any]:

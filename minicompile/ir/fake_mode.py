@@ -23,6 +23,9 @@ BY_OPERANDS = frozenset(overloads(
     "special_xlog1py div.Tensor_mode native_dropout_backward binary_cross_entropy"))
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
+VIEWS = overloads("view _unsafe_view")
+"""Operators whose fake kernel makes sizes anew, as quotients of quotients, of which algebra takes for ever."""
+
 BATCH_NORMS = packets(
     "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
     "_batch_norm_with_update_functional _batch_norm_no_update")
@@ -57,6 +60,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
 
     _dispatch_impl = without_dynamo.method(FakeTensorMode._dispatch_impl)
     _initialise = without_dynamo.method(FakeTensorMode.__init__)
+    inside = False
+    """Whether PyTorch's rule for an operator runs, which asks for windows that it knows to lie in the storage."""
 
     def __init__(self, **options: Any) -> None:
         without_dynamo.spare_fake_kernels()
@@ -64,12 +69,24 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
+        if func is aten.as_strided.default and not self.inside and reaches_beyond(*args, **kwargs or {}):
+            raise RuntimeError("a window reaches beyond the storage")
+        outer, self.inside = self.inside, True
+        try:
+            return self.result_of(func, types, args, kwargs)
+        finally:
+            self.inside = outer
+
+    def result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The fake result of an operator, where eager would give one."""
         if func is aten.diagonal.default and args[0]._has_symbolic_sizes_strides:
             args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
         if func is aten.ldexp.Tensor and not shifts_exponents(*args):
             func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
-        if func is aten.as_strided.default and reaches_beyond(*args, **kwargs or {}):
-            raise RuntimeError("a window reaches beyond the storage")
+        if func in VIEWS and args[0]._has_symbolic_sizes_strides and torch._prims_common.is_contiguous_or_false(args[0]):
+            sizes = torch._prims_common.infer_size(args[1], args[0].numel())
+            strides = torch._prims_common.make_contiguous_strides_for(sizes)
+            return super().dispatch(aten.as_strided.default, types, (args[0], sizes, strides))
         if func in FAKE_QUANTIZATIONS:
             kinds = ({"dtype": args[0].dtype}, {"dtype": torch.bool})
             return tuple(super(FakeMode, self).dispatch(aten.empty_like.default, types, args[:1], kind) for kind in kinds)

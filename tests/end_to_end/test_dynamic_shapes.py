@@ -694,6 +694,28 @@ def test_numbers_that_vary_are_no_constants(name: str) -> None:
     assert compiled.stats.graph_breaks == 0
 
 
+def windows(x: torch.Tensor) -> Any:
+    """Attention in windows of a padded image, padded in the two ways that people write."""
+    number, rows, columns, width = x.shape
+    below, right = -rows % 4, (4 - columns % 4) % 4
+    y = F.pad(x, (0, 0, 0, right, 0, below))
+    height, length = y.shape[1:3]
+    y = y.view(number, height // 4, 4, length // 4, 4, width).transpose(2, 3).reshape(-1, 16, width)
+    y = (y @ y.transpose(1, 2)).softmax(-1) @ y
+    y = y.view(number, height // 4, length // 4, 4, 4, width).transpose(2, 3).reshape(number, height, length, width)
+    return x + y[:, :rows, :columns], below, right
+
+
+def test_sizes_of_windows_of_a_padded_image_stay_short() -> None:
+    compiled = minicompile.compile(windows, options=STRICT)
+    for shape in ((1, 6, 7), (2, 9, 10), (3, 13, 9), (2, 7, 11)):
+        x = torch.randn(*shape, 2, generator=torch.Generator().manual_seed(0))
+        close(compiled(x), windows(x))
+    assert len(compiled.records.graphs) == 2 and not compiled.records.graph_breaks
+    # Quotients of quotients would be in every one, and each question about them takes a second.
+    assert all(str(guard.sentence).count("//") <= 4 for guard in compiled.records.graphs[1].guards)
+
+
 class CausalBlock(nn.Module):
     """Attention as most models write it; the copy back into the order of tokens changes nothing in eager."""
 
