@@ -153,9 +153,7 @@ def rule_type(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return tensor_class(tracer, value)
     if is_symbolic(value):
         return type(EXAMPLES[type(value)])
-    if isinstance(value, Generator):
-        return types.GeneratorType
-    return type(value)
+    return types.GeneratorType if isinstance(value, Generator) else type(value)
 
 
 @special(super)
@@ -715,6 +713,7 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
         raise RunEager(f"an object of type {kind.__name__} is made, and `__del__` would run when capture drops it")
     if kind.__new__ is object.__new__ or issubclass(kind, (dict, list, set, collections.deque, *MADE_OF_ARGUMENTS)):
         return rule_new(tracer, (kind, *args), kwargs)
-    if kind is weakref.ref and len(args) == 1 and is_outside(tracer, args[0]):  # so the user keeps it alive
+    library = is_trusted_module(tracer.frames[-1].globals.get("__name__"))  # where nobody waits for an object to die
+    if kind is weakref.ref and len(args) == 1 and (is_outside(tracer, args[0]) or library):  # so the user keeps it alive
         return tracer.made(weakref.ref(args[0]))
     raise Break("unknown call", f"an object of type `{kind.__qualname__}` is made")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import distributions, nn
 
-from minicompile.ir.fake_mode import BEFORE_TORCH_2_13
 from tests.capture.support import capture, same_as_eager
 
 
@@ -90,12 +89,15 @@ def test_random_numbers_are_drawn_once() -> None:
     lambda x: distributions.Categorical(logits=x, validate_args=True),
     lambda x: distributions.Categorical(probs=x.softmax(-1), validate_args=True),
     lambda x: distributions.Independent(distributions.Bernoulli(logits=x, validate_args=True), 1),
-    pytest.param(lambda x: distributions.TransformedDistribution(distributions.Normal(x, x.exp()), [distributions.TanhTransform()],
-                                                                 validate_args=True),
-                 marks=pytest.mark.xfail(BEFORE_TORCH_2_13, reason="breaks there: docs/limits.md, Platforms", strict=True)),
+    lambda x: distributions.TransformedDistribution(distributions.Normal(x, x.exp()), [distributions.TanhTransform()],
+                                                    validate_args=True),
     lambda x: distributions.Beta(x.exp(), x.exp(), validate_args=True),
+    lambda x: distributions.Gumbel(x, x.exp(), validate_args=False),
+    lambda x: distributions.TransformedDistribution(
+        distributions.Uniform(torch.zeros_like(x), torch.ones_like(x)),
+        [distributions.SigmoidTransform().inv, distributions.AffineTransform(x, x.exp())], validate_args=False),
 ])
-def test_distributions_that_check_their_arguments_are_one_graph(make) -> None:
+def test_distributions_are_one_graph(make) -> None:
     def outer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = make(x)
         sample = chosen.sample()
