@@ -297,8 +297,6 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if role == "state":
         return tracer.graph.state_call(function, args, tracer.location())
     force(tracer, (args, kwargs))
-    if function is torch.tensor and args and type(args[0]) is SymbolicFloat:
-        function, args = torch.full, ((), *args)
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":
@@ -354,8 +352,8 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
     force(tracer, (args, kwargs))
     if name == "new" and len(args) == 1 and type(args[0]) is torch.Size:
         name = "new_empty"  # in a graph a size is a tuple, and `new` of a tuple holds its numbers
-    if name == "new_tensor" and len(args) == 1 and any(map(is_symbolic, leaves(args[0]))):
-        return tracer.operation("call_function", torch.tensor, args, {"dtype": tensor.dtype, "device": tensor.device, **kwargs})
+    if name == "new_tensor" and len(args) == 1 and not isinstance(args[0], FakeTensor):
+        return call(tracer, torch.tensor, args, {"dtype": tensor.dtype, "device": tensor.device, **kwargs})
     if kwargs.get("generator") is not None:
         raise Break("random seed", f"`Tensor.{name}` draws from an explicit generator")
     return tracer.operation("call_method", name, (tensor, *args), kwargs)

@@ -17,13 +17,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RunEager
-from minicompile.capture.calls import call, special
+from minicompile.capture.calls import call, call_torch, special
 from minicompile.capture.iteration import drain
 from minicompile.capture.operators import note_identity
 from minicompile.capture.side_effects import contents
 from minicompile.capture.symbolic_float import SymbolicFloat
-from minicompile.capture.symbolic_size import is_symbolic
-from minicompile.capture.torch_interface import FakeTensor
+from minicompile.capture.symbolic_size import EXAMPLES, is_symbolic
+from minicompile.capture.texts import leaves
+from minicompile.capture.torch_interface import FakeTensor, with_default_device
 from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
 
@@ -153,6 +154,38 @@ def rule_tensor_class(kind: Any, tracer: Tracer, args: Args, kwargs: Keywords) -
 
 for tensor_class in (torch.Tensor, *(kind for kind in torch._tensor_classes if str(kind).count(".") == 1)):
     special(tensor_class)(functools.partial(rule_tensor_class, tensor_class))
+
+
+def rule_tensor(maker: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`torch.tensor`; of tensors in a list and numbers that vary, of which it makes constants, those put side by side."""
+    force(tracer, (args, kwargs))
+    given = with_default_device(maker, kwargs)
+    parts = list(leaves(args[0])) if len(args) == 1 and not isinstance(args[0], FakeTensor) else []
+    tensors = [part for part in parts if isinstance(part, FakeTensor)]
+    odd = any(part.dim() or part.requires_grad for part in tensors)  # eager warns where a gradient is lost
+    numbers = all(isinstance(part, (FakeTensor, bool, int, float, complex)) or is_symbolic(part) for part in parts)
+    if not (tensors or any(map(is_symbolic, parts))) or odd or not numbers or given.keys() - {"dtype", "device"}:
+        return call_torch(tracer, maker, "operation", args, kwargs)
+    examples = (EXAMPLES[type(part)] if is_symbolic(part) else part for part in parts)
+    kinds = [part.dtype if isinstance(part, FakeTensor) else torch.tensor(part).dtype for part in examples]
+    dtype = given.get("dtype") or functools.reduce(torch.promote_types, kinds)
+    device = tensors[0].device if tensors else given.get("device")
+    if any(part.device != device or torch.promote_types(part.dtype, dtype) != dtype for part in tensors):
+        raise Break("tensor value", f"`torch.{maker.__name__}` asks for the values of tensors")
+
+    def side_by_side(part: Any) -> Any:
+        """The tensor of a list, or one element of it."""
+        if isinstance(part, (list, tuple)):
+            return tracer.operation("call_function", torch.stack, (list(map(side_by_side, part)),))
+        if isinstance(part, FakeTensor):
+            return tracer.operation("call_method", "to", (part, dtype))
+        return tracer.operation("call_function", torch.full, ((), part), {"dtype": dtype, "device": device})
+
+    return tracer.operation("call_method", "to", (side_by_side(args[0]), given.get("device") or "cpu"))
+
+
+for maker in (torch.tensor, torch.as_tensor):
+    special(maker)(functools.partial(rule_tensor, maker))
 
 
 @special(torch.compiler.is_compiling)

@@ -134,15 +134,6 @@ def varies(value: Tensor) -> bool:
     return any(type(size) is torch.SymInt for size in value.shape)
 
 
-def tensor(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
-    """`torch.tensor` of integers that vary, which it makes constants of."""
-    numbers = data if isinstance(data, (list, tuple)) else (data,)
-    if not {*map(type, numbers)} <= {int, torch.SymInt} or all(type(n) is int for n in numbers) or any(options.values()):
-        return torch.tensor(data, dtype=dtype, device=device, **options)
-    filled = [torch.full((), number, dtype=dtype or torch.int64, device=device) for number in numbers]
-    return filled[0] if numbers is not data else torch.stack(filled)
-
-
 def linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     """`torch.linspace` of a number of steps that varies, from both ends as eager's."""
     dtype = options.get("dtype") or torch.get_default_dtype()
@@ -262,7 +253,7 @@ REPLACED: dict[Any, Any] = {
     torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_,
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
-    torch.tensor: tensor, torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d,
+    torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d,
 }  # fmt: skip
 
 

@@ -48,6 +48,30 @@ def test_a_checkpointed_region_saves_only_its_input() -> None:
     assert saved(checkpointed) <= 16 * 8 * 4 * 2 < saved(plain)
 
 
+@pytest.mark.parametrize("make", [
+    lambda x: torch.tensor([x.sum(), x.max()]),
+    lambda x: torch.tensor([[x.mean(), 1], [2.5, x.shape[0]]], dtype=torch.float64),
+    lambda x: torch.tensor((x.argmax(), x.shape[0], True)),
+    lambda x: torch.tensor([x.half().sum(), 1.5]),
+    lambda x: torch.as_tensor([(x - target).square().mean() for target in range(3)]).argmin(),
+    lambda x: torch.FloatTensor([value * 2 for value in x]),
+    lambda x: x.new_tensor([x.argmin(), 3]),
+])
+def test_tensors_put_into_a_new_one_stay_in_the_graph(make: Any) -> None:
+    compiled = capture(make)
+    for size in (3, 4, 5):
+        x = torch.randn(size)
+        assert equal(compiled(x), make(x))
+    assert kinds(compiled) == []
+
+
+def test_tensors_whose_gradient_is_lost_are_put_together_by_eager() -> None:
+    compiled = capture(lambda x: torch.tensor([x.sum(), x.max()]) * 2)
+    x = torch.randn(3, requires_grad=True)
+    assert torch.equal(compiled(x), torch.stack([x.sum(), x.max()]).detach() * 2)
+    assert kinds(compiled) == ["operation failed"], "so that eager can warn"
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_a_recurrent_layer_is_one_graph_break(kind: Any) -> None:
     layer = kind(4, 5, num_layers=2, bidirectional=True)

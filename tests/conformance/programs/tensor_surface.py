@@ -573,3 +573,20 @@ def set_printoptions_and_repr_of_a_tensor():
         return repr(y), str(y.shape), f"{y}", y
 
     return outer, [call(count(2)), call(count(2, 2))]
+
+
+@program
+def metrics_put_into_one_tensor():
+    def outer(scores, labels, weight):
+        correct = (scores.argmax(-1) == labels).float()
+        rows = [torch.tensor([correct.mean(), scores.max(), weight]), scores.new_tensor([correct.sum(), len(labels)])]
+        table = torch.as_tensor([[row.sum(), row.max()] for row in scores])
+        counts = torch.tensor([(labels == kind).sum() for kind in range(3)])
+        table[0, 0] = 7.0
+        return rows, table, counts, torch.LongTensor([labels[0], labels[-1]]), scores
+
+    def scores(rows):
+        return torch.arange(3.0 * rows).reshape(rows, 3).sin()
+
+    return outer, [call(scores(2), torch.tensor([0, 2]), 0.5), call(scores(4), torch.tensor([1, 1, 0, 2]), 0.75),
+                   call(scores(5), torch.tensor([2, 2, 0, 1, 0]), 1)]
