@@ -104,7 +104,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         left, right = concrete(left), concrete(right)  # Python raises the error
     left, right = exact_operands(tracer, name, left, right)
     # Kernels have no such power, and no bits of sizes.
-    by_python = name in BITWISE or name == "pow" and type(right) is torch.SymInt or is_long(left) or is_long(right)
+    by_python = name in BITWISE or name == "pow" and is_power_for_python(left, right) or is_long(left) or is_long(right)
     if by_python and type(left) in OPERANDS and type(right) in OPERANDS:
         return run_native(tracer, computed, (tracer, function, (left, right)), {}, False)
     if name == "mod" and type(right) is int and right > 1 and is_missing(left):
@@ -114,6 +114,11 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     refuse_objects(tracer, *(list(item) for item in (left, right) if isinstance(item, (set, frozenset, dict, *VIEWS))))
     result = run_native(tracer, function, (unhelpful(left), unhelpful(right)), {})
     return result if result is left else tracer.made(result)
+
+
+def is_power_for_python(base: Any, exponent: Any) -> bool:
+    """Whether PyTorch has no such power of numbers that vary: by such an integer, or of a negative one by a float."""
+    return type(exponent) is torch.SymInt or type(base) is torch.SymInt and type(exponent) is float and base < 0
 
 
 def unhelpful(value: Any) -> Any:
@@ -283,8 +288,9 @@ def truth(tracer: Tracer, value: Any) -> bool:
 
 def judged(tracer: Tracer, function: Any, name: str, answer: Any) -> Any:
     """What a builtin makes of the answer of a special method that it asked."""
-    if is_symbolic(answer) or (type(answer) is int and answer >= 0 and function is len):
+    if type(answer) in (int, torch.SymInt) and function is len and answer >= 0:
         return answer
+    answer = concrete(answer)
     return run_native(tracer, function, (type("Answer", (), {name: lambda self: answer})(),), {})
 
 

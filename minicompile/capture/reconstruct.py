@@ -52,6 +52,7 @@ class Emitter:
     Attributes:
         body: statements after the graph call.
         outputs: the graph's outputs in order; each is the variable `output_k`.
+        memo: the expressions of the objects that are `alive`, by id.
         late: statements after the side effects.
     """
 
@@ -61,6 +62,7 @@ class Emitter:
         self.late: list[str] = []
         self.outputs: list[Any] = []
         self.memo: dict[int, str] = {}
+        self.alive: list[Any] = []
 
     def constant(self, value: Any, hint: str = "constant") -> str:
         """The name of an object that the generated code holds."""
@@ -95,6 +97,7 @@ class Emitter:
         known = self.memo.get(id(value))
         if known is not None:
             return known
+        self.alive.append(value)
         source = self.tracer.sources.get(id(value))
         if source is not None:
             return self.writer.fetch(source)
@@ -310,7 +313,6 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     """A builtin iterator at its present position."""
     try:
         reduced = written_down(value)
-        emitter.tracer.keep.append(reduced)  # what it holds is known by id
     except RuntimeError:
         raise RunEager("a dictionary or set has changed while it is iterated over") from None
     table = next((held for held in gc.get_referents(value) if isinstance(held, (dict, set))), None)

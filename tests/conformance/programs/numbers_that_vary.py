@@ -75,3 +75,44 @@ def several_shapes_of_an_integer():
         return x + n, torch.Size([columns, rows]), torch.Size([rows, columns]), torch.Size([n]), x.shape[::-1]
 
     return outer, [call(normal(2, 3), 3), call(normal(3, 4), 5), call(normal(5, 7), 6)]
+
+
+@program
+def roots_of_negative_integers_inside_try():
+    def outer(x, n):
+        try:
+            return x * (n - 5) ** 0.5, (-n) ** -1.5
+        except RuntimeError as error:
+            return x, str(error)
+
+    return outer, calls_with_numbers()
+
+
+@program(raises=ValueError)
+def lengths_that_a_class_computes_from_an_integer():
+    class Sized:
+        def __init__(self, size):
+            self.size = size
+
+        def __len__(self):
+            return self.size
+
+    def outer(x, n):
+        return x * n, len(Sized(n)), bool(Sized(n))
+
+    return outer, calls_with_numbers()
+
+
+@program(raises=TypeError)
+def lengths_that_are_floats():
+    class Sized:
+        def __init__(self, size):
+            self.size = size
+
+        def __len__(self):
+            return self.size
+
+    def outer(x, size):
+        return x * size, len(Sized(size))
+
+    return outer, [call(normal(3), 2), call(normal(3), 3), call(normal(3), 0.5), call(normal(3), 1.5), call(normal(3), 2.5)]
