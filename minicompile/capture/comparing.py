@@ -97,6 +97,8 @@ def hash_of(asked: Any) -> int:
     try:
         return hash(asked)
     except TypeError as error:
+        if "SymInt" in str(error):
+            raise Break("user object", "an object that holds numbers that vary is hashed") from None
         raise RaisedInUserCode(error.with_traceback(None)) from None
 
 

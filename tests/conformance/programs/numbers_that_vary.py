@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -116,3 +117,21 @@ def lengths_that_are_floats():
         return x * size, len(Sized(size))
 
     return outer, [call(normal(3), 2), call(normal(3), 3), call(normal(3), 0.5), call(normal(3), 1.5), call(normal(3), 2.5)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A key of tables that is hashed by its field."""
+
+    row: int
+
+
+@program
+def keys_that_hold_an_integer():
+    def outer(x, n):
+        try:
+            return x * 2, {Place(x.shape[0] + n): 0, Place(n): 3}
+        except TypeError as error:
+            return str(error)
+
+    return outer, calls_with_numbers()
