@@ -9,13 +9,16 @@ where they are merged next, which eager does by a copy.
 Outputs of the graph keep the layout that eager gives them. This module must not change a value.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_iter
 
 import minicompile.gpu as gpu
 from minicompile.graph.operators import is_item, is_view, name_of
+from minicompile.graph.torch_interface import fake_mode_of
 
 aten = torch.ops.aten
 
@@ -122,7 +125,7 @@ def multiplications(node: Node) -> int:
     """How many products a convolution, or each of its gradients, forms."""
     result: Any = node if name_of(node) == "convolution" else node.args[0]
     weight = operands(node)[-1].meta["val"]
-    return result.meta["val"].numel() * weight[0].numel()
+    return math.prod((*result.meta["val"].shape, *weight.shape[1:]))
 
 
 def gains(node: Node) -> bool:
@@ -151,7 +154,8 @@ def laid_out_in(
     if (operand, wanted) not in copies:
         with module.graph.inserting_before(user):
             copy = module.graph.call_function(aten.clone.default, (operand,), {"memory_format": wanted})
-        copy.meta = {**user.meta, "val": operand.meta["val"].contiguous(memory_format=wanted)}
+        copy.meta = {**user.meta, "val": operand.meta["val"]}
+        propagate(copy)
         copies[operand, wanted] = copy
     return copies[operand, wanted]
 
@@ -163,7 +167,7 @@ def propagate(node: Any) -> bool:
     if name_of(node) in ("view", "_unsafe_view"):
         node.target = aten.reshape.default  # a view may not exist in the new layout
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-    with torch.no_grad():
+    with torch.no_grad(), fake_mode_of(tree_iter((args, kwargs))):
         new = node.target(*args, **kwargs)
     changed = layouts(new) != layouts(node.meta["val"])
     node.meta["val"] = new

@@ -152,7 +152,7 @@ def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     return fake_copy(mode, like)
 
 
-def fake_mode_of(values: Iterator[Any]) -> FakeTensorMode:
+def fake_mode_of(values: Iterable[Any]) -> FakeTensorMode:
     """The mode of the first fake tensor among `values`, or a new one."""
     return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeMode()
 

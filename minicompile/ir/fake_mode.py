@@ -1,6 +1,7 @@
 """The fake tensors of capture and graph: PyTorch's, with eager's strides where PyTorch's own fake kernels give others.
 
-Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`. This module must not know graphs.
+Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`, `torch._library.simple_registry`. This module must
+not know graphs.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.simple_registry import singleton
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from minicompile.ir import without_dynamo
@@ -96,7 +98,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
                 raise RuntimeError(f"output with shape {[*shapes[0]]} doesn't match the broadcast shape {[*whole]}")
         if func in (aten.logit_.default, aten.ldexp_.default) and not args[0].is_floating_point():
             raise RuntimeError("fractions cannot be written to whole numbers")
-        result: Any = super().dispatch(func, types, args, kwargs or {})
+        with self if func is aten.native_layer_norm.default else contextlib.nullcontext():  # its rule calls operators
+            result: Any = super().dispatch(func, types, args, kwargs or {})
         if func is aten.multi_margin_loss.default and not args[1].dim():
             return super().dispatch(aten.squeeze.default, types, (result,))
         if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
@@ -184,3 +187,13 @@ def surely(condition: bool | torch.SymBool) -> bool:
 def storage_key(value: torch.Tensor) -> int:
     """Equal for tensors that share storage; functional tensors have functional storages."""
     return value.untyped_storage()._cdata
+
+
+def device_of(_: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.device:
+    """What `FakeTensor.__torch_dispatch__` says of a fake tensor's device; before that is asked for the first time, PyTorch
+    imports `torch.distributed.tensor`, which takes a tenth of a second."""
+    (fake,) = args
+    return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
+
+
+singleton.find("prim::device").torch_dispatch_rules.register(FakeTensor, device_of)
