@@ -47,14 +47,12 @@ def remove_aliases(module: GraphModule) -> GraphModule:
 
 
 def remove_no_op_casts(module: GraphModule) -> GraphModule:
-    """Casts to the dtype and place that the value has, and exact round trips (half to fp32 to the same half)."""
+    """Exact round trips (half to fp32 to the same half)."""
     for node in list(module.graph.nodes):
         if name_of(node) != "_to_copy":
             continue
         source = node.args[0]
-        if same_layout(node, source):
-            replace(node, source)
-        elif name_of(source) == "_to_copy" and widens(source) and same_layout(node, source.args[0]):
+        if name_of(source) == "_to_copy" and widens(source) and same_layout(node, source.args[0]):
             replace(node, source.args[0])
     return module
 
