@@ -2,8 +2,8 @@
 
 On a GPU a program should have enough bytes in flight to hide latency (about `BYTES_PER_THREAD` per thread, in 16-byte
 vectors), there should be enough programs for every multiprocessor, and a row that fits the registers is read once
-(`persistent`). Under the interpreter each program costs about a millisecond however small it is, so tiles are as large
-as the problem. `plan_tile` is a pure function of `TileFacts`.
+(`persistent`). Under the interpreter, where each program costs about a millisecond however small it is, the code generator
+makes the tiles as large as the problem. `plan_tile` is a pure function of `TileFacts`.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import dataclasses
 from minicompile.ir.index import Axis, hint
 from minicompile.ir.schedule import DeviceProperties, Strategy, TileAxis, TilePlan
 
-INTERPRETED_ELEMENTS = 1 << 20
 ROW_REGISTERS = 49152
 SECTOR_BYTES = 32
 BYTES_PER_THREAD = 32
@@ -78,8 +77,6 @@ def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     """Block sizes for a kernel on `device`."""
     if facts.stepped is not None:
         return _plan_crossed(facts)
-    if device.kind == "cpu":
-        return _plan_interpreted(facts)
     if facts.folded is None:
         return _plan_plane(facts, device) if len(facts.parallel) == 2 else _plan_line(facts, device)
     return _plan_rows(facts, device) if facts.folded_first else _plan_columns(facts, device)
@@ -88,16 +85,6 @@ def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
 def next_power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number` (at least 1)."""
     return 1 << max(0, number - 1).bit_length()
-
-
-def _plan_interpreted(facts: TileFacts) -> TilePlan:
-    """The blocks that the code generator makes as large as the interpreter's memory allows."""
-    blocks = [next_power_of_two(hint(axis.size)) for axis in (*facts.parallel, facts.folded) if axis is not None]
-    strategy: Strategy = "pointwise"
-    if facts.folded is not None:
-        fits = blocks[-1] <= INTERPRETED_ELEMENTS and facts.may_persist()
-        strategy = "persistent" if fits or facts.must_persist else "looped"
-    return _plan(facts, blocks, strategy, 1, "interpreted: the tile is as large as the problem", longest=INTERPRETED_ELEMENTS)
 
 
 def _plan_line(facts: TileFacts, device: DeviceProperties) -> TilePlan:

@@ -210,7 +210,7 @@ def test_kernels_do_not_tie_sizes_that_were_equal_when_they_were_made(program: A
 
 
 def test_sizes_far_from_the_hints_get_kernels_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "INTERPRETED_ELEMENTS", 64)
+    monkeypatch.setattr(tiling, "ROW_REGISTERS", 128)
     monkeypatch.setattr(group_values, "LARGEST_INT32", 1000)
     compiled = minicompile.compile(lambda x: x.softmax(-1) * 2, dynamic=True, options=STRICT)
     for columns in (8, 50, 70, 9, 4000):

@@ -225,7 +225,7 @@ def halves(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def test_graphs_of_sizes_that_vary_come_back_with_what_they_assume(
     tmp_path: pathlib.Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiling, "INTERPRETED_ELEMENTS", 64)
+    monkeypatch.setattr(tiling, "ROW_REGISTERS", 128)
     for runs in (2, 3, 4):  # from the disk, the program for rows far longer than those seen first is made in every process
         function = compiled(halves, tmp_path)
         for rows, columns in ((4, 6), (8, 9), (12, 5), (10, 90)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -79,10 +80,13 @@ def test_a_large_pointwise_kernel_moves_sixteen_byte_vectors() -> None:
 
 
 def test_the_interpreter_gets_tiles_as_large_as_the_problem() -> None:
-    assert programs(plan_tile(facts((300, 500)), CPU)) == 1
-    rows = plan_tile(facts((300,), 500), CPU)
+    def plan(*known: Any) -> TilePlan:
+        return plan_for_device(plan_tile(facts(*known), CPU), CPU)
+
+    assert programs(plan((300, 500))) == 1
+    rows = plan((300,), 500)
     assert programs(rows) == 1 and rows.strategy == "persistent"
-    large = plan_for_device(plan_tile(facts((1 << 24,)), CPU), CPU)
+    large = plan((1 << 24,))
     assert large.parallel[0].block == INTERPRETED_TILE < 1 << 24
 
 
