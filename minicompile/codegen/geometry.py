@@ -97,10 +97,8 @@ class Geometry:
     @functools.cached_property
     def linear(self) -> bool:
         """Whether all programs share the first grid dimension (the others are too small or of unknown size)."""
-        rest = self.plan.parallel[:-1]
-        if len(self.plan.parallel) > 3:
-            return True
-        return any(self.programs(tile).constant is None or int(self.programs(tile)) > GRID_LIMIT for tile in rest)
+        counts = [self.programs(tile).constant for tile in self.plan.parallel[:-1]]
+        return any(count is None or count > GRID_LIMIT for count in counts)
 
     def programs(self, tile: TileAxis) -> Index:
         """Programs along one axis."""

@@ -187,8 +187,9 @@ class Description:
         if tensor.device.type != "cpu":
             self.devices.add(tensor.device)
         shared = self._storages.setdefault(storage._cdata, len(self._storages))
+        described = self.value(numbers) if tensor._has_symbolic_sizes_strides else repr(numbers)
         return (
-            f"{type(tensor).__name__} {self.value(numbers)} {tensor.dtype} {tensor.device} {shared} "
+            f"{type(tensor).__name__} {described} {tensor.dtype} {tensor.device} {shared} "
             f"{tensor.requires_grad} {tensor.is_conj()} {tensor.is_neg()} {tensor.is_inference()}"
         )
 

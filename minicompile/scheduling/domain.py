@@ -6,11 +6,10 @@ choose block sizes.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import Load
-from minicompile.ir.index import ZERO, Axis, Index, coefficient_of, hint, product
+from minicompile.ir.index import ZERO, Axis, Index, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan, rewrite_loop
 from minicompile.scheduling.cluster import Cluster
 from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, step_of, unflatten
@@ -45,11 +44,9 @@ class Domain:
 
 @dataclasses.dataclass(frozen=True)
 class _Access:
-    """Bytes moved at one place, the stride of every axis there (`None` inside a division), and how far apart neighbours of it
-    lie mostly."""
+    """Bytes moved at one place, and how far apart neighbours along every axis lie there mostly."""
 
     bytes: int
-    strides: Mapping[Axis, int | None]
     steps: Mapping[Axis, int | None]
 
 
@@ -63,14 +60,14 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
         (x, stepped, folded), changes = _flattened(("x", "row", "r"), (parts, cluster.stepped, cluster.inner))
         parallel, folded_first = (x,), True
     elif cluster.inner:
-        outer = _by_strides(cluster.outer, accesses)
-        inner = cluster.inner if cluster.ordered else _by_strides(cluster.inner, accesses)
+        outer = _by_steps(cluster.outer, accesses)
+        inner = cluster.inner if cluster.ordered else _by_steps(cluster.inner, accesses)
         parallel, changes = _flattened(("x",), (outer,))
         (folded,), inner_changes = _flattened(("r",), (inner,))
         changes += inner_changes
         folded_first = _neighbours_are_folded(outer, inner, accesses)
     else:
-        slow, fast = _split_where_strides_conflict(_by_strides(cluster.outer, accesses), accesses)
+        slow, fast = _split_where_strides_conflict(_by_steps(cluster.outer, accesses), accesses)
         parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
         folded, folded_first = None, False
     crosswise = folded_first and any(_is_crosswise(access, cluster) for access in accesses)
@@ -150,31 +147,20 @@ def _accesses(cluster: Cluster, buffers: Mapping[str, Buffer]) -> list[_Access]:
 
 
 def _access(buffer: Buffer, index: Index, axes: tuple[Axis, ...]) -> _Access:
-    steps = {axis: step_of(index, axis) for axis in axes}
-    return _Access(access_bytes(buffer, index), _stride_numbers(index, axes), steps)
+    return _Access(access_bytes(buffer, index), {axis: step_of(index, axis) for axis in axes})
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _stride_numbers(index: Index, axes: tuple[Axis, ...]) -> dict[Axis, int | None]:
-    strides: dict[Axis, int | None] = {}
-    for axis in axes:
-        stride = coefficient_of(index, axis)
-        opaque = stride is None or any(isinstance(a, Axis) for a in axes_in(stride))
-        strides[axis] = None if opaque or stride is None else hint(stride)
-    return strides
-
-
-def _by_strides(axes: tuple[Axis, ...], accesses: list[_Access]) -> tuple[Axis, ...]:
-    """`axes`, slowest first, by their strides in the access that moves most bytes and has them all; size 1 first."""
+def _by_steps(axes: tuple[Axis, ...], accesses: list[_Access]) -> tuple[Axis, ...]:
+    """`axes`, slowest first, by their steps in the access that moves most bytes and has them all; size 1 first."""
     wide = [axis for axis in axes if axis.size.constant != 1]
     best: _Access | None = None
     for access in accesses:
-        if all(access.strides[axis] for axis in wide) and (best is None or access.bytes > best.bytes):
+        if all(access.steps[axis] for axis in wide) and (best is None or access.bytes > best.bytes):
             best = access
     if best is None:
         return axes
-    strides = best.strides
-    return tuple(sorted(axes, key=lambda axis: (axis in wide, -abs(strides[axis] or 0))))
+    steps = best.steps
+    return tuple(sorted(axes, key=lambda axis: (axis in wide, -abs(steps[axis] or 0))))
 
 
 def _split_where_strides_conflict(

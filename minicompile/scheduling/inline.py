@@ -142,8 +142,7 @@ class _Inliner:
         value = rewrite(loop.value, on_load=lambda load: self.replaced(load, ranges.get(load, ())))
         condition = None if loop.condition is None else rewrite(loop.condition, on_load=self.replaced)
         store = rewrite_index(loop.store, on_load=self.replaced) if is_scatter(loop) else loop.store
-        origins = dict.fromkeys(origin for producer in producers for origin in producer.origins)
-        origins.update(dict.fromkeys(loop.origins))
+        origins = dict.fromkeys(origin for part in (*producers, loop) for origin in part.origins)
         return dataclasses.replace(loop, value=value, condition=condition, store=store, origins=tuple(origins))
 
     def replaced(self, load: Load, ranges: Ranges = ()) -> Expr:
