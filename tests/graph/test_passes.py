@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
+import minicompile
 from minicompile.config import Config
 from minicompile.graph import passes
 from minicompile.graph.build import build_graph
@@ -54,3 +55,12 @@ def test_one_pass(change: passes.Pass, function: Callable[..., Any], left: list[
 def test_random_numbers_are_not_merged() -> None:
     found = names(build_graph(Captured(lambda x: torch.rand_like(x) + torch.rand_like(x), (X,)).graph, Config()).forward)
     assert found.count("random_uniform") == 2
+
+
+def test_statistics_that_are_kept_cost_no_kernel() -> None:
+    """What batch norm makes of its running statistics, casts to the dtype they have among it, is computed where it is used."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)).eval()
+    compiled, x = minicompile.compile(model, options={"cache": False}), torch.randn(2, 2, 8, 8)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.stats.kernels == 2
