@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from minicompile.capture.attributes import get_attribute
-from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
 from minicompile.capture.opcodes import computed, function_text, opcode, refuse_unless, top
 from minicompile.capture.operators import get_item, truth
-from minicompile.capture.resume import RAISED, one_instruction
+from minicompile.capture.resume import RAISED
 from minicompile.capture.source import Baked, Item, is_trusted_module
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 
@@ -182,58 +182,17 @@ def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("CHECK_EXC_MATCH")
 def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether an `except` clause matches."""
-    kinds = kinds_to_catch(tracer, frame)
+    kinds = tracer.resolve(frame.stack.pop())
+    for kind in kinds if type(kinds) is tuple else (kinds,):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise RaisedInUserCode(TypeError("catching classes that do not inherit from BaseException is not allowed"))
     frame.stack.append(isinstance(top(tracer, frame), kinds))
 
 
-def kinds_to_catch(tracer: Tracer, frame: Frame) -> tuple[type[BaseException], ...]:
-    """Pop what an `except` clause catches."""
-    kinds = tracer.resolve(frame.stack.pop())
-    each = kinds if type(kinds) is tuple else (kinds,)
-    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in each):
-        raise RaisedInUserCode(TypeError("catching classes that do not inherit from BaseException is not allowed"))
-    return each
-
-
-@opcode("CHECK_EG_MATCH")
-def check_group_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """Split what is being handled into what an `except*` clause leaves and what it catches."""
-    kinds = kinds_to_catch(tracer, frame)
-    if any(issubclass(kind, BaseExceptionGroup) for kind in kinds):
-        raise RaisedInUserCode(TypeError("catching ExceptionGroup with except* is not allowed. Use except instead."))
-    error: Any = frame.stack.pop()
-    rest, match = (None, error) if isinstance(error, kinds) else (error, None)
-    if isinstance(error, BaseExceptionGroup):
-        if any(isinstance(type(group).derive, types.FunctionType) for group in groups_within(tracer, error)):
-            raise RunEager("a group of exceptions has a `derive` of its own, which C would call")
-        match, rest = error.split(kinds)
-    elif match is not None:
-        match = BaseExceptionGroup("", (error,))
-    for part in (rest, match):
-        groups_within(tracer, part)
-    frame.stack.extend((rest, match))
-    if match is not None:
-        place = max(place for place, item in enumerate(frame.stack) if type(item) is Handling)
-        frame.handled[-1], frame.stack[place] = match, Handling(match)
-
-
-def groups_within(tracer: Tracer, error: Any) -> list[Any]:
-    """The groups in an exception, itself included: guarded to hold what they hold, or remembered as made while tracing."""
-    if not isinstance(error, BaseExceptionGroup):
-        return []
-    if id(error) not in tracer.sources:
-        tracer.made(error)
-    return [error, *(group for part in get_attribute(tracer, error, "exceptions") for group in groups_within(tracer, part))]
-
-
-@computed(2, "PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
-def raised_by_group_handlers(tracer: Tracer, at: Instruction, original: Any, raised: Any) -> Any:
-    """What a `try` with `except*` clauses raises in the end."""
-    if at.name == "CALL_INTRINSIC_2" and at.arg != 1:
-        raise Break("unsupported instruction", f"intrinsic {at.arg} of two values")
-    (error,) = one_instruction(at.name, at.arg, 2, 1)(original, raised)
-    groups_within(tracer, error)
-    return error
+@opcode("CHECK_EG_MATCH", "PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
+def handle_group(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """An `except*` clause, which is reached only where something was raised."""
+    raise Break("unsupported instruction", "`except*` handles an exception")
 
 
 @opcode("RERAISE")
