@@ -45,8 +45,8 @@ from minicompile.capture.native import (
     native_name,
 )
 from minicompile.capture.shared_memory import refuse_shared_writes
-from minicompile.capture.side_effects import MISSING, NATIVE_BASES, Lazy, native_base
-from minicompile.capture.source import Baked, CachedCall, Item, Source
+from minicompile.capture.side_effects import MISSING, NATIVE_BASES, native_base
+from minicompile.capture.source import HOOK_TABLES, Baked, CachedCall, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
 from minicompile.capture.texts import check_printable, is_of_users_class, leaves
@@ -593,44 +593,20 @@ SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
      tuple.__new__, super, torch.broadcast_shapes)
 
 
-HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
-
-
-NO_HOOKS = f"not ({' or '.join(f'{{0}}[{table!r}]' for table in HOOK_TABLES)})"
-
-
 def module_has_hooks(tracer: Tracer, module: Module) -> bool:
     """Whether calling a module does more than calling `forward`; guards what it looked at."""
     if hasattr(tracer.reals.get(id(module), module), "_initialize_hook"):
         raise RunEager("a lazy module is initialised", expected=True)
     store = instance_dict(tracer, module)
-    if store is None:
+    if store is None or not all(name in store for name in HOOK_TABLES):
         return True
-    shadow = tracer.effects.shadows.get(id(store))
-    if shadow is not None and all(type(store.get(table)) is Lazy for table in HOOK_TABLES):
-        if not any(shadow.real[table] for table in HOOK_TABLES):
-            if id(store) not in tracer.hookless:
-                tracer.hookless.add(id(store))
-                tables = tuple(Item(shadow.source, table) for table in HOOK_TABLES)
-                tracer.guards.test(shadow.source, NO_HOOKS, (), "`{0}` has no hooks", "structure", tables=tables)
-            return global_hooks(tracer)
-    for table in HOOK_TABLES:
-        if table not in store:
-            return True
-        hooks = slot(tracer, store, table)
-        if hooks:
-            return True
-        force(tracer, hooks, False)
-    return global_hooks(tracer)
-
-
-def global_hooks(tracer: Tracer) -> bool:
-    """Whether hooks on all modules are registered; guards that there are none."""
-    namespace = vars(torch.nn.modules.module)
-    tables = [tracer.load_global(namespace, f"_global{table}") for table in HOOK_TABLES]
-    for table in tables:
-        guard_structure(tracer, table)
-    return any(tables)
+    of_all = vars(torch.nn.modules.module)
+    for name in HOOK_TABLES:
+        for table in (slot(tracer, store, name), tracer.load_global(of_all, f"_global{name}")):
+            if table:
+                return True
+            guard_structure(tracer, table)
+    return False
 
 
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

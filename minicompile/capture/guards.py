@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.source import Computed, Item, Source, identifier, literal
+from minicompile.capture.source import Computed, Source, identifier, literal
 from minicompile.errors import Location
 
 
@@ -33,7 +33,6 @@ class Guard:
         sentence: the condition in words, with `{0}` for the value's name.
         kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor`, `same`, `shape` or `overlap`.
         expected: the value at capture, for records of recompiles.
-        tables: the dictionaries in the value whose contents are tested as well.
     """
 
     source: Source
@@ -44,7 +43,6 @@ class Guard:
     expected: Any = None
     others: tuple[Source, ...] = ()
     location: Location | None = None
-    tables: tuple[Item, ...] = ()
 
     def words(self) -> str:
         """The condition in words."""
@@ -148,9 +146,9 @@ class GuardSet:
         self.test(source, condition, constants, f"`{{0}}` is the same {shown(value)}", "identity", value)
 
     def test(self, source: Source, condition: str, constants: tuple[Any, ...], sentence: str, kind: str,
-             expected: Any = None, others: tuple[Source, ...] = (), tables: tuple[Item, ...] = ()) -> None:
+             expected: Any = None, others: tuple[Source, ...] = ()) -> None:
         """Require a condition given as text."""
-        self.items.append(Guard(source, condition, constants, sentence, kind, expected, others, self.here(), tables))
+        self.items.append(Guard(source, condition, constants, sentence, kind, expected, others, self.here()))
 
     def relation(self, source: Source, other: Source, same: bool) -> None:
         """Require that two sources hold the same object, or different ones."""

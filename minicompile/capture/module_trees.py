@@ -191,9 +191,8 @@ class Plan:
             return guard.condition in IDENTITIES or is_table and self.is_fixed(guard.source, value)
         if guard.kind == "constant":
             return type(value) in FIXED_TYPES or isinstance(value, type)
-        fixed_order = type(value) is not collections.OrderedDict or not value or guard.kind == "absent" or bool(guard.tables)
-        return fixed_order and self.is_fixed(guard.source, value) and all(
-            self.is_fixed(inner, value[inner.key]) for inner in guard.tables)
+        fixed_order = type(value) is not collections.OrderedDict or not value or guard.kind == "absent"
+        return fixed_order and self.is_fixed(guard.source, value)
 
 
 HEAP_TYPE, IDENTITIES = 1 << 9, ("{0} is {1}", "{0} is {others[0]}", "{0} is not {others[0]}")

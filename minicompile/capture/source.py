@@ -94,6 +94,7 @@ class Item(Source):
 
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
 
 class Argument(Item):

@@ -237,7 +237,6 @@ class Tracer:
         self.library_reads: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.global_sources: dict[int, Source] = {}
         self.locations: dict[tuple[Any, int], Location] = {}
-        self.hookless: set[int] = set()
         self.keep: list[Any] = []
         self.native = self.floats = False
         self.failed: Any = None

@@ -21,6 +21,7 @@ from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, native_base, put, typed
 from minicompile.capture.source import (
+    HOOK_TABLES,
     MODULE_TABLES,
     Attribute,
     Baked,
@@ -186,8 +187,8 @@ def is_structural(source: Source) -> bool:
     """Whether a source is an instance dictionary or a table of a module, whose types do not change."""
     if isinstance(source, Attribute):
         return source.name == "__dict__"
-    return isinstance(source, Item) and source.key in MODULE_TABLES and source.parent is not None and is_structural(
-        source.parent)
+    tables = (*MODULE_TABLES, *HOOK_TABLES)
+    return isinstance(source, Item) and source.key in tables and source.parent is not None and is_structural(source.parent)
 
 
 def is_plain_key(key: Any) -> bool:
