@@ -73,8 +73,9 @@ class Cutter:
         if not lines:
             return []
         place = self.emitter.constant(functools.partial(with_user_line, self.frame.code, self.instruction.line), "user_line")
-        if self.frame.handled:
-            lines = self.while_handling(self.emitter.value(self.frame.handled[-1]), lines)
+        handled = self.frame.handled()
+        if handled is not None:
+            lines = self.while_handling(self.emitter.value(handled), lines)
         if self.program.handler_of(self.frame.index) is None:
             return ["try:", *indented(lines), "except BaseException as error:", f"    raise {place}(error)"]
         return ["failure = None", "try:", *indented(lines), "except BaseException as error:", f"    failure = {place}(error)",

@@ -31,8 +31,9 @@ from minicompile.capture.operators import (
     truth,
     unary,
 )
+from minicompile.capture.resume import one_instruction
 from minicompile.capture.side_effects import MISSING, Lazy, put
-from minicompile.capture.symbolic_size import concrete, is_symbolic
+from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handler, Outcome, Tracer, stop_as_error
 from minicompile.capture.values import force
@@ -384,30 +385,23 @@ INTRINSICS: dict[int, Callable[..., Any]] = {
 }
 
 
-def unpacked(tracer: Tracer, frame: Frame, most: int | None) -> list[Any]:
-    """At most so many elements of the value on top of the stack."""
-    value = tracer.resolve(frame.stack.pop())
-    if is_symbolic(value):
-        value = concrete(value)
-    if not hasattr(type(value), "__iter__") and not hasattr(type(value), "__getitem__"):
-        raise RaisedInUserCode(TypeError(f"cannot unpack non-iterable {type(value).__name__} object"))
-    return list(itertools.islice(drain(tracer, value), most))
-
-
 @opcode("UNPACK_SEQUENCE", "UNPACK_EX")
 def unpack(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, b = value` and `a, *b, c = value`."""
-    starred = instruction.name == "UNPACK_EX"
+    value, starred = tracer.resolve(frame.stack.pop()), instruction.name == "UNPACK_EX"
     before, after = (instruction.arg & 0xFF, instruction.arg >> 8) if starred else (instruction.arg, 0)
-    values = unpacked(tracer, frame, None if starred else before + 1)
-    end = len(values) - after
-    if end < before:
-        least = f"{'at least ' * starred}{before + after}"
-        raise RaisedInUserCode(ValueError(f"not enough values to unpack (expected {least}, got {len(values)})"))
-    if end > before and not starred:
-        raise RaisedInUserCode(ValueError(f"too many values to unpack (expected {before})"))
-    rest = [tracer.made(values[before:end])] if starred else []
-    frame.stack.extend(reversed([*values[:before], *rest, *values[end:]]))
+    if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
+        value = list(itertools.islice(drain(tracer, value), None if starred else before + 1))
+    parts = by_python(tracer, instruction, (value,), before + starred + after)
+    if starred:
+        tracer.made(parts[after])
+    frame.stack.extend(parts)
+
+
+def by_python(tracer: Tracer, at: Instruction, values: tuple[Any, ...], given: int) -> tuple[Any, ...]:
+    """What an instruction that Python executes leaves of some values on its stack; its errors are Python's."""
+    made: tuple[Any, ...] = run_native(tracer, one_instruction(at.name, at.arg, len(values), given), values, {}, False)
+    return made
 
 
 @opcode("GET_LEN")

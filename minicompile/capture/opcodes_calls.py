@@ -13,7 +13,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
-from minicompile.capture.opcodes import computed, function_text, opcode, refuse_unless, top
+from minicompile.capture.opcodes import by_python, computed, function_text, opcode, refuse_unless, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.resume import RAISED
 from minicompile.capture.source import Baked, Item, is_trusted_module
@@ -146,11 +146,8 @@ def import_from(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def before_with(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Enter a context manager: push its exit, then what `__enter__` returned."""
     manager = tracer.resolve(frame.stack.pop())
-    kind = type(manager)
-    missing = next((name for name in ("__enter__", "__exit__") if not hasattr(kind, name)), None)
-    if missing is not None:
-        raise RaisedInUserCode(TypeError(f"'{kind.__name__}' object does not support the context manager protocol"
-                                         + " (missed __exit__ method)" * (missing == "__exit__")))
+    if not (hasattr(type(manager), "__enter__") and hasattr(type(manager), "__exit__")):
+        by_python(tracer, instruction, (manager,), 2)  # raises
     leave = get_attribute(tracer, manager, "__exit__")
     result = call(tracer, get_attribute(tracer, manager, "__enter__"), (), {})
     frame.stack.extend((leave, result))
@@ -168,25 +165,19 @@ def push_exc_info(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
     """Begin to handle an exception."""
     error = tracer.resolve(frame.stack.pop())
     frame.stack.extend((Handling(error), error))
-    frame.handled.append(error)
 
 
 @opcode("POP_EXCEPT")
 def pop_except(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """The exception is handled."""
-    tracer.resolve(frame.stack.pop())
-    if frame.handled:
-        frame.handled.pop()
+    frame.stack.pop()
 
 
 @opcode("CHECK_EXC_MATCH")
 def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Whether an `except` clause matches."""
     kinds = tracer.resolve(frame.stack.pop())
-    for kind in kinds if type(kinds) is tuple else (kinds,):
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise RaisedInUserCode(TypeError("catching classes that do not inherit from BaseException is not allowed"))
-    frame.stack.append(isinstance(top(tracer, frame), kinds))
+    frame.stack.extend(by_python(tracer, instruction, (tracer.resolve(frame.stack.pop()), kinds), 2))
 
 
 @opcode("CHECK_EG_MATCH", "PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
@@ -218,7 +209,7 @@ def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
         error = tracer.handled()
         if error is None:
             raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
-        raise RaisedInUserCode(error, again=bool(frame.handled))
+        raise RaisedInUserCode(error, again=frame.handled() is not None)
     cause = tracer.resolve(frame.stack.pop()) if instruction.arg == 2 else None
     error = make_exception(tracer, tracer.resolve(frame.stack.pop()), "exceptions")
     cause = cause if cause is None else make_exception(tracer, cause, "exception causes")

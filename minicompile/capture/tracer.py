@@ -38,8 +38,8 @@ GENERATOR_FLAG, COROUTINE_FLAGS = 0x20, 0x80 | 0x200
 class Frame:
     """One symbolic activation of a code object."""
 
-    __slots__ = ("program", "index", "stack", "variables", "cells", "function", "globals", "keyword_names", "handled",
-                 "started", "step", "stop")
+    __slots__ = ("program", "index", "stack", "variables", "cells", "function", "globals", "keyword_names", "started",
+                 "step", "stop")
 
     def __init__(self, function: types.FunctionType, variables: dict[str, Any]) -> None:
         code = function.__code__
@@ -50,13 +50,16 @@ class Frame:
         self.index, self.step, self.stop = 0, 0, -1
         self.stack: list[Any] = []
         self.keyword_names: tuple[str, ...] = ()
-        self.handled: list[Any] = []
         self.started = False
 
     @property
     def code(self) -> types.CodeType:
         """The code object."""
         return self.program.code
+
+    def handled(self) -> BaseException | None:
+        """The exception that the frame's innermost handler handles."""
+        return next((item.error for item in reversed(self.stack) if type(item) is Handling), None)
 
     def line(self) -> int:
         """The source line of the instruction that is being executed."""
@@ -420,7 +423,7 @@ class Tracer:
 
     def handled(self) -> BaseException | None:
         """The exception that the innermost handler handles, as `sys.exception()` gives it."""
-        return next((frame.handled[-1] for frame in reversed(self.frames) if frame.handled), None)
+        return next((error for frame in reversed(self.frames) if (error := frame.handled()) is not None), None)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """The value of `function(*args, **kwargs)`."""
