@@ -6,7 +6,6 @@ This module collects conditions and writes them down; it must not decide what ha
 import builtins
 import dataclasses
 import functools
-import itertools
 import keyword
 import math
 import re
@@ -260,11 +259,10 @@ class Lasting:
 
 
 def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple[Any, ...], line: Callable[[str], str],
-                 lasting: Lasting | None = None, later: list[str] | None = None, inputs: Sequence[Source] = ()) -> list[str]:
+                 lasting: Lasting | None = None, later: Sequence[str] = ()) -> list[str]:
     """Statements that test all guards: tensors at once near the end, then what is assumed of their sizes.
 
-    `later` are the lines that follow, with variables that they need and may set again; in them the `inputs` of a graph,
-    many of which are found below modules, come to be passed as one tuple.
+    `later` are the lines that follow, with variables that they need and may set again.
     """
     lines = writer.lines
     lines.append(line(f"torch_state() == {writer.constant(state, 'state')}"))
@@ -283,42 +281,15 @@ def write_guards(writer: Writer, guards: list[Guard | TensorGuard], state: tuple
         now = [guard for guard in now if id(guard) in behind]
     write_conditions(writer, now, line)
     if tensors:
-        order = {id(source): place for place, source in enumerate(inputs)}
         unique = list({id(guard.tensor): guard for guard in tensors}.values())
-        unique.sort(key=lambda guard: order.get(id(guard.source), len(order)))
         check = tensor_check(unique)
         names = ", ".join(writer.fetch(guard.source) for guard in unique)
         lines.append(line(f"{writer.constant(check, 'check_tensors')}({names})"))
     write_conditions(writer, [guard for guard in guards if guard.kind in LATE], line)
     if lasting is not None:
-        known, behind_them, follow = lines[start:end], lines[end:], later or []
-        pass_together(writer, known, (behind_them, follow), [writer.fetch(source) for source in inputs])
-        lines[start:] = unless_unchanged(writer, lasting, known, [*behind_them, *follow]) + behind_them
+        known, behind_them = lines[start:end], lines[end:]
+        lines[start:] = unless_unchanged(writer, lasting, known, [*behind_them, *later]) + behind_them
     return lines
-
-
-def pass_together(writer: Writer, known: list[str], later: tuple[list[str], ...], arguments: list[str]) -> None:
-    """Have the `arguments` that the check of tensors and the graph both take passed as one tuple, if a long row of them is
-    among the variables that the lines `known` set: these are then made into a tuple once."""
-    found = {line.partition(" = ")[0] for line in known}
-    rows = [list(row) for is_known, row in itertools.groupby(arguments, found.__contains__) if is_known]
-    row = max(rows, key=len, default=[])
-    if len(row) < FEWEST_TOGETHER:
-        return
-    together, every = writer.unique("parameters"), writer.unique("inputs")
-    known.append(f"{together} = ({', '.join(row)})")
-    for names, name in ((arguments, every), (row, together)):
-        text = ", ".join(names)
-        for lines in later:
-            for place, line in enumerate(lines):
-                before, found, after = line.partition(text)
-                if found and before.endswith(("(", ", ")) and after.startswith((",", ")")):
-                    lines[place] = f"{before}*{name}{after}"
-        places = [(lines, place) for lines in later for place, line in enumerate(lines) if f"*{every}" in line]
-        if names is arguments and places:
-            lines, place = places[0]
-            indent = lines[place][: -len(lines[place].lstrip())]
-            lines.insert(place, f"{indent}{every} = ({text},)")
 
 
 def unless_unchanged(writer: Writer, lasting: Lasting, lines: list[str], later: list[str]) -> list[str]:
@@ -381,7 +352,6 @@ def is_empty_cell(cell: Any) -> bool:
     return False
 
 
-FEWEST_TOGETHER = 8
 LATE = ("shape", "overlap")  # kinds that are tested when the tensors are known to be what they were
 GUARD_SCOPE = {"same_float": same_float, "no_overlap": no_overlap, "all_apart": all_apart, "is_empty_cell": is_empty_cell,
                "math": math, "torch_state": torch_interface.torch_state}

@@ -436,9 +436,8 @@ class Assembly:
             attempt = self.attempt
             lasting = find_trees(guards, {"F": attempt.function, "A": attempt.args, "K": attempt.kwargs}, changing)
         later = [*writer.lines, *body]
-        inputs = [entry.source for entry in tracer.graph.inputs if entry.source] if eager is None else []
         fetch_lines = write_guards(guard_writer, guards, tracer.state, lambda text: f"if not ({text}): return MISS",
-                                   lasting, later, inputs)
+                                   lasting, later)
         name, written = self.name, {line.strip() for line in fetch_lines}
         text = "\n".join([
             f"def {name}(F, A, K):", "    try:", *(f"        {line}" for line in fetch_lines),
