@@ -16,7 +16,7 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import MISSING
-from minicompile.capture.source import MODULE_TABLES, Attribute, Baked, Item, Source, is_trusted_module
+from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.tracer import Generator, Tracer
@@ -469,9 +469,6 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         return
     special = "__setattr__" if value is not MISSING else "__delattr__"
     setter, base = class_lookup(tracer, kind, special)
-    if isinstance(owner, Module) and setter is Module.__setattr__ and is_plain_store(tracer, owner, name, value):
-        generic_set(tracer, owner, name, value)
-        return
     if isinstance(setter, types.FunctionType) or isinstance(owner, dict) and setter in ITEM_METHODS:
         args = (owner, name) if value is MISSING else (owner, name, value)
         tracer.call(class_value(tracer, base or kind, special, setter), args)
@@ -506,18 +503,6 @@ def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         raise Break("unsupported value", f"the attribute `{name}` of {owner.__name__} is set")
     else:
         write_attribute(tracer, owner, name, value)
-
-
-def is_plain_store(tracer: Tracer, owner: Any, name: str, value: Any) -> bool:
-    """Whether `Module.__setattr__` stores a value as it is stored in any object, which need not be traced then."""
-    store = instance_dict(tracer, owner)
-    if value is MISSING or isinstance(value, (Module, torch.nn.Parameter)) or store is None:
-        return False
-    for group in MODULE_TABLES:
-        if group not in store or name in slot(tracer, store, group):
-            return False
-        guard_absent(tracer, slot(tracer, store, group), name)
-    return True
 
 
 def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
