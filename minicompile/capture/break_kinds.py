@@ -4,7 +4,6 @@ Also the exceptions that travel inside the tracer. Must not import the tracer.
 """
 
 import dataclasses
-from typing import Any
 
 from minicompile.errors import Location
 
@@ -79,20 +78,43 @@ KINDS: dict[str, BreakKind] = {
 }
 
 
-class Break(Exception):
-    """The frame cannot go on symbolically at the current instruction."""
+class Control(Exception):
+    """What travels up through the tracer, past whoever handles what the user's code raises."""
 
-    def __init__(self, kind: str, reason: str, hint: str | None = None) -> None:
+
+class Stop(Control):
+    """Tracing cannot go on.
+
+    Attributes:
+        kind, reason, hint: why, and what to do about it; stack: the user's lines; depth: how many frames were active.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
-        entry = KINDS[kind]
-        self.kind, self.reason = kind, reason or entry.explanation
-        self.hint = entry.hint if hint is None else hint
+        self.kind, self.reason, self.hint = kind, reason, KINDS[kind].hint
         self.stack: tuple[Location, ...] = ()
-        self.of_intermediates = False
         self.depth = 0
 
 
-class RaisedInUserCode(Exception):
+class Break(Stop):
+    """The frame cannot go on symbolically at the current instruction."""
+
+    of_intermediates = False
+
+
+class RunEager(Stop):
+    """The whole frame has to run in eager, which may be `expected`."""
+
+    def __init__(self, reason: str, kind: str = "unsupported value", expected: bool = False) -> None:
+        super().__init__(kind, reason)
+        self.expected = expected
+
+
+class LooksAtItsFrame(RunEager):
+    """The frame looks at itself and its callers: these have to be the user's."""
+
+
+class RaisedInUserCode(Control):
     """The user's code raised `value` while it was being traced, or raised it `again` as it was."""
 
     def __init__(self, value: BaseException, again: bool = False) -> None:
@@ -100,22 +122,5 @@ class RaisedInUserCode(Exception):
         self.value, self.again = value, again
 
 
-class CutHere(Exception):
+class CutHere(Control):
     """The outermost frame has reached the instruction at which it is to be cut."""
-
-
-class RunEager(Exception):
-    """The whole frame has to run in eager; `reason` says why."""
-
-    def __init__(self, reason: str, kind: str = "unsupported value", expected: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.kind, self.expected, self.hint = reason, kind, expected, KINDS[kind].hint
-        self.stack: tuple[Location, ...] = ()
-        self.depth = 0
-
-
-class LooksAtItsFrame(RunEager):
-    """The frame looks at itself and its callers: these have to be the user's."""
-
-
-CONTROL: tuple[Any, ...] = (Break, RaisedInUserCode, CutHere, RunEager)

@@ -33,7 +33,7 @@ from minicompile.capture.attributes import (
     get_attribute,
     instance_dict,
 )
-from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.comparing import refuse_objects, settled
 from minicompile.capture.native import (
     BREAKING_MODULES,
@@ -312,7 +312,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     return tracer.operation("call_function", function, args, torch_interface.with_default_device(function, kwargs))
 
 
-def never_in_graph(kind: str, label: str, kwargs: dict[str, Any], of_intermediates: bool) -> Break | RunEager:
+def never_in_graph(kind: str, label: str, kwargs: dict[str, Any], of_intermediates: bool) -> Stop:
     """The graph break for an operation that no graph holds."""
     if kwargs.get("create_graph"):
         return RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
@@ -572,7 +572,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         if getattr(function, "__name__", None) == "finditer":  # where its iterator stands cannot be asked
             result = iter(list(result))
         return bool(result) if type(result) is torch.SymBool else result  # a variant for each: Python also adds truths
-    except CONTROL:
+    except Control:
         raise
     except torch_interface.DATA_DEPENDENT:
         raise Break("tensor value", "the value of a tensor is needed") from None

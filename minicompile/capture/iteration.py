@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.attributes import class_lookup
-from minicompile.capture.break_kinds import CONTROL, Break, RaisedInUserCode
+from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode
 from minicompile.capture.calls import RecordTorch, invoke_special
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
@@ -109,7 +109,7 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
             with RecordTorch(tracer):
                 return tracer.resolve(next(iterator))
         return tracer.resolve(next(iterator))
-    except (StopIteration, *CONTROL):
+    except (StopIteration, Control):
         raise
     except Exception as error:  # an iterator is user code, which raises what it likes
         raise RaisedInUserCode(error.with_traceback(None)) from None

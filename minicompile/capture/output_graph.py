@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minicompile.capture.break_kinds import CONTROL, Break, RunEager
+from minicompile.capture.break_kinds import Break, Control, RunEager
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.source import PLAIN_VALUE, Source, identifier, plain_value
 from minicompile.capture.symbolic_size import concrete, is_symbolic
@@ -249,7 +249,7 @@ class OutputGraph:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
-        except CONTROL:
+        except Control:
             raise
         except DATA_DEPENDENT as error:
             shape_like = "Shape" in type(error).__name__ or name in SHAPE_FROM_VALUES

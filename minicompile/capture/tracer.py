@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, Stop
 from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
 from minicompile.capture.output_graph import OutputGraph
@@ -391,7 +391,7 @@ class Tracer:
                 except RaisedInUserCode as error:
                     self.unwind(frame, error)
                     continue
-                except (Break, RunEager) as stop:
+                except Stop as stop:
                     if not stop.stack:
                         stop.stack, stop.depth = self.user_stack(), len(self.frames)
                     raise

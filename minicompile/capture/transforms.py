@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from minicompile.capture.break_kinds import Break, RunEager
+from minicompile.capture.break_kinds import Break, Stop
 from minicompile.capture.builtin_rules import cell_value
 from minicompile.capture.calls import CLOSURE_RULES, call, special
 from minicompile.capture.side_effects import MISSING
@@ -90,7 +90,7 @@ def traced(tracer: Tracer, transform: Transform, name: str, target: Any, args: A
         try:
             with torch.set_grad_enabled(grad_mode):
                 result = call(tracer, target, own, keywords)
-        except (Break, RunEager) as stop:
+        except Stop as stop:
             raise Break(KIND, f"inside `{name}`: {stop.reason}") from None
         force(tracer, result)
         found, application.results = tree_flatten(result)

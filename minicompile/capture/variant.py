@@ -18,7 +18,7 @@ import torch
 
 from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
 from minicompile.capture.attributes import IMMUTABLE, get_attribute
-from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
@@ -215,7 +215,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                     if stop is None or attempt.frame is None:
                         raise RunEager("the frame was cut without a reason") from None
                     return Assembly(attempt).cut(attempt.frame, stop)
-                except (Break, RunEager):
+                except Stop:
                     if attempt.tracer.inference_scopes and not context.config.fullgraph:
                         raise TraceAgain(inference=False) from None  # a graph that ends in one has to begin in it
                     raise
@@ -245,7 +245,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
     raise AssertionError("unreachable: every attempt returns or sets the place of the cut")
 
 
-def unsupported(stop: Break | RunEager, attempt: Attempt) -> Unsupported:
+def unsupported(stop: Stop, attempt: Attempt) -> Unsupported:
     """The error of `fullgraph=True`."""
     start = start_of(attempt.frame)
     stack = stop.stack or ((start,) if start is not None else ())
