@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
-    "input or output": "logging warnings subprocess os pathlib io tempfile traceback genericpath shutil pprint codecs",
-    "random numbers": "random uuid secrets",
+    "input or output": """
+        logging warnings subprocess os pathlib io tempfile traceback genericpath shutil pprint codecs _warnings posix _io""",
+    "random numbers": "random uuid secrets _random",
     "NumPy": "numpy",
     "pure": """
         json inspect re string textwrap fractions decimal statistics typing enum abc posixpath keyword difflib ast
@@ -28,8 +29,9 @@ BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
     "unknown call": "threading triton pickle sympy atexit gc sys concurrent multiprocessing queue weakref",
     "imports": "importlib",
     "asynchronous code": "asyncio",
-    "time": "sched",
+    "time": "sched time",
 }.items() for name in names.split()}
+"""The kind of graph break that a call into a package is; of a pure one, what is written in Python may run while tracing."""
 INLINED = ("typing.cast", "os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.property.__get__",
            "enum.Enum.name", "enum.Enum.value", "logging.Logger.debug", "logging.Logger.info",
            "logging.Logger.warning")
@@ -43,9 +45,6 @@ NATIVE_KINDS: dict[str, str] = {
     "eval": "unknown call", "breakpoint": "input or output", "compile": "unknown call", "id": "real memory",
     "__import__": "imports", "write": "input or output", "flush": "input or output",
 }
-MODULE_KINDS: dict[str, str] = {"time": "time", "_random": "random numbers", "random": "random numbers", "numpy": "NumPy",
-                                "_warnings": "input or output", "posix": "input or output", "_io": "input or output",
-                                "builtins": "unknown call", "nt": "input or output"}
 
 
 def collect_pure() -> frozenset[int]:
@@ -91,8 +90,8 @@ def native_name(function: Any) -> tuple[str, str]:
     package = module.partition(".")[0]
     kind = NATIVE_KINDS.get(name) if package in ("builtins", "") else None
     if kind is None:
-        kind = MODULE_KINDS.get(package, "unknown call")
-    return kind, f"{module}.{name}" if module and module != "builtins" else name
+        kind = BREAKING_MODULES.get(package, "unknown call")
+    return "unknown call" if kind == "pure" else kind, f"{module}.{name}" if module and module != "builtins" else name
 
 
 def is_known_to_break(function: Any) -> bool:
