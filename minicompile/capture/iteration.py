@@ -15,7 +15,6 @@ from minicompile.capture.calls import RecordTorch, invoke_special
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
-from minicompile.capture.upcoming import is_plain, outside_iterator
 from minicompile.capture.values import force, guard_order, is_outside
 
 DIRECT = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
@@ -89,11 +88,7 @@ OURS = (Generator, Remaining)
 def advance(tracer: Tracer, iterator: Any) -> Any:
     """`next(iterator)`, possibly lazy; raises `StopIteration` at the end."""
     if is_outside(tracer, iterator):
-        known = outside_iterator(tracer, iterator)
-        if known is not None:
-            return next(known)
-        kind = type(iterator)
-        method, _ = class_lookup(tracer, kind, "__next__")
+        method, _ = class_lookup(tracer, type(iterator), "__next__")
         if not isinstance(method, types.FunctionType):
             raise Break("iterator", "an iterator that was made outside of the captured code is advanced")
     method, _ = class_lookup(tracer, type(iterator), "__next__")
@@ -131,8 +126,7 @@ def native_iterable(tracer: Tracer, value: Any) -> Any:
         if isinstance(value, OURS):
             return value
         iterator = get_iterator(tracer, value)
-        native = is_plain(iterator) and not is_outside(tracer, iterator)
-        return iterator if native or isinstance(iterator, OURS) else Remaining(tracer, iterator)
+        return iterator if isinstance(iterator, OURS) else Remaining(tracer, iterator)
     return value
 
 

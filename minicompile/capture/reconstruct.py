@@ -13,6 +13,7 @@ import itertools
 import re
 import types
 import typing
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -33,16 +34,16 @@ from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
-from minicompile.capture.upcoming import COMBINING, skip, written_down
 from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside
 
 TABLE_ITERATORS = {type(made({})): (made, "") for made in (iter, reversed)} | {type(iter(set())): (iter, "")} | {
     type(made(getattr({}, view)())): (made, f".{view}()") for made in (iter, reversed) for view in ("values", "items")}
 """How an iterator over a dictionary or set is made, and of which view."""
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
-             type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS,
-             *COMBINING, itertools.accumulate, itertools.chain, itertools.compress, itertools.cycle, itertools.dropwhile,
-             itertools.filterfalse, itertools.islice, itertools.starmap, itertools.takewhile, itertools.zip_longest)
+             type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS, itertools.accumulate, itertools.chain,
+             itertools.combinations, itertools.combinations_with_replacement, itertools.compress, itertools.count,
+             itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice, itertools.permutations,
+             itertools.product, itertools.repeat, itertools.starmap, itertools.takewhile, itertools.zip_longest)
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -309,6 +310,14 @@ def build_remaining(emitter: Emitter, value: Remaining) -> str:
     return text
 
 
+def written_down(iterator: Any) -> tuple[Any, ...]:
+    """How an iterator says that it is made anew at its place: a class, arguments and perhaps a state."""
+    warns = type(iterator).__module__ == "itertools"  # since 3.12
+    with warnings.catch_warnings(action="ignore") if warns else contextlib.nullcontext():
+        reduced: tuple[Any, ...] = iterator.__reduce__()
+        return reduced
+
+
 def build_iterator(emitter: Emitter, value: Any) -> str:
     """A builtin iterator at its present position."""
     try:
@@ -428,10 +437,6 @@ def write_side_effects(emitter: Emitter) -> None:
     """Statements that bring the user's objects to the state that tracing gave their stand-ins."""
     effects = emitter.tracer.effects
     pending: list[str] = []
-    for iterator in effects.iterators.values():
-        if iterator.asked:
-            skipping = emitter.constant(skip, "skip")
-            pending.append(f"{skipping}({emitter.value(iterator.real)}, {iterator.asked})")
     for shadow in effects.changed_shadows():
         pending.extend(write_shadow(emitter, shadow, emitter.writer.fetch(shadow.source)))
     for (_, attribute), (owner, value) in effects.attributes.items():

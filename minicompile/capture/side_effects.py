@@ -59,7 +59,6 @@ class SideEffects:
         shadows: id of the stand-in to its shadow; by_real: id of the user's object to its shadow.
         attributes: (id of object, name) to (object, value) for slots, classes and modules.
         globals: (id of globals dictionary, name) to (dictionary, value).
-        iterators: id of an iterator of the user's to how far it was advanced.
     """
 
     def __init__(self) -> None:
@@ -67,7 +66,6 @@ class SideEffects:
         self.by_real: dict[int, Shadow] = {}
         self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.globals: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
-        self.iterators: dict[int, Any] = {}
 
     def add(self, shadow: Shadow) -> None:
         """Register a new shadow."""

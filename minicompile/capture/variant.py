@@ -32,7 +32,6 @@ from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted, is_trusted_module
 from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, TraceAgain, Tracer
-from minicompile.capture.upcoming import guard_independence
 from minicompile.capture.user_line import name_of, seen_from_user_lines
 from minicompile.capture.values import IDENTITY_TYPES, is_structural, wrap
 from minicompile.config import Config
@@ -316,7 +315,6 @@ class Assembly:
             raise RunEager("a generator is dropped inside a `try` or `with`")  # where Python runs code that is in them
         check_picks(tracer, self.emitter.outputs)
         self.check_mutation()
-        guard_independence(tracer)
         guard_aliases(tracer)
         for complaint in check_marks(tracer):
             if self.context.config.fullgraph:
