@@ -87,10 +87,6 @@ OURS = (Generator, Remaining)
 
 def advance(tracer: Tracer, iterator: Any) -> Any:
     """`next(iterator)`, possibly lazy; raises `StopIteration` at the end."""
-    if is_outside(tracer, iterator):
-        method, _ = class_lookup(tracer, type(iterator), "__next__")
-        if not isinstance(method, types.FunctionType):
-            raise Break("iterator", "an iterator that was made outside of the captured code is advanced")
     method, _ = class_lookup(tracer, type(iterator), "__next__")
     if isinstance(method, types.FunctionType) and not isinstance(iterator, OURS):
         try:
@@ -99,6 +95,8 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
             if isinstance(error.value, StopIteration):
                 raise StopIteration(*error.value.args) from None
             raise
+    if is_outside(tracer, iterator):
+        raise Break("iterator", "an iterator that was made outside of the captured code is advanced")
     try:
         if type(iterator) in (map, filter):
             with RecordTorch(tracer):

@@ -56,21 +56,19 @@ class SideEffects:
     """Shadows by identity, and stores to attributes and globals that have no shadow.
 
     Attributes:
-        shadows: id of the stand-in to its shadow; by_real: id of the user's object to its shadow.
+        shadows: id of the stand-in to its shadow.
         attributes: (id of object, name) to (object, value) for slots, classes and modules.
         globals: (id of globals dictionary, name) to (dictionary, value).
     """
 
     def __init__(self) -> None:
         self.shadows: dict[int, Shadow] = {}
-        self.by_real: dict[int, Shadow] = {}
         self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.globals: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
 
     def add(self, shadow: Shadow) -> None:
         """Register a new shadow."""
         self.shadows[id(shadow.copy)] = shadow
-        self.by_real[id(shadow.real)] = shadow
 
     def any_pending(self) -> bool:
         """Whether the user's objects are not yet what the traced program made of them."""

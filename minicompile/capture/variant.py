@@ -391,7 +391,7 @@ class Assembly:
         for kind, names in self.tracer.absent_in_classes.items():
             self.guard_absence(Attribute(Baked(kind, kind.__name__), "__dict__"), names, f"the class {kind.__name__} has no")
         self.add_library_guards()
-        for shadow in list(self.tracer.effects.by_real.values()):
+        for shadow in self.tracer.effects.shadows.values():
             if shadow.absent and not shadow.structure_guarded:
                 self.guard_absence(shadow.source, shadow.absent, "`{0}` has no")
 
