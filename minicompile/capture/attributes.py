@@ -367,7 +367,7 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
         if meta_base is type or is_trusted_module((meta_base or meta).__module__):
             return native_attribute(owner, name)
         return bind_descriptor(tracer, class_value(tracer, meta_base or meta, name, meta_raw), owner, meta)
-    if is_trusted_module(owner.__module__) and not isinstance(raw, (types.FunctionType, classmethod, staticmethod)):
+    if is_trusted_module(owner.__module__) and not isinstance(raw, (types.FunctionType, classmethod, staticmethod, bool)):
         return native_attribute(owner, name)
     return bind_descriptor(tracer, class_value(tracer, base or owner, name, raw), MISSING, owner)
 

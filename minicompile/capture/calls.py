@@ -300,10 +300,14 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":
+        if function in torch_interface.TRANSFORM_QUERIES and tracer.graph.inside is not None and tracer.graph.inside.transformed:
+            raise Break("torch.func transform", f"`{name}` is called inside of a transform")
+        answer = run_native(tracer, function, args, kwargs, False)  # some ask whether a torch function mode is active
         if function in torch_interface.GUARDED_QUERIES:
-            at_start = dict(zip(autocast.ASK_ATTENTION, tracer.autocast[0][-1], strict=True)).get(function, function())
-            tracer.guards.constant(Source(Baked(function, name), "{0}()"), at_start)
-        return run_native(tracer, function, args, kwargs, False)  # some ask whether a torch function mode is active
+            given = ", ".join([*map(repr, args), *(f"{key}={item!r}" for key, item in kwargs.items())])
+            with autocast.as_before(*tracer.autocast):
+                tracer.guards.constant(Source(Baked(function, name), f"{{0}}({given})"), function(*args, **kwargs))
+        return answer
     if kwargs.get("generator") is not None or any(isinstance(item, torch.Generator) for item in args):
         raise Break("random seed", f"`torch.{name}` draws from an explicit generator")
     if kwargs.get("out") is not None:

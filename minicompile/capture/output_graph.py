@@ -73,10 +73,11 @@ class InnerGraph:
 
     Attributes:
         read: the values of the outer graph, each with its placeholder.
+        transformed: whether it is what a transform of `torch.func` is applied to.
     """
 
-    def __init__(self, outer: OutputGraph) -> None:
-        self.outer, self.graph = outer, torch.fx.Graph()
+    def __init__(self, outer: OutputGraph, transformed: bool) -> None:
+        self.outer, self.graph, self.transformed = outer, torch.fx.Graph(), transformed
         self.last: torch.fx.Node | None = None
         self.read: dict[Any, tuple[Any, torch.fx.Node]] = {}
 
@@ -335,10 +336,10 @@ class OutputGraph:
             node.meta["checkpoint"] = self.region
 
     @contextlib.contextmanager
-    def inner(self) -> Iterator[InnerGraph]:
+    def inner(self, transformed: bool = False) -> Iterator[InnerGraph]:
         """Record into a graph apart."""
         before = self.graph, self.inside
-        self.inside = InnerGraph(self)
+        self.inside = InnerGraph(self, transformed)
         self.graph = self.inside.graph
         try:
             yield self.inside

@@ -236,20 +236,29 @@ def named(names: str) -> frozenset[Any]:
 # Functions that only ask about metadata or global state; they run while tracing and leave no node.
 QUERIES = named("""
 is_tensor is_floating_point is_complex is_grad_enabled get_default_dtype finfo iinfo device Size broadcast_shapes
-promote_types result_type can_cast numel is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
-is_autocast_cache_enabled jit.is_scripting jit.is_tracing compiler.is_compiling compiler.is_dynamo_compiling
-cuda.is_available are_deterministic_algorithms_enabled get_default_device _C._get_tracing_state overrides.has_torch_function
+promote_types result_type can_cast numel is_inference_mode_enabled is_autocast_enabled jit.is_scripting jit.is_tracing
+compiler.is_compiling compiler.is_dynamo_compiling _C._get_deterministic_algorithms cuda.is_available
+are_deterministic_algorithms_enabled get_default_device _C._get_tracing_state overrides.has_torch_function
 overrides.has_torch_function_unary overrides.has_torch_function_variadic overrides.is_tensor_like is_storage
-backends.mha.get_fastpath_enabled backends.cuda.is_flash_attention_available amp.is_autocast_available
-_C._is_torch_function_mode_enabled is_same_size dtype is_distributed nn.modules.utils._single nn.modules.utils._pair
-nn.modules.utils._triple _C._is_any_autocast_enabled is_any_autocast_enabled is_autocast_cpu_enabled get_autocast_cpu_dtype
-get_autocast_gpu_dtype distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
-_C._get_function_stack_at _C._len_torch_dispatch_stack _C._functorch.peek_interpreter_stack cuda.device_count
-_C._get_privateuse1_backend_name _C._is_tracing _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set
+backends.cuda.is_flash_attention_available amp.is_autocast_available _C._is_torch_function_mode_enabled is_same_size dtype
+is_distributed nn.modules.utils._single nn.modules.utils._pair nn.modules.utils._triple _C._is_any_autocast_enabled
+is_any_autocast_enabled is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
+_C._get_function_stack_at _C._len_torch_dispatch_stack cuda.device_count _C._get_privateuse1_backend_name _C._is_tracing
+_C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set
 """)
 
 # Those whose answer may change between calls, and is no part of `torch_state`.
-GUARDED_QUERIES = named("distributed.is_initialized") | {*autocast.ASK_ATTENTION}
+GUARDED_QUERIES = named("""
+distributed.is_initialized backends.mha.get_fastpath_enabled get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype
+is_autocast_cache_enabled get_deterministic_debug_mode get_float32_matmul_precision get_num_threads is_anomaly_enabled
+is_anomaly_check_nan_enabled is_warn_always_enabled _C._get_deterministic_algorithms_warn_only _C._get_cublas_allow_tf32
+_C._get_cudnn_enabled _C._get_cudnn_benchmark _C._get_cudnn_deterministic _C._get_cudnn_allow_tf32 _C._get_mkldnn_enabled
+_C._get_float32_matmul_precision _C._get_math_sdp_allow_fp16_bf16_reduction _C._is_multithreading_enabled
+""") | {*autocast.ASK_ATTENTION}
+
+# Those that ask for transforms of `torch.func`: none is active while a function is captured that one is applied to.
+TRANSFORM_QUERIES = named("""
+_C._are_functorch_transforms_active _C._functorch.peek_interpreter_stack autograd.forward_ad.unpack_dual""")
 
 # Functions that change torch's state: they run while tracing (and are undone), and are nodes of the graph.
 STATE_CHANGES: frozenset[Any] = frozenset({
@@ -264,9 +273,11 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     F.multilabel_margin_loss: "operation failed",  # its Python rule for symbolic sizes counts what follows -1
     torch.get_rng_state: "random seed", torch.set_rng_state: "random seed",
     torch.save: "input or output", torch.load: "input or output", torch.from_numpy: "NumPy",
-    torch.set_default_dtype: "global torch setting", torch.set_default_device: "global torch setting",
-    torch.set_num_threads: "global torch setting", torch.use_deterministic_algorithms: "global torch setting",
-    torch.set_anomaly_enabled: "global torch setting", torch.set_float32_matmul_precision: "global torch setting",
+    **dict.fromkeys(named("""
+        set_default_dtype set_default_device set_default_tensor_type set_num_threads set_num_interop_threads set_flush_denormal
+        use_deterministic_algorithms set_deterministic_debug_mode set_anomaly_enabled set_float32_matmul_precision
+        set_warn_always backends.mha.set_fastpath_enabled set_autocast_cpu_enabled set_autocast_cpu_dtype
+        set_autocast_gpu_dtype"""), "global torch setting"),
     torch.autograd.grad: "autograd call", torch.autograd.backward: "autograd call", torch.compile: "nested compiler",
     torch.set_printoptions: "input or output", torch.is_nonzero: "tensor value",
     torch.equal: "tensor value", torch.allclose: "tensor value", torch.asarray: "real memory",
@@ -302,7 +313,7 @@ METADATA_PROPERTIES = frozenset({
 
 
 ROLES: dict[Any, str] = {**dict.fromkeys(NEVER_IN_GRAPH, "never"), **dict.fromkeys(STATE_CHANGES, "state"),
-                         **dict.fromkeys(QUERIES | GUARDED_QUERIES, "query")}
+                         **dict.fromkeys(QUERIES | GUARDED_QUERIES | TRANSFORM_QUERIES, "query")}
 
 
 def collect_operations() -> set[int]:

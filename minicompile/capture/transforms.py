@@ -85,7 +85,7 @@ def traced(tracer: Tracer, transform: Transform, name: str, target: Any, args: A
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     application = Application(name, transform, structure, leaves)
     before, others = state_of(tracer), [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-    with tracer.graph.inner() as inner:
+    with tracer.graph.inner(transformed=True) as inner:
         (own, keywords), grad_mode = seen_inside(tracer, application, tensors, inner, others)
         try:
             with torch.set_grad_enabled(grad_mode):

@@ -4,11 +4,13 @@ PyTorch forgets the casts of parameters where the last block is left: counted wr
 module must not know who enters the blocks.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-KINDS = ("cpu", "cuda")
+KINDS = ("cpu", "cuda", "xpu")
 ATTENTION_KERNELS = ("cudnn", "flash", "mem_efficient", "math", "overrideable")
 ASK_ATTENTION = tuple(getattr(torch._C, f"_get_{kernel}_sdp_enabled") for kernel in ATTENTION_KERNELS)
 SET_ATTENTION = tuple(getattr(torch._C, f"_set_sdp_use_{kernel}") for kernel in ATTENTION_KERNELS)
@@ -41,3 +43,14 @@ def restore(before: tuple[Any, ...], blocks: int) -> None:
         torch.autocast_increment_nesting() if change > 0 else torch.autocast_decrement_nesting()
     if change < 0 and not blocks:
         torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def as_before(before: tuple[Any, ...], blocks: int) -> Iterator[None]:
+    """What was set before holds, and afterwards again what holds now."""
+    now = settings(), open_blocks()
+    restore(before, blocks)
+    try:
+        yield
+    finally:
+        restore(*now)
