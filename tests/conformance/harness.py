@@ -40,6 +40,10 @@ class ProgramIsBroken(AssertionError):
     """The program itself is wrong: it raises in eager though it does not say so, or never raises what it says."""
 
 
+class TookTooLong(BaseException):
+    """Nobody handles it on its way: not the program, not the compiler, not the record of what a program raises."""
+
+
 @dataclasses.dataclass
 class Outcome:
     """Everything that one call showed."""
@@ -244,10 +248,10 @@ def isolated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise `TimeoutError` in the main thread when the block runs longer."""
+    """Raise `TookTooLong` in the main thread when the block runs longer."""
 
     def expired(number: int, frame: Any) -> None:
-        raise TimeoutError(f"longer than {seconds} s")
+        raise TookTooLong(f"longer than {seconds} s")
 
     previous = signal.signal(signal.SIGALRM, expired)
     signal.alarm(seconds)

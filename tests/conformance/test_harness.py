@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
 
+from tests.conformance import harness
 from tests.conformance.catalogue import Program, all_programs, call
 from tests.conformance.harness import ProgramIsBroken, check
 from tests.conformance.observation import Observer, SeenTensor, differences
@@ -79,3 +81,20 @@ def test_strides_of_single_elements_do_not_matter() -> None:
     x = torch.ones(1, 3)
     assert not list(differences(observed(x), observed(x.as_strided((1, 3), (7, 1))), "it"))
     assert list(differences(observed(torch.ones(2, 3)), observed(torch.ones(3, 2).t()), "it"))
+
+
+def test_a_program_that_takes_too_long_ends_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as an exception of its first call, with all the time of the world for the second."""
+    calls = []
+
+    def slow(x):
+        calls.append(x)
+        try:
+            time.sleep(60)
+        except Exception:
+            return x
+
+    monkeypatch.setattr(harness, "SECONDS_PER_RUN", 1)
+    with pytest.raises(harness.TookTooLong):
+        harness.run(Program("slow", "harness", lambda: (slow, [call(torch.ones(2))] * 2)), lambda function: function)
+    assert len(calls) == 1
