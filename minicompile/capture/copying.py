@@ -1,4 +1,4 @@
-"""Rules for `copy.copy` and `copy.deepcopy`. Objects are copied by their instance dictionaries; deep copies are a break."""
+"""Rules for `copy.copy` and `copy.deepcopy`. Objects are copied by their instance dictionaries; what copies itself is a break."""
 
 import collections
 import copy
@@ -9,15 +9,17 @@ from typing import Any
 from minicompile.capture.attributes import class_lookup, instance_dict, python_method
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
-from minicompile.capture.side_effects import MISSING
+from minicompile.capture.side_effects import MISSING, entries, put
+from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
 
 PLAIN_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 ATOMS = (*IDENTITY_TYPES, enum.Enum, types.FunctionType)
 # Methods by which a class changes how its instances are copied.
-COPY_METHODS = ("__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
-                "__new__", "__getattr__")
+COPY_METHODS = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__",
+                "__getnewargs_ex__", "__new__", "__getattr__")
 
 
 @special(copy.copy)
@@ -32,7 +34,7 @@ def rule_copy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     copier = python_method(tracer, type(value), "__copy__")
     if copier is not None:
         return tracer.call(copier, (value,))
-    result, store = empty_twin(tracer, value)
+    result, store = empty_twin(tracer, value, "copy")
     force(tracer, store, False)
     result.__dict__.update(store)
     return result
@@ -40,22 +42,65 @@ def rule_copy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @special(copy.deepcopy)
 def rule_deepcopy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`copy.deepcopy(value)`: of tensors it copies memory, of objects it runs what they define."""
-    raise Break("unknown call", "`copy.deepcopy` is called")
+    """`copy.deepcopy(value)`."""
+    memo = args[1] if args[1:] else Memo()
+    if kwargs or type(memo) is not Memo:
+        raise Break("unknown call", "`copy.deepcopy` with a memo")
+    return deep_copy(tracer, args[0], memo)
 
 
-def empty_twin(tracer: Tracer, value: Any) -> tuple[Any, dict[str, Any]]:
+class Memo(dict[int, Any]):
+    """Copies by the id of the original."""
+
+
+def deep_copy(tracer: Tracer, value: Any, memo: Memo) -> Any:
+    """A copy of a value and of all that it holds; what occurs twice is copied once."""
+    kind = type(value)
+    if kind in CONSTANT_TYPES or isinstance(value, ATOMS) or is_symbolic(value):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, FakeTensor):
+        raise Break("real memory", "`copy.deepcopy` of a tensor")
+    copier = python_method(tracer, kind, "__deepcopy__")
+    if copier is not None:
+        return memo.setdefault(id(value), tracer.resolve(tracer.call(copier, (value, memo))))
+    force(tracer, value, False)
+    if kind is tuple:
+        items = tuple(deep_copy(tracer, item, memo) for item in value)
+        result: Any = value if all(new is old for new, old in zip(items, value, strict=True)) else items
+        return memo.setdefault(id(value), result)
+    if kind in (list, set):
+        result = memo[id(value)] = tracer.made(kind())
+        add = result.append if kind is list else result.add
+        for item in list(value):
+            add(deep_copy(tracer, item, memo))
+        return result
+    if kind in (dict, collections.OrderedDict):
+        result = memo[id(value)] = tracer.made(kind())
+        source = value
+    else:
+        result, source = empty_twin(tracer, value, "deepcopy")
+        memo[id(value)] = result
+        force(tracer, source, False)
+    target = result if isinstance(result, dict) else result.__dict__
+    for key, item in entries(source):
+        put(target, deep_copy(tracer, key, memo), deep_copy(tracer, item, memo))
+    return result
+
+
+def empty_twin(tracer: Tracer, value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """A new instance of an object's class without attributes, and the attributes of the object."""
     kind = type(value)
     # With a dictionary and weak references at most, but no slots and no C layout.
     size = PlainInstance.__basicsize__ if kind.__weakrefoffset__ else object.__basicsize__
     plain = kind.__flags__ & (1 << 9) and kind.__base__ is not None and kind.__basicsize__ == size
-    for method in COPY_METHODS:
+    for method in COPY_METHODS if name == "copy" else COPY_METHODS[1:]:
         found, base = class_lookup(tracer, kind, method)
         plain = plain and (found is MISSING or base is object)
     store = instance_dict(tracer, value) if plain else None
     if store is None:
-        raise Break("unknown call", f"`copy.copy` of an object of type {kind.__name__}")
+        raise Break("unknown call", f"`copy.{name}` of an object of type {kind.__name__}")
     return tracer.made(object.__new__(kind)), store
 
 
