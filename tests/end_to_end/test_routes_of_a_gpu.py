@@ -202,7 +202,7 @@ STAGES = ("graph", "lowering", "scheduling", "codegen", "kernels")
 IMITATE_EAGER = "graph/eager_errors.py graph/decompositions.py graph/attention.py lowering/creation.py lowering/pointwise.py".split()
 KNOW_BOTH = (
     "kernels/interpret.py kernels/linear_cross_entropy.py kernels/attention_problem.py kernels/flash_attention.py lowering/lower.py "
-    "scheduling/matmul.py scheduling/split.py scheduling/batch.py scheduling/tiling.py "
+    "scheduling/matmul.py scheduling/split.py scheduling/batch.py "
     "codegen/geometry.py codegen/generate.py codegen/wrapper.py"
 ).split()
 """By the properties of the device, which `planned_for_gpu` sets, or in a way that it leaves as it is: where kernels are
