@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minicompile
 from minicompile.api import compiled_function
@@ -152,3 +153,31 @@ def test_merged_heads_may_be_written_before_the_backward() -> None:
         gradients.append(torch.autograd.grad(total, (q, k, v)))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def uncounted_padding(device: str) -> nn.Module:
+    """Averages over windows between convolutions, of which padding is no part."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 1, 1, count_include_pad=False), nn.Conv2d(8, 8, 3),
+    ).to(device)  # fmt: skip
+
+
+def test_gradients_of_averages_without_padding_see_no_channels_last() -> None:
+    layouts = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.avg_pool2d_backward.default:
+                layouts.append(args[1].is_contiguous())
+            return function(*args, **(kwargs or {}))
+
+    result = minicompile.compile(uncounted_padding("cpu"))(torch.randn(2, 3, 9, 7, requires_grad=True))
+    with Watch():
+        result.sum().backward()
+    assert layouts == [True]
+
+
+@pytest.mark.gpu
+def test_gradients_of_averages_without_padding_on_a_gpu() -> None:
+    check(uncounted_padding("cuda"), torch.randn(2, 3, 9, 7, device="cuda", requires_grad=True), against_torch=False)
