@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "autograd.is_multithreading_enabled()": (torch._C._set_multithreading_enabled, False, True),
     "distributions.Distribution._validate_args": (Distribution.set_default_validate_args, False, True),
 }
+
+
+@pytest.fixture(autouse=True)
+def _settings_may_change() -> Iterator[None]:
+    """PyTorch's own test helpers, which other tests of a process import, forbid it."""
+    with torch.backends.__allow_nonbracketed_mutation():
+        yield
 
 
 @pytest.mark.filterwarnings("ignore")
