@@ -180,7 +180,13 @@ def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
     frame.stack.extend(by_python(tracer, instruction, (tracer.resolve(frame.stack.pop()), kinds), 2))
 
 
-@opcode("CHECK_EG_MATCH", "PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
+@computed(2, "CALL_INTRINSIC_2")
+def parts_of_generic_functions(tracer: Tracer, at: Instruction, first: Any, second: Any) -> Any:
+    """Bounds of type parameters, and functions that have some."""
+    raise Break("unsupported instruction", f"intrinsic {at.arg} of two values")
+
+
+@opcode("CHECK_EG_MATCH", "PREP_RERAISE_STAR")
 def handle_group(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An `except*` clause, which is reached only where something was raised."""
     raise Break("unsupported instruction", "`except*` handles an exception")
