@@ -31,6 +31,10 @@ LEAST_SHARE = 0.5
 READ_STRIDES = ("as_strided", "as_strided_scatter", "as_strided_copy", "view_as_real", "view_as_complex", "resize")
 """Operators that mean another element, or fail, in another layout."""
 
+WRONG_IN_CHANNELS_LAST = ("avg_pool2d_backward",)
+"""Operators of which PyTorch's kernel for CUDA (seen in 2.11, where windows overlap) is wrong where the second argument, there
+for its shape alone, is in `channels_last`."""
+
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -54,7 +58,7 @@ def channels_last(module: GraphModule) -> GraphModule:
             wants = torch.contiguous_format if loses(node) else torch.channels_last
             for position, operand in enumerate(operands(node)):
                 node.update_arg(position, laid_out_in(wants, module, node, operand, copies))
-        if is_wrong_in_channels_last(node) and not changed.isdisjoint(node.all_input_nodes):
+        if name_of(node) in WRONG_IN_CHANNELS_LAST and not changed.isdisjoint(node.all_input_nodes):
             node.update_arg(1, laid_out_in(torch.contiguous_format, module, node, node.args[1], copies))
         if (node in convolutions or not changed.isdisjoint(node.all_input_nodes)) and propagate(node):
             changed.add(node)
@@ -144,12 +148,6 @@ def loses(node: Node) -> bool:
     0.61 ms there, with gradients, and 0.28 in the usual layout (64 x 576 x 14 x 14, bf16), groups of 8, 16 and 32 half."""
     width = operands(node)[-1].meta["val"].shape[1]
     return groups_of(node) > 1 and width & (width - 1) != 0
-
-
-def is_wrong_in_channels_last(node: Node) -> bool:
-    """Whether a node is the gradient of an average over windows that does not count padding: PyTorch's kernel for CUDA
-    (seen in 2.11) counts it where the second argument, which is there for its shape alone, is in `channels_last`."""
-    return name_of(node) == "avg_pool2d_backward" and not node.args[6]
 
 
 def laid_out_in(

@@ -155,15 +155,14 @@ def test_merged_heads_may_be_written_before_the_backward() -> None:
         torch.testing.assert_close(one, other)
 
 
-def uncounted_padding(device: str) -> nn.Module:
-    """Averages over windows between convolutions, of which padding is no part."""
+def averaging(device: str, **options: bool) -> nn.Module:
+    """Averages over windows that overlap, between convolutions."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 1, 1, count_include_pad=False), nn.Conv2d(8, 8, 3),
-    ).to(device)  # fmt: skip
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 1, 1, **options), nn.Conv2d(8, 8, 3)).to(device)
 
 
-def test_gradients_of_averages_without_padding_see_no_channels_last() -> None:
+@pytest.mark.parametrize("counted", [False, True])
+def test_gradients_of_averages_see_no_channels_last(counted: bool) -> None:
     layouts = []
 
     class Watch(TorchDispatchMode):
@@ -172,12 +171,16 @@ def test_gradients_of_averages_without_padding_see_no_channels_last() -> None:
                 layouts.append(args[1].is_contiguous())
             return function(*args, **(kwargs or {}))
 
-    result = minicompile.compile(uncounted_padding("cpu"))(torch.randn(2, 3, 9, 7, requires_grad=True))
+    model = averaging("cpu", count_include_pad=counted)
+    result = minicompile.compile(model)(torch.randn(2, 3, 9, 7, requires_grad=True))
     with Watch():
         result.sum().backward()
     assert layouts == [True]
 
 
 @pytest.mark.gpu
-def test_gradients_of_averages_without_padding_on_a_gpu() -> None:
-    check(uncounted_padding("cuda"), torch.randn(2, 3, 9, 7, device="cuda", requires_grad=True), against_torch=False)
+@pytest.mark.parametrize("options", [{}, {"count_include_pad": False}, {"ceil_mode": True}])
+def test_gradients_of_averages_on_a_gpu(options: dict[str, bool]) -> None:
+    images = torch.randn(2, 3, 9, 7, device="cuda", requires_grad=True)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        check(averaging("cuda", **options), images, against_torch=False)
