@@ -57,6 +57,17 @@ class CompiledModule(torch.nn.Module):
                 raise
             return getattr(self.forward, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As the module's own; a class given to it, as lazy modules do at their first call, is given to both."""
+        if name != "__class__":
+            return super().__setattr__(name, value)
+        original = self._minicompile_original
+        before = original.forward
+        original.__class__ = value
+        object.__setattr__(self, "__class__", twin_class(value))
+        if original.forward != before:
+            object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(original.forward))
+
     @property
     def __wrapped__(self) -> torch.nn.Module:
         return self._minicompile_original
@@ -94,9 +105,8 @@ class CompiledModule(torch.nn.Module):
         return compile_module(copy.copy(self._minicompile_original), self._minicompile_compile)
 
 
-def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -> CompiledModule:
-    """The compiled twin of `original`; `compile_forward` must be picklable for the twin to be."""
-    cls = type(original)
+def twin_class(cls: type[torch.nn.Module]) -> type[CompiledModule]:
+    """The class of compiled instances of `cls`."""
     names: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -105,8 +115,12 @@ def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -
     }
     if cls.__call__ is torch.nn.Module.__call__:
         names["__call__"] = CompiledModule.call_without_hooks
-    twin = types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
-    compiled: Any = object.__new__(twin)
+    return types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
+
+
+def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -> CompiledModule:
+    """The compiled twin of `original`; `compile_forward` must be picklable for the twin to be."""
+    compiled: Any = object.__new__(twin_class(type(original)))
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_minicompile_original", original)
     object.__setattr__(compiled, "_minicompile_compile", compile_forward)

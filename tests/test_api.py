@@ -419,3 +419,13 @@ def test_a_forward_assigned_to_the_original_is_the_one_that_runs() -> None:
     torch.testing.assert_close(compiled(x), plain * 3)
     del model.forward
     torch.testing.assert_close(compiled(x), plain)
+
+
+def test_a_lazy_module_becomes_its_class_at_the_first_call() -> None:
+    x = torch.randn(2, 3)
+    for lazy, becomes in ((nn.LazyLinear(4), nn.Linear), (nn.Sequential(nn.LazyLinear(4)), nn.Sequential)):
+        compiled = minicompile.compile(lazy)
+        first = compiled(x)
+        assert type(lazy) is becomes and isinstance(compiled, becomes) and not isinstance(compiled, nn.LazyLinear)
+        assert torch.equal(first, lazy(x)) and torch.equal(compiled(x), first)
+        assert compiled.stats.graphs and isinstance(copy.deepcopy(compiled), becomes)
