@@ -84,6 +84,7 @@ def generate_program(
         steps=tuple(host.steps),
         limited=bool(limits),
         fixed_calls=tuple(host.fixed.values()),
+        host_constants=tuple(name for name, _ in constants if schedule.graph.buffers[name].device.type == "cpu"),
     )
 
 
@@ -193,7 +194,7 @@ def _file_text(
         checks="checked" in called,
         uses_libdevice=any("libdevice." in text for text in (*definitions, *(kernel.source.text for kernel in printed))),
         inputs=[_input_text(graph, name) for name in graph.inputs],
-        constants=[(name, _constant_text(graph.buffers[name], t)) for name, t in graph.constants.items()],
+        constants=[(n, _constant_text(graph.buffers[n], t), graph.buffers[n].device) for n, t in graph.constants.items()],
         reference=reference.strip() if reference else "",
         bytes_moved=sum(step.bytes_read + step.bytes_written for step in steps),
         summary=_summary(schedule),

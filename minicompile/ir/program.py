@@ -67,7 +67,7 @@ class Program:
         launches: name of each kernel launched, in order.
         extern_calls: target of each extern call, in order, with the reason.
         aligned_inputs: positions of tensor inputs that kernels assume to be 16-byte aligned; the runtime copies others.
-        constants: tensors the file expects as `CONSTANTS[name]`.
+        constants: tensors the file expects as `CONSTANTS[name]`; on `device`, but for the `host_constants`.
         device: where it runs.
         key: content hash over text and constants.
         limited: `call` raises `OverflowError`, its list of inputs untouched, for sizes too far from the hints.
@@ -89,6 +89,7 @@ class Program:
     steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
     limited: bool = False
     fixed_calls: tuple[str, ...] = ()
+    host_constants: tuple[str, ...] = ()
 
     @property
     def bytes_moved(self) -> int:

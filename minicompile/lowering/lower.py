@@ -53,6 +53,12 @@ def main_device(module: GraphModule) -> torch.device:
     return torch.device("cpu")
 
 
+def tensors_are_on(device: torch.device, value: Any) -> bool:
+    """Whether the result of a node is one or several tensors on `device`; the graph's own results are not."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return all(isinstance(part, torch.Tensor) and part.device == device for part in parts)
+
+
 class GraphLowering:
     """One run of `lower_graph`."""
 
@@ -113,13 +119,16 @@ class GraphLowering:
             return value
         name = self.builder.unique_name(node.name)
         self.builder.constants[name] = value.detach()
-        return self._known_tensor(name, value, "constant")
+        moves = all(tensors_are_on(self.builder.device, user.meta.get("val")) for user in node.users)
+        return self._known_tensor(name, value, "constant", self.builder.device if moves else value.device)
 
-    def _known_tensor(self, name: str, example: torch.Tensor, role: Any) -> TensorValue:
+    def _known_tensor(
+        self, name: str, example: torch.Tensor, role: Any, device: torch.device | None = None
+    ) -> TensorValue:
         if example.layout != torch.strided:
             raise Unsupported("sparse tensor", f"{name} is a {example.layout} tensor")
         sizes, strides = size_indices(example.shape), stride_indices(example.stride())
-        buffer = self.builder.buffers[name] = Buffer(name, example.dtype, example.device, sizes, strides, role)
+        buffer = self.builder.buffers[name] = Buffer(name, example.dtype, device or example.device, sizes, strides, role)
         return self.builder.whole(buffer)
 
     # Operators

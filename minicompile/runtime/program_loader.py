@@ -62,7 +62,7 @@ def bound_module(program: Program, cache: CodeCache | None) -> types.ModuleType:
     """The program's file as a module whose kernels are compiled, and launched in the cheapest way."""
     module = _import_file(program, _write_file(program, cache), cache)
     for name, constant in program.constants:
-        module.CONSTANTS[name] = constant.to(program.device)
+        module.CONSTANTS[name] = constant if name in program.host_constants else constant.to(program.device)
     if program.device.type == "cuda":
         _bind_kernels(program, module, cache)
         _bind_handwritten(program, module)

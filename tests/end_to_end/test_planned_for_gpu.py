@@ -106,3 +106,15 @@ def test_a_mask_on_the_cpu_is_moved_for_the_operator_that_takes_it(planned: Call
 
     program = planned(function, torch.rand(3, 4), torch.rand(4))
     assert "torch.ops.aten.index_put.default" in [call for call, _ in program.extern_calls]
+
+
+def test_a_constant_stays_on_the_host_where_the_host_computes_with_it(planned: Callable[..., Program]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        host, moved = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]).to(x.device)
+        return x + moved, host + 1
+
+    program = planned(function, torch.rand(5, 2))
+    values = {name: constant.tolist() for name, constant in program.constants}
+    assert [values[name] for name in program.host_constants] == [[1.0, 2.0]]
+    assert '[1.0, 2.0], dtype=torch.float32).to("cpu")' in program.text
+    assert '[3.0, 4.0], dtype=torch.float32).to("cuda:0")' in program.text
