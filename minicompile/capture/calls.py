@@ -35,6 +35,7 @@ from minicompile.capture.attributes import (
 )
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.comparing import refuse_objects, settled
+from minicompile.capture.held_numbers import held_number
 from minicompile.capture.native import (
     BREAKING_MODULES,
     INLINED,
@@ -216,10 +217,12 @@ def shown_once(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ..
 
 CLOSURE_RULES: dict[tuple[str, str], Callable[..., Any]] = {
     ("functools", "singledispatch.<locals>.dispatch"): dispatched,
+    ("torch._dynamo.decorators", "graph_break"): lambda *_: None,
     ("dataclasses", "_recursive_repr.<locals>.wrapper"): shown_once,
     ("reprlib", "recursive_repr.<locals>.decorating_function.<locals>.wrapper"): shown_once,
 }
-"""Rules for the functions that a library's function defines, by module and name; they take (tracer, function, args, kwargs)."""
+"""Rules for functions that a library's function defines, or of a module that is loaded late, by module and name; they take
+(tracer, function, args, kwargs)."""
 
 
 def fetched_again(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any) -> Any:
@@ -243,6 +246,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     """Call a Python function: a rule of its own, a torch operation, or inline."""
     if function.__globals__.get("__name__") == "torch._compile" and hasattr(function, "__wrapped__"):
         function = function.__wrapped__  # hides the function from torch's own compiler
+    function = torch_interface.unpatched(function)
     rule = SPECIAL.get(function)
     if rule is not None:
         return rule(tracer, *resolved(tracer, args, kwargs))
@@ -265,7 +269,6 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
             if function.__name__ != "signature":
                 return call_pure(tracer, function, args, kwargs)
         raise Break(kind if kind != "pure" else "unknown call", f"`{module}.{function.__qualname__}` is called")
-    function = torch_interface.unpatched(function)
     closure_rule = CLOSURE_RULES.get((module, function.__code__.co_qualname))
     if closure_rule is not None:
         return closure_rule(tracer, function, *resolved(tracer, args, kwargs))
@@ -348,6 +351,10 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
         return run_native(tracer, len, (tensor,), {})
     if name == "__iter__":
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
+    if name == "item" and torch_interface.is_of_optimizers(tracer.frames[-1].code):
+        number = held_number(tracer, tensor)
+        if number is not None:
+            return number
     if name in torch_interface.METHODS_NEVER_IN_GRAPH:
         kind = torch_interface.METHODS_NEVER_IN_GRAPH[name]
         raise never_in_graph(kind, f"Tensor.{name}", kwargs, name in ("retain_grad", "register_hook"))

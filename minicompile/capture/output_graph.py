@@ -214,6 +214,8 @@ class OutputGraph:
         if name in OFFSET_OF and (args[OFFSET_OF[name] :] or kwargs.get("storage_offset") is not None):
             raise Break("real memory", f"`{name}` counts from the start of the storage")
         result = self.run_fake(op, target, args, kwargs)
+        if name.startswith("_foreach_") and name.endswith("_"):  # whose fake kernels count no changes
+            torch.autograd.graph.increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
         if isinstance(result, FakeTensor) and result.layout is not torch.strided:
             raise Break("sparse tensor", f"`{name}` makes a sparse tensor")
         self.check_leaves(result, name)

@@ -138,7 +138,8 @@ def computed(tracer: Any, function: Callable[..., Any], operands: tuple[Any, ...
     if function not in CLOSED:
         tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
     tracer.floats = True
-    return SymbolicFloat(tracer, source, real)
+    same = (source.text, *(id(part.value if type(part) is Baked else part) for part in source.parts))
+    return tracer.computed_floats.setdefault(same, SymbolicFloat(tracer, source, real))
 
 
 def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> Callable[[Any, Any], Any]:

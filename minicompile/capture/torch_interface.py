@@ -12,6 +12,7 @@ import inspect
 import logging
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -244,7 +245,7 @@ backends.cuda.is_flash_attention_available amp.is_autocast_available _C._is_torc
 is_distributed nn.modules.utils._single nn.modules.utils._pair nn.modules.utils._triple _C._is_any_autocast_enabled
 is_any_autocast_enabled is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
 _C._get_function_stack_at _C._len_torch_dispatch_stack cuda.device_count _C._get_privateuse1_backend_name _C._is_tracing
-_C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set
+_C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set accelerator.current_accelerator xpu.is_available
 """)
 
 # Those whose answer may change between calls, and is no part of `torch_state`.
@@ -254,6 +255,7 @@ is_autocast_cache_enabled get_deterministic_debug_mode get_float32_matmul_precis
 is_anomaly_check_nan_enabled is_warn_always_enabled _C._get_deterministic_algorithms_warn_only _C._get_cublas_allow_tf32
 _C._get_cudnn_enabled _C._get_cudnn_benchmark _C._get_cudnn_deterministic _C._get_cudnn_allow_tf32 _C._get_mkldnn_enabled
 _C._get_float32_matmul_precision _C._get_math_sdp_allow_fp16_bf16_reduction _C._is_multithreading_enabled
+cuda.is_current_stream_capturing
 """) | {*autocast.ASK_ATTENTION}
 
 # Those that ask for transforms of `torch.func`: none is active while a function is captured that one is applied to.
@@ -284,6 +286,7 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     torch._has_compatible_shallow_copy_type: "real memory", torch._debug_has_internal_overlap: "real memory",
     torch.frombuffer: "real memory", torch.from_file: "real memory", torch.cond: "higher-order operator",
     torch.lstm: "recurrent network", torch.gru: "recurrent network",
+    **dict.fromkeys(named("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"), "optimizer"),  # one kernel as they are
     torch.rnn_tanh: "recurrent network", torch.rnn_relu: "recurrent network",
 }
 METHODS_NEVER_IN_GRAPH: dict[str, str] = {name: kind for kind, names in {
@@ -360,7 +363,7 @@ def classify(function: Any) -> str | None:
 UNTRACED: dict[str, str] = {
     **dict.fromkeys(("torch._dynamo", "torch._compile", "torch._inductor"), "nested compiler"),
     **dict.fromkeys(("torch._functorch", "torch.func"), "torch.func transform"),
-    **dict.fromkeys(("torch.optim", "torch.amp.grad_scaler"), "optimizer"),
+    **dict.fromkeys(("torch.optim.lr_scheduler", "torch.optim.lbfgs", "torch.amp.grad_scaler"), "optimizer"),
     **dict.fromkeys(("torch.random", "torch.cuda.random"), "random seed"),
     **dict.fromkeys(("torch.autograd.function", "torch.utils.checkpoint"), "custom autograd function"),
     **dict.fromkeys(("torch._tensor_str", "torch.serialization", "torch._logging"), "input or output"),
@@ -372,11 +375,24 @@ UNTRACED: dict[str, str] = {
 UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
-          "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.")
+          "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.",
+          "LRScheduler.__init__.<locals>.")
+
+
+OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+
+
+def is_of_optimizers(code: types.CodeType) -> bool:
+    """Whether code is a part of PyTorch's optimizers."""
+    return code.co_filename.startswith(OPTIMIZERS)
 
 
 def unpatched(function: types.FunctionType) -> types.FunctionType:
-    """The function itself, or what Dynamo has wrapped: once it was used, `Module.__init__` also counts modules for it."""
+    """The function itself, or what Dynamo has wrapped once it was used: `Module.__init__` also counts modules for it then,
+    and parts of optimizers are closed to compilers."""
+    original = function.__dict__.get("_torchdynamo_orig_callable")
+    if isinstance(original, types.FunctionType) and is_of_optimizers(original.__code__):
+        return original
     if function.__qualname__ == "install_generation_tagging_init.<locals>.patched_init" and function.__closure__:
         return function.__closure__[function.__code__.co_freevars.index("init")].cell_contents
     return function
@@ -387,7 +403,7 @@ def why_untraced(function: types.FunctionType) -> str | None:
     module = function.__globals__.get("__name__") or ""
     if module == "torch.autograd.functional":
         return "autograd call"
-    if module.startswith(UNTRACED_PREFIXES) and not function.__qualname__.startswith(TRACED):
+    if module.startswith(UNTRACED_PREFIXES) and not function.__code__.co_qualname.startswith(TRACED):
         return next(kind for prefix, kind in UNTRACED.items() if module.startswith(prefix))
     if function is torch.nn.Module._apply:
         return "real memory"

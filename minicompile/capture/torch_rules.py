@@ -24,7 +24,7 @@ from minicompile.capture.side_effects import contents
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import EXAMPLES, is_symbolic
 from minicompile.capture.texts import leaves
-from minicompile.capture.torch_interface import FakeTensor, with_default_device
+from minicompile.capture.torch_interface import FakeTensor, is_of_optimizers, with_default_device
 from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
 
@@ -190,8 +190,13 @@ for maker in (torch.tensor, torch.as_tensor):
 
 @special(torch.compiler.is_compiling)
 def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """What the attempt says; a `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes."""
+    """What the attempt says, but to optimizers, which compute their numbers as in eager.
+
+    A `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes.
+    """
     frame = tracer.frames[-1]
+    if is_of_optimizers(frame.code):
+        return False
     asks = frame.code is torch.nn.TransformerEncoder.forward.__code__ and not torch.is_autocast_enabled()
     if asks and not (torch.is_grad_enabled() and any(p.requires_grad for p in frame.variables["self"].layers[0].parameters())):
         reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"

@@ -219,6 +219,8 @@ class Tracer:
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
         picks: whether 0-d tensors may be indices.
+        held_numbers: stand-ins for what tensors of the host hold, by how it is asked for and the number.
+        computed_floats: the float that an expression over some sources gives, by both.
         inference_scopes: ids of open `torch.inference_mode`s; the grad mode before, or `None` if the graph runs under it.
     """
 
@@ -244,6 +246,8 @@ class Tracer:
         self.native = self.floats = False
         self.failed: Any = None
         self.expects = self.picks = True
+        self.held_numbers: dict[tuple[str, str], Any] = {}
+        self.computed_floats: dict[tuple[Any, ...], Any] = {}
         self.inference_scopes: dict[int, bool | None] = {}
         self.state, self.autocast = torch_interface.torch_state(), (autocast.settings(), autocast.open_blocks())
         self.symbols: dict[Any, tuple[Source, Any]] = {}

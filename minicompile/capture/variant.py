@@ -223,7 +223,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
         except Break as error:
             if context.config.fullgraph:
                 raise unsupported(error, attempt) from None
-            if attempt.frame is None or stop is not None:
+            if attempt.frame is None or stop is not None or torch_interface.is_of_optimizers(attempt.frame.code):
                 return Assembly(attempt).eager(f"{error.reason}", error.stack[-1] if error.stack else None)
             stop, step = error.with_traceback(None), attempt.frame.step - 1
         except TraceAgain as error:

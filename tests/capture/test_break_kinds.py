@@ -96,13 +96,12 @@ def random_seed() -> Program:
 
 @fires("optimizer")
 def optimizer() -> Program:
-    weight = torch.ones(3, requires_grad=True)
-    weight.grad = torch.ones(3)
-    steps = torch.optim.SGD([weight], lr=0.5)
+    optimizer = torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        steps.step()  # here
-        return x + weight.detach()
+        scheduler.step()  # here
+        return x + 1
 
     return function, (matrix(),)
 

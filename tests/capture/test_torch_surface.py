@@ -120,7 +120,7 @@ def test_whether_processes_are_joined_is_asked_of_no_graph_but_guarded() -> None
     assert torch.equal(compiled(x), x + 1)
 
 
-def test_a_training_step_breaks_once_at_each_call_that_works_on_the_autograd_graph() -> None:
+def test_a_training_step_breaks_only_for_the_backward() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -135,7 +135,7 @@ def test_a_training_step_breaks_once_at_each_call_that_works_on_the_autograd_gra
     compiled = capture(step)
     for _ in range(3):
         compiled(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
-    assert kinds(compiled) == ["optimizer", "autograd call", "optimizer"]
+    assert kinds(compiled) == ["autograd call"] * 2, "the first call finds no gradients, the others do"
 
 
 def test_functional_call_is_captured() -> None:
