@@ -354,7 +354,7 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
         return getattr(owner, name)
     if name in ("__name__", "__qualname__", "__module__", "__doc__"):
         return own_attribute(tracer, owner, name)
-    if name == "__dict__":
+    if name == "__dict__" and not is_trusted_module(owner.__name__):
         raise Break("unsupported value", f"the dictionary of the class {owner.__name__}")
     if name == "__annotations__":
         getattr(owner, name, None)  # which gives a class that has none its own empty ones
@@ -374,6 +374,8 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
 
 def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
     """An attribute of a Python module."""
+    if name == "__dict__" and not is_trusted_module(owner.__name__):
+        raise Break("unsupported value", "a whole namespace is read")
     if name in owner.__dict__:
         return tracer.load_global(owner.__dict__, name)
     if type(owner) is not types.ModuleType and is_trusted_module(owner.__name__):  # such as `torch.backends.cudnn.enabled`

@@ -34,10 +34,18 @@ def truth_for_jump(tracer: Tracer, at: Instruction, value: Any) -> bool:
     return expected
 
 
-@special(torch._check_tensor_all)
-def rule_check_tensor_all(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@special(torch._check_with)
+def rule_check(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises what `torch._check` and its kin do, where a condition is not true."""
+    if kwargs or not isinstance(args[1], bool) or not args[1]:
+        raise Break("unsupported argument", "a check of PyTorch's raises")
+
+
+@special(torch._check_tensor_all_with)
+def rule_check_tensor_all(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises where a tensor is not true throughout."""
-    right = tracer.operation("call_method", "all", args[:1]) if args and isinstance(args[0], FakeTensor) else None
+    known = not kwargs and isinstance(args[1], FakeTensor) and args[1].dtype is torch.bool
+    right = tracer.operation("call_method", "all", args[1:2]) if known else None
     if right is None or not may_be_tested(tracer, right):
         raise Break("tensor value", "`_check_tensor_all` looks at a tensor")
     expect(tracer, right, True)

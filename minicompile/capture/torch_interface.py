@@ -315,6 +315,8 @@ METADATA_PROPERTIES = frozenset({
 })
 
 
+CHECKS = ("_check", "_check_index", "_check_value", "_check_type", "_check_not_implemented", "_check_tensor_all")
+"""Functions of `torch` that call those with rules of their own."""
 ROLES: dict[Any, str] = {**dict.fromkeys(NEVER_IN_GRAPH, "never"), **dict.fromkeys(STATE_CHANGES, "state"),
                          **dict.fromkeys(QUERIES | GUARDED_QUERIES | TRANSFORM_QUERIES, "query")}
 
@@ -335,7 +337,7 @@ def collect_operations() -> set[int]:
             ):
                 found.add(id(value))
     found.difference_update(map(id, ROLES))
-    for name in ("typename", "compile", "get_device_module", "is_deterministic_algorithms_warn_only_enabled"):
+    for name in ("typename", "compile", "get_device_module", "is_deterministic_algorithms_warn_only_enabled", *CHECKS):
         found.discard(id(getattr(torch, name, None)))
     found.discard(id(F.gaussian_nll_loss))  # looks at values and raises, which a program may
     return found

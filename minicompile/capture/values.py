@@ -199,6 +199,8 @@ def is_plain_key(key: Any) -> bool:
 
 def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     """A dictionary or a subclass of it: values stay lazy, keys are guarded when somebody looks at them."""
+    if dict.__contains__(real, "__builtins__"):
+        raise Break("unsupported value", "a whole namespace is read")  # its names are read and written one by one
     if not is_structural(source):
         tracer.guards.type(source, real)
     copy = new_dict(tracer, real, source)
