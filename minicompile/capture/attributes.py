@@ -277,9 +277,11 @@ def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
     return outside_attribute(tracer, owner, "__dict__", store) if outside else store
 
 
-def is_data_descriptor(raw: Any) -> bool:
-    """Whether a class attribute wins over the instance dictionary."""
-    return isinstance(raw, property) or hasattr(type(raw), "__set__") or hasattr(type(raw), "__delete__")
+def is_data_descriptor(tracer: Tracer, raw: Any) -> bool:
+    """Whether a class attribute wins over the instance dictionary; guarded, where its class may be given the methods."""
+    kind = type(raw)
+    guarded = not kind.__flags__ & IMMUTABLE and any(python_method(tracer, kind, name) for name in ("__set__", "__delete__"))
+    return guarded or hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
 def guard_hidden(tracer: Tracer, base: type | None, name: str, raw: Any) -> None:
@@ -316,7 +318,7 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
     """Data descriptors, the instance dictionary, then class attributes."""
     raw, base = class_lookup(tracer, kind, name)
-    if raw is not MISSING and is_data_descriptor(raw) and hasattr(type(raw), "__get__"):
+    if raw is not MISSING and is_data_descriptor(tracer, raw) and hasattr(type(raw), "__get__"):
         return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
     value = stored_attribute(tracer, owner, name)
     if value is not MISSING:
@@ -354,14 +356,14 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
         return getattr(owner, name)
     if name in ("__name__", "__qualname__", "__module__", "__doc__"):
         return own_attribute(tracer, owner, name)
-    if name == "__dict__" and not is_trusted_module(owner.__name__):
+    if name == "__dict__":
         raise Break("unsupported value", f"the dictionary of the class {owner.__name__}")
     if name == "__annotations__":
         getattr(owner, name, None)  # which gives a class that has none its own empty ones
     meta = type(owner)
     meta_raw, meta_base = class_lookup(tracer, meta, name)
     raw, base = class_lookup(tracer, owner, name)
-    if raw is MISSING or (meta_raw is not MISSING and is_data_descriptor(meta_raw) and meta is not type):
+    if raw is MISSING or (meta_raw is not MISSING and is_data_descriptor(tracer, meta_raw) and meta is not type):
         if meta_raw is MISSING:
             return native_attribute(owner, name)  # an enum member that only its metaclass reaches, or the error
         if meta_base is type or is_trusted_module((meta_base or meta).__module__):
@@ -513,7 +515,7 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     raw, base = class_lookup(tracer, kind, name)
     if name == "__class__":
         raise Break("unsupported value", "the class of an object is set")
-    if raw is not MISSING and is_data_descriptor(raw):
+    if raw is not MISSING and is_data_descriptor(tracer, raw):
         set_through_descriptor(tracer, owner, name, value, class_value(tracer, base or kind, name, raw))
         return
     guard_hidden(tracer, base, name, raw)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.break_kinds import Break
-from minicompile.capture.calls import special
+from minicompile.capture.calls import call, run_native, special
 from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
 from minicompile.capture.torch_interface import FakeTensor, restore_state
@@ -37,14 +37,15 @@ def truth_for_jump(tracer: Tracer, at: Instruction, value: Any) -> bool:
 @special(torch._check_with)
 def rule_check(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises what `torch._check` and its kin do, where a condition is not true."""
-    if kwargs or not isinstance(args[1], bool) or not args[1]:
-        raise Break("unsupported argument", "a check of PyTorch's raises")
+    if args[1] is not True:
+        text = args[2] and call(tracer, str, (call(tracer, args[2], (), {}),), {})
+        run_native(tracer, torch._check_with, (*args[:2], args[2] and (lambda: text)), {})
 
 
 @special(torch._check_tensor_all_with)
 def rule_check_tensor_all(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises where a tensor is not true throughout."""
-    known = not kwargs and isinstance(args[1], FakeTensor) and args[1].dtype is torch.bool
+    known = isinstance(args[1], FakeTensor) and args[1].dtype is torch.bool
     right = tracer.operation("call_method", "all", args[1:2]) if known else None
     if right is None or not may_be_tested(tracer, right):
         raise Break("tensor value", "`_check_tensor_all` looks at a tensor")

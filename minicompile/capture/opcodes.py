@@ -34,6 +34,7 @@ from minicompile.capture.operators import (
 from minicompile.capture.resume import one_instruction
 from minicompile.capture.side_effects import MISSING, Lazy, put
 from minicompile.capture.symbolic_size import concrete
+from minicompile.capture.texts import is_tensor_text, joined, lazy_text, shown_later
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handler, Outcome, Tracer, stop_as_error
 from minicompile.capture.values import force
@@ -190,9 +191,18 @@ def take(tracer: Tracer, frame: Frame, count: int) -> list[Any]:
 
 
 def formatted(tracer: Tracer, at: Instruction, value: Any, specification: Any = "") -> Any:
-    """One value of an f-string (3.11, 3.12)."""
-    conversion = CONVERSIONS[at.arg & 3]
-    return call(tracer, format, (value if conversion is None else call(tracer, conversion, (value,), {}), specification), {})
+    """One value of an f-string."""
+    if at.name == "FORMAT_VALUE" and at.arg & 3:
+        value = call(tracer, CONVERSIONS[at.arg & 3], (value,), {})
+    if shown_later(tracer, value, specification):
+        return lazy_text((value, specification, value._version))
+    return call(tracer, format, (value, specification), {})
+
+
+@opcode("BUILD_STRING")
+def build_string(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """An f-string made of its parts."""
+    frame.stack[-instruction.arg :] = [joined(tracer, frame.stack[-instruction.arg :])]
 
 
 def attribute_of_super(tracer: Tracer, at: Instruction, function: Any, kind: Any, instance: Any) -> Any:
@@ -239,7 +249,6 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "BUILD_MAP": (lambda count: 2 * count, lambda tracer, at, *values: table_of(tracer, values[::2], values[1::2])),
     "BUILD_CONST_KEY_MAP": (lambda count: count + 1, lambda tracer, at, *values: table_of(tracer, values[-1], values[:-1])),
     "BUILD_SLICE": (int, lambda tracer, at, *values: slice(*values)),
-    "BUILD_STRING": (int, lambda tracer, at, *values: "".join(values)),
     "FORMAT_VALUE": (lambda flags: 2 if flags & 4 else 1, formatted),
     "BINARY_OP": (2, lambda tracer, at, left, right: binary(tracer, BINARY_SYMBOLS[at.arg], left, right)),
     "COMPARE_OP": (2, lambda tracer, at, left, right: compare_values(tracer, at, left, right)),
@@ -258,8 +267,8 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "STOPITERATION_ERROR": (1, lambda tracer, at, value: stop_as_error(value)),
     "LIST_TO_TUPLE": (1, lambda tracer, at, value: call(tracer, tuple, (value,), {})),
     "CONVERT_VALUE": (1, lambda tracer, at, value: call(tracer, CONVERSIONS[at.arg], (value,), {})),
-    "FORMAT_SIMPLE": (1, lambda tracer, at, value: call(tracer, format, (value, ""), {})),
-    "FORMAT_WITH_SPEC": (2, lambda tracer, at, value, form: call(tracer, format, (value, form), {})),
+    "FORMAT_SIMPLE": (1, formatted),
+    "FORMAT_WITH_SPEC": (2, formatted),
 }
 # What an instruction does with the values that it pops; nothing is pushed.
 EFFECTS: dict[str, tuple[int, Callable[..., Any]]] = {
@@ -460,7 +469,9 @@ def jump_or_pop(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("RETURN_VALUE")
 def return_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> Outcome:
     """Leave the frame."""
-    return Outcome(frame.stack.pop())
+    value = frame.stack.pop()
+    # Native code that asked for a `__str__` would look at the stand-in of its text.
+    return Outcome(tracer.resolve(value) if len(tracer.frames) > 1 and is_tensor_text(value) else value)
 
 
 @opcode("YIELD_VALUE")

@@ -32,8 +32,9 @@ from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, el
 from minicompile.capture.source import PLAIN_VALUE, is_trusted_module, literal, plain_value
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
+from minicompile.capture.texts import TensorText, is_tensor_text
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
+from minicompile.capture.tracer import NULL, Frame, Generator, Handling, TraceAgain, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside
 
 TABLE_ITERATORS = {type(made({})): (made, "") for made in (iter, reversed)} | {type(iter(set())): (iter, "")} | {
@@ -83,6 +84,8 @@ class Emitter:
         """An expression for a value on the symbolic stack."""
         kind = type(value)
         if kind is Lazy:
+            if is_tensor_text(value):
+                return self.value(value.real)
             if value.resolved is MISSING:
                 return self.writer.fetch(value.source)
             return self.value(value.resolved)
@@ -171,7 +174,7 @@ class Emitter:
     def may_be_watched(self, value: Any) -> bool:
         """Whether it may show that an object is gone: one of the user's class, which others know, perhaps by weak references."""
         kind = type(value.real if type(value) is Lazy else value)
-        known = type(value) is Lazy or id(value) in self.memo or is_outside(self.tracer, value)
+        known = type(value) is Lazy and not is_tensor_text(value) or id(value) in self.memo or is_outside(self.tracer, value)
         of_users = bool(kind.__flags__ & HEAP_TYPE) and not is_trusted_module(kind.__module__)
         return known and of_users and not issubclass(kind, (torch.Tensor, torch.nn.Module))
 
@@ -285,6 +288,16 @@ def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
     parts = [emitter.value(value.func), *(emitter.value(item) for item in value.args)]
     parts.extend(f"**{{{key!r}: {emitter.value(item)}}}" for key, item in value.keywords.items())
     return emitter.assign(f"{emitter.constant(functools.partial, 'partial')}({', '.join(parts)})", "partial_call")
+
+
+def build_text(emitter: Emitter, value: TensorText) -> str:
+    """The text of an f-string that shows tensors."""
+    aliased = emitter.tracer.graph.data_aliases  # whose writes count as no changes
+    if aliased or any(type(part) is tuple and part[0]._version != part[2] for part in value):
+        raise TraceAgain(picks=False)
+    parts = [f"format({emitter.value(part[0])}, {part[1]!r})" if type(part) is tuple else emitter.value(part)
+             for part in value]
+    return emitter.assign(f"''.join(({', '.join(parts)},))", "text")
 
 
 def build_generator(emitter: Emitter, value: Generator) -> str:
@@ -423,7 +436,7 @@ Builder = Callable[[Emitter, Any], str]
 BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell,
-    functools.partial: build_partial, types.SimpleNamespace: build_instance, Generator: build_generator,
+    functools.partial: build_partial, TensorText: build_text, types.SimpleNamespace: build_instance, Generator: build_generator,
     Remaining: build_remaining, Iterables: build_remaining,
     **dict.fromkeys(PARTS, build_of_parts),
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",

@@ -1,9 +1,14 @@
-"""What native code may turn into text: nothing that would show an address, a fake tensor or a symbol, or run the user's code."""
+"""What native code may turn into text: nothing that would show an address, a fake tensor or a symbol, or run the user's code.
+
+Text of an f-string that shows tensors is made behind the graph, and only where somebody needs it.
+"""
 
 from __future__ import annotations
 
 import collections
 import enum
+import itertools
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +17,12 @@ import torch
 
 from minicompile.capture.attributes import HEAP_TYPE
 from minicompile.capture.break_kinds import Break
-from minicompile.capture.side_effects import elements
-from minicompile.capture.source import is_trusted_module
+from minicompile.capture.side_effects import Lazy, elements
+from minicompile.capture.source import Source, is_trusted_module
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, RULES, force, is_outside
 
 CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 TEXT_METHODS = ("__str__", "__repr__", "__format__", "__getitem__", "__missing__")
@@ -71,3 +76,47 @@ def refuse_addresses(tracer: Tracer, value: Any, symbols: bool = True) -> None:
                 isinstance(leaf, (types.FunctionType, torch.nn.Module))
                 or is_outside(tracer, leaf) and not isinstance(leaf, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum))):
             raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")
+
+
+class TensorText(tuple[Any, ...]):
+    """The parts of a text that shows tensors: plain text, and tensors with how they are shown and their version then.
+
+    On the stack it is a lazy value, so that whoever looks at it ends the graph.
+    """
+
+
+PLAIN_FORM = re.compile(r"[<>^]?\d*(\.\d+)?[efg%]")
+"""How numbers of every type may be shown."""
+
+
+def shown_later(tracer: Tracer, value: Any, form: str) -> bool:
+    """Whether a value is a tensor that can be shown behind the graph as well."""
+    graph = tracer.graph
+    if not isinstance(value, FakeTensor) or value.is_inference() or not (tracer.picks and graph.inside is graph.region is None):
+        return False
+    return not form or not value.dim() and not value.is_complex() and PLAIN_FORM.fullmatch(form) is not None
+
+
+def lazy_text(*parts: Any) -> Lazy:
+    """A text that shows tensors, as it is passed around."""
+    return Lazy(Source(None, "", "a text that shows a tensor"), TensorText(parts))
+
+
+def is_tensor_text(value: Any) -> bool:
+    """Whether a value on the stack is text that shows tensors."""
+    return type(value) is Lazy and type(value.real) is TensorText
+
+
+def joined(tracer: Tracer, values: list[Any]) -> Any:
+    """The parts of an f-string as one text."""
+    parts = [value.real if is_tensor_text(value) else (tracer.resolve(value),) for value in values]
+    pieces = list(itertools.chain.from_iterable(parts))
+    return lazy_text(*pieces) if any(type(piece) is tuple for piece in pieces) else "".join(pieces)
+
+
+def needed(tracer: Tracer, text: TensorText, source: Source) -> Any:
+    """Ends the graph where the text is looked at."""
+    raise Break("input or output", "the text of a tensor is needed")
+
+
+RULES[TensorText] = needed

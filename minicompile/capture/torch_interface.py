@@ -315,8 +315,6 @@ METADATA_PROPERTIES = frozenset({
 })
 
 
-CHECKS = ("_check", "_check_index", "_check_value", "_check_type", "_check_not_implemented", "_check_tensor_all")
-"""Functions of `torch` that call those with rules of their own."""
 ROLES: dict[Any, str] = {**dict.fromkeys(NEVER_IN_GRAPH, "never"), **dict.fromkeys(STATE_CHANGES, "state"),
                          **dict.fromkeys(QUERIES | GUARDED_QUERIES | TRANSFORM_QUERIES, "query")}
 
@@ -337,7 +335,8 @@ def collect_operations() -> set[int]:
             ):
                 found.add(id(value))
     found.difference_update(map(id, ROLES))
-    for name in ("typename", "compile", "get_device_module", "is_deterministic_algorithms_warn_only_enabled", *CHECKS):
+    checks = ("_check", "_check_index", "_check_value", "_check_type", "_check_not_implemented", "_check_tensor_all")
+    for name in ("typename", "compile", "get_device_module", "is_deterministic_algorithms_warn_only_enabled", *checks):
         found.discard(id(getattr(torch, name, None)))
     found.discard(id(F.gaussian_nll_loss))  # looks at values and raises, which a program may
     return found

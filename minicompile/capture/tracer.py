@@ -218,7 +218,7 @@ class Tracer:
         native: native code runs, and what it does to tensors is to be recorded.
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
-        picks: whether 0-d tensors may be indices.
+        picks: whether 0-d tensors may be indices, and text that shows tensors be made behind the graph.
         held_numbers: stand-ins for what tensors of the host hold, by how it is asked for and the number.
         computed_floats: the float that an expression over some sources gives, by both.
         inference_scopes: ids of open `torch.inference_mode`s; the grad mode before, or `None` if the graph runs under it.
@@ -318,6 +318,7 @@ class Tracer:
             if name not in table:
                 raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
             value = table[name]
+            self.read_of_library(table, name, value)
         self.global_values[key] = value
         return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import sys
@@ -747,4 +748,42 @@ def slices_ranges_and_dtypes_as_arguments():
         call(count(6), 3),
         call(count(6), ...),
         call(count(6), None),
+    ]
+
+
+@program
+def a_builtin_that_is_replaced():
+    def replace(function):
+        builtins.sum = function
+
+    def outer(x):
+        return x * sum([1, 2])
+
+    original = sum
+    return outer, [
+        call(count(3)),
+        after(lambda: replace(lambda numbers: 50), count(3)),
+        after(lambda: replace(original), count(3)),
+    ]
+
+
+@program
+def a_descriptor_whose_class_is_given_more_methods():
+    class Five:
+        def __get__(self, owner, kind=None):
+            return 5.0
+
+    class Holder:
+        value = Five()
+
+    holder = Holder()
+    holder.value = 2.0
+
+    def outer(x):
+        return x * holder.value
+
+    return outer, [
+        call(count(3)),
+        after(lambda: setattr(Five, "__set__", lambda self, owner, value: None), count(3)),
+        after(lambda: delattr(Five, "__set__"), count(3)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import sys
 
 import torch
 from torch import nn
@@ -255,3 +256,52 @@ def ranges_of_objects_that_are_numbers():
         return x + 1, list(range(number)), list(range(1, 5, number)), [0, 1, 2, 3][number], "abcd"[number:]
 
     return outer, [call(normal(2), Number(n)) for n in (1, 2, 3)]
+
+
+NAMESPACE = globals()
+STORED = COUNTED = WRITTEN = OF_FUNCTION = 0
+
+
+def with_its_namespace(function):
+    return function, [call(count(3)), call(count(4)), call(count(3))]
+
+
+@program
+def a_global_stored_through_its_namespace():
+    def outer(x):
+        NAMESPACE["STORED"] = x.shape[0]
+        return x * STORED
+
+    return with_its_namespace(outer)
+
+
+@program
+def a_global_stored_through_what_globals_gives():
+    def outer(x):
+        names = globals()
+        print("a graph break")
+        names["COUNTED"] = names.get("COUNTED", 0) + x.shape[0]
+        y = x * COUNTED
+        names.update(COUNTED=0)
+        return y, COUNTED, "COUNTED" in globals()
+
+    return with_its_namespace(outer)
+
+
+@program
+def a_global_read_through_its_namespace():
+    def outer(x):
+        global WRITTEN
+        WRITTEN = x.shape[0]
+        return x * NAMESPACE["WRITTEN"], vars(sys.modules[__name__])["WRITTEN"]
+
+    return with_its_namespace(outer)
+
+
+@program
+def a_global_stored_through_a_function():
+    def outer(x):
+        outer.__globals__["OF_FUNCTION"] = x.shape[0]
+        return x * OF_FUNCTION
+
+    return with_its_namespace(outer)
