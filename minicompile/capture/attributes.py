@@ -17,8 +17,7 @@ from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
-from minicompile.capture.symbolic_float import SymbolicFloat
-from minicompile.capture.symbolic_size import concrete, is_symbolic
+from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic
 from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, guard_absent, guard_present, is_outside, slot
 
@@ -49,14 +48,14 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return class_attribute(tracer, owner, name)
     if kind is types.ModuleType or isinstance(owner, types.ModuleType):
         return module_attribute(tracer, owner, name)
-    if kind is SymbolicFloat:
-        return native_attribute(owner.fix(), name)
+    if is_symbolic(owner):
+        return number_attribute(owner, name)
     if kind is TensorMethod:
         return owner.tensor if name == "__self__" else native_attribute(getattr(ANY_TENSOR, owner.name), name)
     if kind is types.MethodType and name not in OF_METHODS:
         return get_attribute(tracer, owner.__func__, name)
-    if kind in CONSTANT_TYPES or kind in NATIVE_TYPES or is_symbolic(owner):
-        return native_attribute(owner if kind is torch.Size else concrete(owner), name)
+    if kind in CONSTANT_TYPES or kind in NATIVE_TYPES:
+        return native_attribute(owner, name)
     if kind is super:
         return super_attribute(tracer, owner, name)
     if kind is types.FunctionType:
@@ -84,6 +83,15 @@ def run_by_python(function: Any, *args: Any) -> Any:
         return function(*args)
     except AttributeError as error:
         raise RaisedInUserCode(error) from None
+
+
+def number_attribute(owner: Any, name: str) -> Any:
+    """An attribute of a number that varies: a method stays one of it."""
+    if name in ("real", "numerator"):
+        return owner
+    method = getattr(type(EXAMPLES[type(owner)]), name, None)
+    written_in_c = isinstance(method, (types.MethodDescriptorType, types.WrapperDescriptorType))
+    return types.MethodType(method, owner) if written_in_c else native_attribute(concrete(owner), name)
 
 
 def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | None = None) -> tuple[Any, type | None]:

@@ -389,6 +389,8 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     bound = owner is not None and not isinstance(owner, (types.ModuleType, type))
     if bound or args and isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         of, rest = (owner, args) if bound else (args[0], args[1:])
+        if is_symbolic(of):
+            return call_pure(tracer, function, args, kwargs)
         if isinstance(of, FakeTensor) and name in torch_interface.TENSOR_METHODS:
             return call_tensor_method(tracer, of, name, rest, kwargs)
         method = getattr(native_base(of) or type(of), name, None) or getattr(type(of), name, None)
@@ -489,10 +491,12 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
         args = tuple(in_python(tracer, item) for item in args)
     if function in SYMBOLIC_MATH and len(args) == 1 and type(args[0]) in TORCH_NUMBERS:
         return SYMBOLIC_MATH[function](args[0])
-    if not kwargs and all(type(item) in OPERANDS for item in args) and any(
+    if all(type(item) in OPERANDS for item in args) and any(
             type(item) is SymbolicFloat or type(item) is torch.SymInt and tracer.dynamic.floats for item in args):
-        return run_native(tracer, computed, (tracer, function, args), {}, False)
-    plain = spelled_out if getattr(function, "__module__", None) in ("math", "cmath") else concrete
+        named = functools.partial(function, **spelled_out(kwargs)) if kwargs else function
+        return run_native(tracer, computed, (tracer, named, args), {}, False)
+    only_reads = isinstance(function, types.FunctionType) or getattr(function, "__module__", None) in ("math", "cmath")
+    plain = spelled_out if only_reads else concrete
     values = tuple(plain(native_argument(tracer, item)) for item in args)
     keywords = {key: plain(native_argument(tracer, item)) for key, item in kwargs.items()}
     for item in (*values, *keywords.values()):

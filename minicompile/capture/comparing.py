@@ -44,6 +44,9 @@ class Asked:
             raise Break("user object", f"hashing an object of type {type(self.value).__name__} depends on what was changed")
         return int(answer)
 
+    def __repr__(self) -> str:
+        return str(self.answer(repr))
+
     def answer(self, function: Callable[..., Any], *others: Any) -> Any:
         """What the tracer makes of a builtin that native code calls."""
         tracer = self.tracer
@@ -69,12 +72,13 @@ def is_compared_in_python(value: Any) -> bool:
 
 
 def standing(tracer: Tracer, value: Any) -> Any:
-    """A value as native code may compare and hash it: stand-ins for objects; the value itself if there are none in it."""
-    if type(value) in CONSTANT_TYPES or is_symbolic(value) or isinstance(value, PLAIN):
+    """A value as native code may compare and hash it: stand-ins for objects and for numbers that vary, of which PyTorch's
+    own comparisons know no truths and no NaN; the value itself if there are none in it."""
+    if type(value) in CONSTANT_TYPES or isinstance(value, PLAIN):
         return value
     if isinstance(value, enum.Enum) and not is_compared_in_python(value):
         return value
-    if is_compared_in_python(value) or not isinstance(value, (dict, *SEQUENCES)):
+    if is_symbolic(value) or is_compared_in_python(value) or not isinstance(value, (dict, *SEQUENCES)):
         return tracer.global_values.setdefault((id(value), "as native code sees it"), Asked(tracer, value))
     return standing_inside(tracer, value)
 
@@ -137,6 +141,6 @@ def settled_all(tracer: Tracer, items: Any) -> list[Any]:
 
 def refuse_objects(tracer: Tracer, *values: Any) -> Any:
     """The last of some values that native code hashes or compares, and keeps; refuses objects, which have to be asked."""
-    if any(standing(tracer, value) is not value for value in values):
+    if any(standing(tracer, value) is not value and not is_symbolic(value) for value in values):
         raise Break("user object", "objects are hashed or compared by a function written in C")
     return values[-1] if values else None

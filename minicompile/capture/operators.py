@@ -15,13 +15,13 @@ from torch.utils._sympy.functions import Mod, PythonMod
 
 from minicompile.capture.attributes import HEAP_TYPE, class_lookup, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import KEY_WRAPPER, call, direct, invoke_special, method, run_native
+from minicompile.capture.calls import KEY_WRAPPER, TORCH_NUMBERS, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
 from minicompile.capture.iteration import drain
 from minicompile.capture.picks import picked
 from minicompile.capture.side_effects import MISSING, elements, native_base, put
-from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python
+from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python, real_of
 from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
 from minicompile.capture.texts import check_printable
 from minicompile.capture.torch_interface import FakeTensor
@@ -192,8 +192,7 @@ def unary(tracer: Tracer, name: str, value: Any) -> Any:
 def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     """A rich comparison."""
     function, method, reflected = COMPARISONS[symbol]
-    if torch.SymInt in (type(left), type(right)):
-        left, right = (int(item) if type(item) is bool else item for item in (left, right))
+    left, right = comparable(left, right)
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
         other = right if isinstance(left, FakeTensor) else left
         if other is None or isinstance(other, (str, type)):
@@ -223,6 +222,15 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if symbol in ("==", "!=") and left is right and unhelpful(left) is not left:
         return symbol == "=="
     return run_native(tracer, function, (unhelpful(standing_inside(tracer, left)), unhelpful(standing_inside(tracer, right))), {})
+
+
+def comparable(left: Any, right: Any) -> tuple[Any, Any]:
+    """Two operands as numbers that vary can be compared: with integers for truths; beside infinity or NaN, any number will do."""
+    if type(left) not in TORCH_NUMBERS and type(right) not in TORCH_NUMBERS:
+        return left, right
+    endless = any(type(item) is float and not math.isfinite(item) for item in (left, right))
+    left, right = (int(item) if type(item) is bool else real_of(item) if endless else item for item in (left, right))
+    return left, right
 
 
 def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
@@ -366,7 +374,7 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     result = invoke_special(tracer, owner, "__getitem__", key)
     if result is not MISSING:
         return result
-    if isinstance(owner, NATIVE_CONTAINERS):
+    if isinstance(owner, NATIVE_CONTAINERS) and not isinstance(owner, SETS):
         return native_item(tracer, owner, key)
     if isinstance(owner, type):
         method, base = class_lookup(tracer, owner, "__class_getitem__")

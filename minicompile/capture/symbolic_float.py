@@ -5,6 +5,7 @@ it is exact to the bit; comparisons become guards. Whatever else asks for the nu
 Must not decide which floats vary.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -53,18 +54,6 @@ class SymbolicFloat:
     def __bool__(self) -> bool:
         return bool(self.compared("!=", 0))
 
-    def __float__(self) -> float:
-        return self.fix()
-
-    def __hash__(self) -> int:
-        return hash(self.fix())
-
-    def __repr__(self) -> str:
-        return repr(self.fix())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.fix(), spec)
-
 
 OPERANDS = (int, float, bool, SymbolicFloat, torch.SymInt)
 
@@ -90,7 +79,9 @@ def summed(start: Any, *numbers: Any) -> Any:
 
 def real_of(value: Any) -> Any:
     """The value in the call that is captured."""
-    return value.real if type(value) is SymbolicFloat else value.node.hint if type(value) is torch.SymInt else value
+    if type(value) is SymbolicFloat:
+        return value.real
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
 def source_of(tracer: Any, operand: Any) -> Source | None:
@@ -126,7 +117,10 @@ def computed(tracer: Any, function: Callable[..., Any], operands: tuple[Any, ...
     if text:
         source = Computed(text.format(*texts), tuple(parts))
     else:
-        source = Computed(f"{{{len(parts)}}}({', '.join(texts)})", (*parts, Baked(function, function.__name__)))
+        called = Baked(function, getattr(function, "__name__", "a function"))
+        source = Computed(f"{{{len(parts)}}}({', '.join(texts)})", (*parts, called))
+    if type(real) is tuple:
+        return tuple(computed(tracer, part(function, place), operands) for place in range(len(real)))
     if type(real) is not float:
         if type(real) not in (int, bool, str):
             return function(*map(fixed, operands))
@@ -140,6 +134,11 @@ def computed(tracer: Any, function: Callable[..., Any], operands: tuple[Any, ...
     tracer.floats = True
     same = (source.text, *(id(part.value if type(part) is Baked else part) for part in source.parts))
     return tracer.computed_floats.setdefault(same, SymbolicFloat(tracer, source, real))
+
+
+def part(function: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A function that gives one part of what another gives."""
+    return functools.wraps(function)(lambda *operands: function(*operands)[place])
 
 
 def binary_method(function: Callable[..., Any], text: str, reflected: bool) -> Callable[[Any, Any], Any]:
@@ -171,3 +170,5 @@ for _name, _function in (("neg", operator.neg), ("pos", operator.pos), ("abs", a
     setattr(SymbolicFloat, f"__{_name}__", unary_method(_function))
 for _symbol, _function in COMPARISONS.items():
     setattr(SymbolicFloat, f"__{_function.__name__}__", lambda self, other, symbol=_symbol: self.compared(symbol, other))
+for _function in (float, hash, repr, format):
+    setattr(SymbolicFloat, f"__{_function.__name__}__", lambda self, *given, function=_function: function(self.fix(), *given))

@@ -52,6 +52,21 @@ def program(sizes: Iterable[Any], arguments: Callable[..., tuple[Any, ...]], com
 LENGTHS = (5, 8, 13, 3, 16)
 
 
+@program((8, 12, 16, 13, 14, 20, 31), lambda t: (floats(2, t),), compiles=3)  # whole quarters and others
+def quarters_that_are_whole(x):
+    quarter = x.shape[-1] / 4
+    if not quarter.is_integer():
+        x = x[..., : int(quarter) * 4]
+    return x.view(2, -1, 4).sum(-1)
+
+
+@program(LENGTHS, lambda t: (floats(t, 6),))
+def sizes_beside_truths_infinity_and_nan(x):
+    n = x.shape[0]
+    bounds = sorted([n, True, math.inf, False, -math.inf])
+    return x + bounds[2], bounds, max(n, math.nan), min([True, n]), [n] == [math.nan], (n, 1) < (math.inf, 0), [False, n].index(n)
+
+
 @program(LENGTHS, lambda t: (floats(2, t, 6),), compiles=4)  # odd and even lengths; a half of 1
 def halves_as_pairs(x):
     b, t, c = x.shape

@@ -112,9 +112,17 @@ def asked_for_its_type(x, i, s):
     return x * float(s) if isinstance(s, float) and type(s) is float and not isinstance(s, int) else x, s is None
 
 
-@program(compiles=5)
+@program((0.5, 0.75, 2.0, 0.3, 3.0, 1.7, 7.0), compiles=4)  # one more for a whole number
 def methods_of_floats(x, i, s):
-    return x * s, s.is_integer(), s.as_integer_ratio()
+    return (x * s if s.is_integer() else x - s.conjugate() * s.real, s.__round__(1), s.__add__(1), s.__lt__(9), (s / 4).is_integer(),
+            math.isclose(s, 9, rel_tol=0.01))
+
+
+@program()
+def several_numbers_of_one(x, i, s):
+    fraction, whole = math.modf(s + 5)
+    quotient, rest = divmod(s + 5, 0.25)
+    return x * fraction, quotient + rest, math.frexp(s / 1024)[0], whole >= 5
 
 
 @program(compiles=5)

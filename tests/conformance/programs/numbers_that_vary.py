@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import torch
@@ -135,3 +136,67 @@ def keys_that_hold_an_integer():
             return str(error)
 
     return outer, calls_with_numbers()
+
+
+@program
+def integers_searched_for_beside_truths():
+    def outer(x, n):
+        pairs = sorted([(n, True), (True, n), (n, False)])
+        return x + 1, [n] == [True], (n, 2) != (False, 2), [False, n, True].index(n), [n, 0].count(False), pairs, min(False, n), max(n, True)
+
+    return outer, [call(normal(3), n) for n in (3, 4, 1, 0, 5, 1)]
+
+
+@program
+def integers_beside_infinity_and_nan():
+    def outer(x, n, bounds):
+        try:
+            return x + n, [(sorted([n, b]), max(n, b), n < b, n == b, [n] == [b], n in (b, 7), (x.shape[0] / 2) > b) for b in bounds]
+        except Exception as error:
+            return str(error)
+
+    bounds = (math.inf, -math.inf, math.nan, 2.5, 1.0)
+    return outer, [call(normal(n + 1), n, bounds) for n in (3, 4, 1, 0, 5)]
+
+
+@program
+def numbers_that_are_not_found():
+    def outer(x, n):
+        try:
+            return x + [1, 2].index(n)
+        except ValueError as error:
+            return x, str(error)
+
+    return outer, calls_with_numbers()
+
+
+@program
+def items_of_sets_and_numbers():
+    def outer(x, n):
+        said = []
+        for owner in ({3}, frozenset([3]), n):
+            try:
+                said.append(owner[0])
+            except TypeError as error:
+                said.append(str(error))
+        return x + 1, said
+
+    return outer, calls_with_numbers()
+
+
+@program
+def methods_of_numbers():
+    def outer(x, n, s):
+        whole, bits = s.is_integer, n.bit_length
+        return x * s, whole(), bits(), n.real + s.real, s.as_integer_ratio(), s.hex(), n.__add__(1), s.__eq__(2.0), s.__divmod__(2), (
+            math.isclose(s, 2, rel_tol=0.3), round(s, ndigits=1), math.modf(s), math.frexp(s), (x.shape[0] / 2).is_integer())
+
+    return outer, [call(normal(n), n, s) for n, s in ((3, 1.5), (4, 2.0), (5, 2.5), (7, -3.0), (8, 0.25))]
+
+
+@program
+def sizes_as_json():
+    def outer(x):
+        return x * 2, json.dumps({"rows": x.shape[0], "sizes": [*x.shape]})
+
+    return outer, [call(normal(n, 2)) for n in (3, 4, 5)]
