@@ -16,7 +16,7 @@ import torch
 
 from minicompile.ir.expr import Apply, Expr, Load
 from minicompile.ir.index import ZERO, Axis, Index, as_index, atoms, coefficient_of, hint, substitute, substituted
-from minicompile.lowering.sizes import is_one
+from minicompile.lowering.sizes import is_empty, is_one
 
 LOOP_DTYPES = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -123,8 +123,8 @@ class TensorValue:
         self, sizes: tuple[Index, ...], source: Callable[[tuple[Index, ...]], Sequence[Index]], copied: bool = False
     ) -> TensorValue:
         """The view of `sizes` whose element at `i` is this value's element at `source(i)`."""
-        placeholders = loop_axes(sizes, "v")
-        return self.with_flat(sizes, self.at(source(placeholders)), copied)
+        flat = ZERO if is_empty(sizes) else self.at(source(loop_axes(sizes, "v")))
+        return self.with_flat(sizes, flat, copied)
 
     def with_flat(self, sizes: tuple[Index, ...], flat: Index, copied: bool = False) -> TensorValue:
         """The view of `sizes` with a flat offset over `loop_axes(sizes, "v")`."""

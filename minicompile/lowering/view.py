@@ -32,13 +32,10 @@ def reshaped(value: TensorValue, sizes: Indices) -> TensorValue:
     """`value` with other sizes of the same product."""
     if sizes == value.sizes:
         return value
-    if is_empty(sizes):
-        return value.with_flat(sizes, ZERO)
-    groups = matching_groups(value.sizes, sizes)
 
     def source(indices: Indices) -> Sequence[Index]:
         result = [ZERO] * value.rank
-        for old, new in groups:
+        for old, new in matching_groups(value.sizes, sizes):
             flat = row_major([indices[d] for d in new], [sizes[d] for d in new])
             for dim, index in zip(old, digits(flat, [value.sizes[d] for d in old]), strict=True):
                 result[dim] = index
@@ -110,8 +107,6 @@ def clamped_position(position: Any, size: Index) -> Index:
 def sliced(value: TensorValue, dim: int, start: Index, step: Index, size: Index) -> TensorValue:
     """`size` elements of `dim` from `start`, `step` apart."""
     sizes = value.sizes[:dim] + (size,) + value.sizes[dim + 1 :]
-    if size is ZERO:
-        return value.with_flat(sizes, ZERO)
     return value.reindexed(sizes, lambda i: [*i[:dim], start + i[dim] * step, *i[dim + 1 :]])
 
 
@@ -161,8 +156,7 @@ def lower_diagonal(
         by_dim[second] = indices[-1] + max(offset, 0)
         return [by_dim[d] for d in range(value.rank)]
 
-    sizes = result_sizes(builder)
-    return value.with_flat(sizes, ZERO) if is_empty(sizes) else value.reindexed(sizes, source)
+    return value.reindexed(result_sizes(builder), source)
 
 
 @lowers_view("unfold")
@@ -200,8 +194,6 @@ def lower_flip(builder: GraphBuilder, value: TensorValue, dims: Sequence[int]) -
 @lowers_view("roll")
 def lower_roll(builder: GraphBuilder, value: TensorValue, shifts: Any, dims: Any = ()) -> TensorValue:
     """Positions moved around a circle."""
-    if is_empty(value.sizes):
-        return value.reindexed(value.sizes, lambda i: i, copied=True)
     if not dims:
         flat = reshaped(value, (product(value.sizes),))
         return reshaped(_rolled(flat, {0: size_index(shifts[0])}), value.sizes)
@@ -220,7 +212,7 @@ def _rolled(value: TensorValue, amounts: dict[int, Index]) -> TensorValue:
             result[dim] = (indices[dim] + (size - shift % size)) % size
         return result
 
-    return value.reindexed(value.sizes, source if value.rank else lambda i: i, copied=True)
+    return value.reindexed(value.sizes, source, copied=True)
 
 
 @lowers_view("repeat")
@@ -232,8 +224,6 @@ def lower_repeat(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorVa
     def source(indices: Indices) -> Sequence[Index]:
         return [index % size for index, size in zip(indices[lead:], value.sizes, strict=True)]
 
-    if is_empty(sizes):
-        return value.with_flat(sizes, ZERO, copied=True)
     return value.reindexed(sizes, source, copied=True)
 
 
