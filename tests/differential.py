@@ -25,6 +25,11 @@ class Different(AssertionError):
     """The compiled function is not equal to eager; each line says where and by how much."""
 
 
+def leaf(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A random tensor that wants a gradient."""
+    return torch.randn(size, dtype=dtype, requires_grad=True)
+
+
 @dataclasses.dataclass
 class Run:
     """What one run showed: outputs, arguments afterwards, gradients of the differentiable inputs, or an exception."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import minicompile
 from minicompile.runtime.second_derivatives import DoubleBackward
-from tests.differential import leaves
+from tests.differential import leaf, leaves
 
 Wrap = Callable[[Any], Any]
 SCENARIOS: list[Callable[[Wrap], Any]] = []
@@ -26,10 +26,6 @@ def scenario(function: Callable[[Wrap], Any]) -> Callable[[Wrap], Any]:
     """Add a scenario to the table."""
     SCENARIOS.append(function)
     return function
-
-
-def leaf(*size: int) -> Tensor:
-    return torch.randn(size, requires_grad=True)
 
 
 def attempt(call: Callable[[], Any]) -> Any:

@@ -15,13 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile
-from tests.differential import check
+from tests.differential import check, leaf
 
 NAN, INF = math.nan, math.inf
-
-
-def leaf(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(size, dtype=dtype, requires_grad=True)
 
 
 def values(*given: float, dtype: torch.dtype = torch.float32) -> Tensor:

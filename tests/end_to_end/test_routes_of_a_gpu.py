@@ -18,7 +18,7 @@ import minicompile
 from minicompile.api import compiled_function
 from minicompile.ir.loops import ExternKernel
 from minicompile.ir.schedule import KernelGroup
-from tests.differential import check
+from tests.differential import check, leaf
 from tests.planned_for_gpu import planned_for_gpu, thresholds_lowered
 
 PACKAGE = pathlib.Path(minicompile.__file__).parent
@@ -31,10 +31,6 @@ def on_gpu() -> Iterator[None]:
     torch.manual_seed(0)
     with planned_for_gpu(), thresholds_lowered():
         yield
-
-
-def leaf(*sizes: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    return torch.randn(*sizes, dtype=dtype).requires_grad_()
 
 
 class Convolutions(nn.Module):

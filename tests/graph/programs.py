@@ -23,6 +23,11 @@ from minicompile.runtime.call_plan import call_plan
 from minicompile.runtime.compiled_graph import CompiledGraph
 
 
+def operators(module: GraphModule) -> list[str]:
+    """The names of the operators that a graph calls, in order."""
+    return [node.target._opname for node in module.graph.nodes if hasattr(node.target, "_opname")]
+
+
 class _Inliner(Tracer):
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         return False

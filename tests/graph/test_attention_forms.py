@@ -16,15 +16,12 @@ from torch import nn
 
 import minicompile
 from minicompile.api import compiled_function
+from tests.differential import leaf
 
 T, D = 6, 8
 PLAIN, CAUSAL, MASK = "plain", "causal", "mask"
 INF, LEAST = float("-inf"), torch.finfo(torch.float32).min
 TRIL = torch.ones(16, 16, dtype=torch.bool).tril().view(1, 1, 16, 16)
-
-
-def leaf(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*size, dtype=dtype, requires_grad=True)
 
 
 def four(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

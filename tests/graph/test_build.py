@@ -10,15 +10,8 @@ from minicompile.config import Config
 from minicompile.errors import CompileFailed
 from minicompile.ir.graph import FreshOutput, InputOutput, RepeatedOutput, ViewOutput
 from minicompile.runtime.second_derivatives import DoubleBackward
-from tests.graph.programs import check, compile_eagerly
-
-
-def leaf(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*size, dtype=dtype, requires_grad=True)
-
-
-def names(module: torch.fx.GraphModule) -> list[str]:
-    return [node.target._opname for node in module.graph.nodes if hasattr(node.target, "_opname")]
+from tests.differential import leaf
+from tests.graph.programs import check, compile_eagerly, operators
 
 
 class TestModels:
@@ -35,8 +28,8 @@ class TestModels:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         compiled = check(attend, leaf(2, 3, 5, 8), leaf(2, 3, 7, 8), leaf(2, 3, 7, 8))
-        assert names(compiled.partitioned.forward) == ["attention"]
-        assert names(compiled.partitioned.backward) == ["attention_backward"]
+        assert operators(compiled.partitioned.forward) == ["attention"]
+        assert operators(compiled.partitioned.backward) == ["attention_backward"]
 
     @pytest.mark.parametrize("kind", ["bool", "additive", "learned"])
     def test_attention_with_a_mask(self, kind: str) -> None:
@@ -77,7 +70,7 @@ class TestMutation:
     def test_an_input_written_in_place_is_written_by_the_graph(self) -> None:
         compiled = check(lambda x, y: x.add_(y) * 2, torch.randn(3), torch.randn(3))
         assert compiled.partitioned.binding.mutated_inputs[0].in_graph
-        assert names(compiled.partitioned.forward)[-1] == "copy_"
+        assert operators(compiled.partitioned.forward)[-1] == "copy_"
 
     def test_a_view_of_an_input_is_written(self) -> None:
         check(lambda x, y: x[1:].mul_(y).sum(), torch.randn(4, 3), torch.randn(3))
@@ -322,7 +315,7 @@ class TestOperatorsOfTheSweep:
 
     def test_batch_norm_is_taken_apart(self) -> None:
         compiled = check(lambda x, m, v: F.batch_norm(x, m, v, training=True), leaf(4, 3, 5), torch.zeros(3), torch.ones(3))
-        assert "native_batch_norm" not in names(compiled.partitioned.forward)
+        assert "native_batch_norm" not in operators(compiled.partitioned.forward)
 
     def test_unsafe_splits_are_views(self) -> None:
         compiled = check(lambda x: torch.unsafe_chunk(x, 2)[1], torch.randn(4, 3))

@@ -8,11 +8,8 @@ import torch.nn.functional as F
 
 from minicompile.config import Config
 from minicompile.graph.build import build_graph
+from tests.differential import leaf
 from tests.graph.programs import Captured, check, compile_eagerly
-
-
-def leaf(*size: int) -> torch.Tensor:
-    return torch.randn(*size, requires_grad=True)
 
 
 def block(x, w, v):

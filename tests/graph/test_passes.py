@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 import minicompile
 from minicompile.config import Config
 from minicompile.graph import passes
 from minicompile.graph.build import build_graph
 from minicompile.graph.trace import trace_joint
-from tests.graph.programs import Captured
-
-
-def names(module: GraphModule) -> list[str]:
-    return [node.target._opname for node in module.graph.nodes if hasattr(node.target, "_opname")]
+from tests.graph.programs import Captured, operators
 
 
 def through(change: passes.Pass, function: Callable[..., Any], *example: Tensor) -> list[str]:
@@ -28,7 +23,7 @@ def through(change: passes.Pass, function: Callable[..., Any], *example: Tensor)
     result, expected = module(*example)[0], function(*example)
     torch.testing.assert_close(result, expected)
     module.graph.lint()
-    return names(module)
+    return operators(module)
 
 
 X = torch.randn(4, 6)
@@ -53,7 +48,7 @@ def test_one_pass(change: passes.Pass, function: Callable[..., Any], left: list[
 
 
 def test_random_numbers_are_not_merged() -> None:
-    found = names(build_graph(Captured(lambda x: torch.rand_like(x) + torch.rand_like(x), (X,)).graph, Config()).forward)
+    found = operators(build_graph(Captured(lambda x: torch.rand_like(x) + torch.rand_like(x), (X,)).graph, Config()).forward)
     assert found.count("random_uniform") == 2
 
 

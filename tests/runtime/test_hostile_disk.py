@@ -26,6 +26,7 @@ from minicompile.runtime import code_cache
 from minicompile.runtime.code_cache import CodeCache
 
 FORK = multiprocessing.get_context("fork")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -52,15 +53,6 @@ def in_child(work: Callable[..., bool], *arguments: Any) -> int:
 def _exit_with(work: Callable[..., bool], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os._exit(0 if work(*arguments) else 1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """A forked child must not inherit threads at work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import minicompile
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def normalised(x: torch.Tensor) -> torch.Tensor:
     return (x - x.mean()) / (x.std() + 1.0)
@@ -35,15 +37,6 @@ def right(results: Any) -> bool:
     rows = torch.cat(list(results))
     expected = torch.stack([normalised(torch.arange(6.0) * (index + 1)) for index in range(8)])
     return torch.allclose(rows, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """A forked child must not inherit threads at work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("warm", [False, True])

@@ -90,15 +90,18 @@ def roots_of_negative_integers_inside_try():
     return outer, calls_with_numbers()
 
 
+class Sized:
+    """An object that says of itself how long it is."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+
 @program(raises=ValueError)
 def lengths_that_a_class_computes_from_an_integer():
-    class Sized:
-        def __init__(self, size):
-            self.size = size
-
-        def __len__(self):
-            return self.size
-
     def outer(x, n):
         return x * n, len(Sized(n)), bool(Sized(n))
 
@@ -107,13 +110,6 @@ def lengths_that_a_class_computes_from_an_integer():
 
 @program(raises=TypeError)
 def lengths_that_are_floats():
-    class Sized:
-        def __init__(self, size):
-            self.size = size
-
-        def __len__(self):
-            return self.size
-
     def outer(x, size):
         return x * size, len(Sized(size))
 
