@@ -158,8 +158,10 @@ class Cutter:
 
 
 def code_called_by(function: Any) -> Any:
-    """What the callables that share a cache have in common, when they are cut out of a caller; `None` if they are called as they
-    are: those that no one Python function stands for (classes, what is written in C)."""
+    """The key of the cache for a callee that is cut out of its caller: its code, or its class if that defines `__call__`.
+
+    `None` for what is called as it is because no single Python function stands for it: classes, and functions written in C.
+    """
     target = function.__func__ if isinstance(function, types.MethodType) else function
     while isinstance(target, functools.partial):
         target = target.func

@@ -105,7 +105,7 @@ def is_identical(one: Any, other: Any) -> bool:
 
 @special(torch.nn.utils.stateless._untie_named_tensors_map)
 def rule_untie(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """The tensors that `functional_call` puts in place: those given, under all names of the tensors that they replace."""
+    """The tensors that `functional_call` puts in place; one given for a tied weight goes under every name of that weight."""
     module, given = args
     named: dict[str, Any] = {}
     for reader in ("named_parameters", "named_buffers"):

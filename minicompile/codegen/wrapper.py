@@ -95,7 +95,7 @@ class HostWriter:
         self.lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
 
     def _find_last_uses(self) -> dict[float, list[str]]:
-        """Each step to the variables that it is the last to use: none of their buffers is read later, or taken over."""
+        """Maps each step to the variables that it is the last to use: no later step reads their buffers or takes them over."""
         ends = {name: step for step, freed in self._schedule.memory.freed_after.items() for name in freed}
         for allocation in self._schedule.memory.allocations.values():
             if allocation.reuses in ends:

@@ -41,10 +41,10 @@ class GraphBuilder:
         config: the compiler's settings.
         device: where loops run; buffers of other devices are left to extern kernels.
         node: the FX node being lowered.
-        written: each new version of a storage to the first buffer that had it.
-        origin: the same, as recorded on operations.
-        shared: values that several nodes need and one of them made, by what they are.
-        floats: what `in_memory` gave, and for what.
+        origin: where that node comes from, as recorded on operations.
+        written: maps each new version of a storage to the first buffer that had it.
+        shared: values that one node made and others may use, by keys that say what they are.
+        floats: maps the loads that `in_memory` gave to the floats that they read.
         in_place: the graph input whose storage the node's result takes over, if it is a write of that input.
     """
 

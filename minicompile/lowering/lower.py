@@ -222,7 +222,7 @@ class GraphLowering:
     # Writes in place
 
     def _save_old_contents(self, copy: Node) -> None:
-        """Copy what later nodes still read of an input that is about to change, and what the new contents read askew."""
+        """Before an input changes: copy its old contents if later nodes read them, or the write itself does at other places."""
         target, source = self.values[copy.args[0]], self.values[copy.args[1]]
         for node, value in self.values.items():
             stale = [v for v in tensors_in(value) if v.buffer == target.buffer]

@@ -41,7 +41,7 @@ LONGEST_ACROSS = 512
 
 @lowers("mm bmm addmm baddbmm")
 def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
-    """A library product, written where the program wants it."""
+    """A matrix product: a loop if it is small, else a library call, with padded factors where that is faster."""
     if is_small(builder, args, kwargs):
         return product_loop(builder, *args, **kwargs)
     sizes = padded_sizes(*args)

@@ -128,7 +128,7 @@ class Fuser:
         return found
 
     def kind(self, cluster: Cluster) -> tuple[object, ...]:
-        """What clusters with the same body over other buffers have in common."""
+        """A key that clusters share if they run the same body over different buffers."""
         loops = [self.operations[position] for position in cluster.maps]
         return tuple((cost(op.value), len(op.loads), op.value.dtype) for op in loops if isinstance(op, Loop))
 
