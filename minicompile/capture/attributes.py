@@ -15,6 +15,7 @@ import torch
 
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic
@@ -94,8 +95,8 @@ def number_attribute(owner: Any, name: str) -> Any:
     return types.MethodType(method, owner) if written_in_c else native_attribute(concrete(owner), name)
 
 
-def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | None = None) -> tuple[Any, type | None]:
-    """The raw class attribute that a lookup along the MRO finds, and the class that has it."""
+def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | None = None) -> tuple[Any, Any]:
+    """The raw class attribute that a lookup along the MRO finds, and the class that has it; MISSING and `None` if none has."""
     tracer.class_orders.add(kind)
     for base in mro or kind.__mro__:
         written = tracer.effects.attributes.get((id(base), name))
@@ -106,10 +107,6 @@ def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | 
         if not base.__flags__ & IMMUTABLE and id(base) not in tracer.fresh:
             tracer.absent_in_classes.setdefault(base, set()).add(name)
     return MISSING, None
-
-
-HEAP_TYPE = 1 << 9  # CPython's flag of classes made by `class`
-IMMUTABLE = 1 << 8  # CPython's flag of classes whose attributes cannot be set
 
 
 def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
@@ -141,7 +138,7 @@ def python_method(tracer: Tracer, kind: type, name: str) -> types.FunctionType |
     raw, base = class_lookup(tracer, kind, name)
     if not isinstance(raw, types.FunctionType):
         return None
-    function: types.FunctionType = class_value(tracer, base or kind, name, raw)
+    function: types.FunctionType = class_value(tracer, base, name, raw)
     return function
 
 
@@ -327,13 +324,13 @@ def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
     """Data descriptors, the instance dictionary, then class attributes."""
     raw, base = class_lookup(tracer, kind, name)
     if raw is not MISSING and is_data_descriptor(tracer, raw) and hasattr(type(raw), "__get__"):
-        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
+        return bind_descriptor(tracer, class_value(tracer, base, name, raw), owner, kind)
     value = stored_attribute(tracer, owner, name)
     if value is not MISSING:
         guard_hidden(tracer, base, name, raw)
         return value
     if raw is not MISSING:
-        return bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind)
+        return bind_descriptor(tracer, class_value(tracer, base, name, raw), owner, kind)
     run_by_python(object.__getattribute__, tracer.reals.get(id(owner), owner), name)
     raise no_attribute(kind, name, owner)
 
@@ -353,7 +350,7 @@ def fallback_attribute(tracer: Tracer, owner: Any, kind: type, name: str, error:
                 guard_absent(tracer, table, name)
         raise no_attribute(kind, name, owner)
     if isinstance(getter, types.FunctionType) or isinstance(owner, dict) and getter in ITEM_METHODS:
-        return tracer.call(class_value(tracer, base or kind, "__getattr__", getter), (owner, name))
+        return tracer.call(class_value(tracer, base, "__getattr__", getter), (owner, name))
     raise Break("unsupported value", f"`__getattr__` of {kind.__name__}")
 
 
@@ -374,12 +371,12 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
     if raw is MISSING or (meta_raw is not MISSING and is_data_descriptor(tracer, meta_raw) and meta is not type):
         if meta_raw is MISSING:
             return native_attribute(owner, name)  # an enum member that only its metaclass reaches, or the error
-        if meta_base is type or is_trusted_module((meta_base or meta).__module__):
+        if meta_base is type or is_trusted_module(meta_base.__module__):
             return native_attribute(owner, name)
-        return bind_descriptor(tracer, class_value(tracer, meta_base or meta, name, meta_raw), owner, meta)
+        return bind_descriptor(tracer, class_value(tracer, meta_base, name, meta_raw), owner, meta)
     if is_trusted_module(owner.__module__) and not isinstance(raw, (types.FunctionType, classmethod, staticmethod, bool)):
         return native_attribute(owner, name)
-    return bind_descriptor(tracer, class_value(tracer, base or owner, name, raw), MISSING, owner)
+    return bind_descriptor(tracer, class_value(tracer, base, name, raw), MISSING, owner)
 
 
 def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
@@ -409,7 +406,7 @@ def super_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     raw, base = class_lookup(tracer, kind, name, rest)
     if raw is MISSING:
         raise no_attribute("super", name, owner)
-    value = class_value(tracer, base or kind, name, raw)
+    value = class_value(tracer, base, name, raw)
     return bind_descriptor(tracer, value, MISSING if instance is kind else instance, kind)
 
 
@@ -483,7 +480,7 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     setter, base = class_lookup(tracer, kind, special)
     if isinstance(setter, types.FunctionType) or isinstance(owner, dict) and setter in ITEM_METHODS:
         args = (owner, name) if value is MISSING else (owner, name, value)
-        tracer.call(class_value(tracer, base or kind, special, setter), args)
+        tracer.call(class_value(tracer, base, special, setter), args)
         return
     if base not in (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType):
         raise Break("unsupported value", f"the attribute `{name}` of an object of type {kind.__name__} is set")
@@ -524,7 +521,7 @@ def generic_set(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if name == "__class__":
         raise Break("unsupported value", "the class of an object is set")
     if raw is not MISSING and is_data_descriptor(tracer, raw):
-        set_through_descriptor(tracer, owner, name, value, class_value(tracer, base or kind, name, raw))
+        set_through_descriptor(tracer, owner, name, value, class_value(tracer, base, name, raw))
         return
     guard_hidden(tracer, base, name, raw)
     store = instance_dict(tracer, owner)
@@ -565,4 +562,4 @@ def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, ra
             setattr(owner, name, value)
             return
         args = (raw, owner) if value is MISSING else (raw, owner, value)
-        tracer.call(class_value(tracer, base or type(raw), special, setter), args)
+        tracer.call(class_value(tracer, base, special, setter), args)

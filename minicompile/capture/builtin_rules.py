@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from minicompile.capture.attributes import (
-    IMMUTABLE,
     TensorMethod,
+    bind_descriptor,
     class_lookup,
     class_value,
     generic_attribute,
@@ -46,10 +46,11 @@ from minicompile.capture.calls import (
 )
 from minicompile.capture.comparing import refuse_objects, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
+from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.iteration import Iterables, advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
 from minicompile.capture.side_effects import MISSING, elements, entries, put
-from minicompile.capture.source import Attribute, Baked, Source, is_trusted_module
+from minicompile.capture.source import Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.texts import check_printable, refuse_addresses
@@ -91,14 +92,14 @@ def stands_for(tracer: Tracer, value: Any, one: Any) -> bool:
 
 
 def belongs(tracer: Tracer, function: Any, hook: str, value: Any, classes: Any) -> bool:
-    """`isinstance` or `issubclass`, by the hooks of the classes; what those of the standard library look at is asked again."""
+    """`isinstance` or `issubclass`: hooks of the user's classes are traced, answers of the standard library's are guarded."""
     kind, stand_in = value if function is issubclass else type(value), function is isinstance and is_stand_in(value)
     for one in flatten(classes):
         known = not isinstance(one, type) or stand_in and is_trusted_module(one.__module__)
         raw, base = (MISSING, None) if known else class_lookup(tracer, type(one), hook)
         asked = isinstance(raw, types.FunctionType) and kind is not one
-        if asked and not is_trusted_module((base or type(one)).__module__):
-            found = truth(tracer, call(tracer, class_value(tracer, base or type(one), hook, raw), (one, value), {}))
+        if asked and not is_trusted_module(base.__module__):
+            found = truth(tracer, call(tracer, class_value(tracer, base, hook, raw), (one, value), {}))
         elif stand_in:
             found = stands_for(tracer, value, one)
         else:
@@ -114,7 +115,7 @@ def belongs(tracer: Tracer, function: Any, hook: str, value: Any, classes: Any) 
 
 
 def guard_belonging(tracer: Tracer, function: Any, value: Any, one: Any, found: bool) -> None:
-    """Guard what a protocol makes of an object, which has attributes or not, and an abstract class of a class."""
+    """Guard the answer of a protocol, which asks for attributes of the object, or of an abstract class, which knows classes."""
     kind, source = value if function is issubclass else type(value), tracer.sources.get(id(value))
     if function is issubclass or not getattr(one, "_is_protocol", False):
         if is_trusted_module(one.__module__) and kind.__flags__ & IMMUTABLE or id(kind) in tracer.fresh:
@@ -534,6 +535,7 @@ direct({
         run_native(tracer, dict.fromkeys, (distinct(tracer, items), *value), {})),
     torch.profiler.record_function: lambda tracer, *_: tracer.call(contextlib.nullcontext, ()),  # a graph has no such ranges
     sys.exception: Tracer.handled, sys.exc_info: handled_parts,
+    collections.deque.extendleft: lambda tracer, owner, items: collections.deque.extendleft(owner, drain(tracer, items)),
     types.FunctionType.__get__: lambda tracer, function, owner, *_: (
         function if owner is None else tracer.made(types.MethodType(function, owner))),
     itertools.chain.from_iterable: lambda tracer, items: tracer.made(
@@ -590,12 +592,6 @@ def rule_extend(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any
         owner, list(owner) if args[0] is owner else drain(tracer, args[0]))
 
 
-@method(collections.deque, "extendleft")
-def rule_extendleft(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
-    """`d.extendleft(iterable)`."""
-    collections.deque.extendleft(owner, drain(tracer, args[0]))
-
-
 @method(str, "format")
 def rule_str_format(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`text.format(...)`."""
@@ -640,9 +636,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if isinstance(meta_call, type):  # of a `TypedDict` it is `dict`
         return call(tracer, meta_call, args, kwargs)
     if isinstance(meta_call, types.FunctionType):
-        if kind is torch.nn.Parameter or kind is torch.nn.Buffer or issubclass(kind, torch.Tensor):
-            raise Break("unknown call", f"`{kind.__name__}` makes a tensor with state")
-        function = class_value(tracer, meta_base or type(kind), "__call__", meta_call)
+        function = class_value(tracer, meta_base, "__call__", meta_call)
         return call(tracer, function, (kind, *args), kwargs)
     return instance_of(tracer, kind, args, kwargs)
 
@@ -677,7 +671,7 @@ def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any
         return instance
     initialise, base = class_lookup(tracer, kind, "__init__")
     if isinstance(initialise, types.FunctionType):
-        call(tracer, class_value(tracer, base or kind, "__init__", initialise), (instance, *args), kwargs)
+        call(tracer, class_value(tracer, base, "__init__", initialise), (instance, *args), kwargs)
     elif issubclass(kind, (dict, list, set, collections.deque)):
         if issubclass(kind, dict):
             if isinstance(instance, collections.defaultdict) and args:
@@ -699,14 +693,9 @@ NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo, 
 def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     """What `kind.__new__` returns."""
     maker, base = class_lookup(tracer, kind, "__new__")
-    if isinstance(maker, (staticmethod, types.FunctionType)):
-        raw = maker.__func__ if isinstance(maker, staticmethod) else maker
-        if isinstance(raw, types.FunctionType):
-            if isinstance(maker, staticmethod):
-                class_value(tracer, base or kind, "__new__", maker)
-                if id(raw) not in tracer.sources and id(raw) not in tracer.fresh:
-                    tracer.register(raw, raw, Attribute(tracer.sources[id(maker)], "__func__"))
-            return call(tracer, raw, (kind, *args), kwargs)
+    if isinstance(maker.__func__ if isinstance(maker, staticmethod) else maker, types.FunctionType):
+        function = bind_descriptor(tracer, class_value(tracer, base, "__new__", maker), MISSING, kind)
+        return call(tracer, function, (kind, *args), kwargs)
     if issubclass(kind, BaseException):
         return tracer.made(run_native(tracer, kind.__new__, (kind, *args), {}))
     if isinstance(class_lookup(tracer, kind, "__del__")[0], types.FunctionType):

@@ -208,7 +208,7 @@ def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ..
 
 
 def shown_once(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a `__repr__` gives that shows an object inside of itself as three dots."""
+    """The result of a `__repr__` that prints an object nested in itself as three dots."""
     text = (function.__closure__ or ())[function.__code__.co_freevars.index("user_function")].cell_contents
     if any(frame.function is text and frame.variables.get(text.__code__.co_varnames[0]) is args[0] for frame in tracer.frames):
         return "..."
@@ -381,8 +381,6 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         method = function.__objclass__.__dict__.get(name)
         if method in SPECIAL:
             return ruled(tracer, SPECIAL[method], method, (owner, *args), kwargs)
-    if isinstance(owner, FakeTensor):
-        return call_tensor_method(tracer, owner, name, args, kwargs)
     role = torch_interface.classify(function)
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
@@ -525,7 +523,7 @@ def invoke_special(tracer: Tracer, owner: Any, name: str, *args: Any) -> Any:
         return MISSING
     if isinstance(raw, NEVER_REPLACED) or kind.__module__.startswith("minicompile.capture"):
         return MISSING
-    return call(tracer, bind_descriptor(tracer, class_value(tracer, base or kind, name, raw), owner, kind), args, {})
+    return call(tracer, bind_descriptor(tracer, class_value(tracer, base, name, raw), owner, kind), args, {})
 
 
 def check_safe(value: Any) -> None:
@@ -629,7 +627,7 @@ def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: d
     kind = type(module)
     caller, base = class_lookup(tracer, kind, "__call__")
     if caller is not Module.__call__:
-        return call(tracer, class_value(tracer, base or kind, "__call__", caller), (module, *args), kwargs)
+        return call(tracer, class_value(tracer, base, "__call__", caller), (module, *args), kwargs)
     if isinstance(module, torch.jit.ScriptModule):
         raise Break("unknown call", "a scripted module is called")
     if hasattr(kind, COMPILED_MARK):
@@ -656,7 +654,7 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     if isinstance(caller, types.FunctionType):
         if DISABLED_MARK in caller.__dict__:
             raise Break("disabled function", f"`{caller.__qualname__}` is disabled")
-        return call(tracer, class_value(tracer, base or kind, "__call__", caller), (function, *args), kwargs)
+        return call(tracer, class_value(tracer, base, "__call__", caller), (function, *args), kwargs)
     if kind is torch.jit.ScriptFunction and function.__qualname__ == "torch.jit.ScriptFunction":  # scripted, not traced
         return call(tracer, get_attribute(tracer, function, "_torchdynamo_inline"), args, kwargs)
     if kind is weakref.ref and not args:

@@ -9,6 +9,7 @@ from typing import Any
 from minicompile.capture.attributes import class_lookup, instance_dict, python_method
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
+from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
@@ -94,7 +95,7 @@ def empty_twin(tracer: Tracer, value: Any, name: str) -> tuple[Any, dict[str, An
     kind = type(value)
     # With a dictionary and weak references at most, but no slots and no C layout.
     size = PlainInstance.__basicsize__ if kind.__weakrefoffset__ else object.__basicsize__
-    plain = kind.__flags__ & (1 << 9) and kind.__base__ is not None and kind.__basicsize__ == size
+    plain = kind.__flags__ & HEAP_TYPE and kind.__base__ is not None and kind.__basicsize__ == size
     for method in COPY_METHODS if name == "copy" else COPY_METHODS[1:]:
         found, base = class_lookup(tracer, kind, method)
         plain = plain and (found is MISSING or base is object)

@@ -10,6 +10,7 @@ Nobody tells of an object's new type or `__dict__`. CPython 3.11 to 3.14 keep th
 
 Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. All of this is tried when this is
 imported, and not used where it fails. Must not know what is in the dictionaries, nor decide which are worth watching.
+CPython's flags of classes are named here, too.
 """
 
 import gc
@@ -23,8 +24,9 @@ import numpy as np
 from torch._C._dynamo.guards import dict_version
 
 WORD = struct.calcsize("P")
-MANAGED_DICT = 1 << 4
-"""The flag of types whose objects have their `__dict__` where it is read here."""
+# Flags of classes: whose objects have their `__dict__` where it is read here, of which only C makes instances, whose attributes
+# cannot be set, that a `class` statement made, and that a pattern with one positional part matches whole.
+MANAGED_DICT, NEVER_INSTANTIATED, IMMUTABLE, HEAP_TYPE, MATCHES_ITSELF = 1 << 4, 1 << 7, 1 << 8, 1 << 9, 1 << 22
 PROBE: dict[int, Any] = {}
 LATEST = types.SimpleNamespace(number=-1, epoch=object())
 """The number of our own latest change, and the epoch that began with the latest change of anybody else's."""

@@ -11,6 +11,7 @@ from typing import Any
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call
+from minicompile.capture.cpython_interface import MATCHES_ITSELF
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
 from minicompile.capture.opcodes import by_python, computed, function_text, opcode, refuse_unless, top
@@ -308,6 +309,3 @@ def match_class(tracer: Tracer, at: Instruction, subject: Any, kind: Any, names:
         positional = (positional or ())[: at.arg]
     found = all_found(lambda name, absent: call(tracer, getattr, (subject, name, absent), {}), (*positional, *names))
     return (subject, *found) if itself and found is not None else found
-
-
-MATCHES_ITSELF = 1 << 22  # CPython's flag of classes whose one positional pattern is the value itself

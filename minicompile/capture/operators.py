@@ -13,11 +13,12 @@ import sympy
 import torch
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from minicompile.capture.attributes import HEAP_TYPE, class_lookup, get_attribute
+from minicompile.capture.attributes import class_lookup, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import KEY_WRAPPER, TORCH_NUMBERS, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
+from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.iteration import drain
 from minicompile.capture.picks import picked
 from minicompile.capture.side_effects import MISSING, elements, native_base, put
@@ -79,9 +80,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if in_place and type(left) not in (*CONSTANT_TYPES, *SYMBOLIC) and not (name == "matmul" and isinstance(left, FakeTensor)):
         function = in_place_function  # a graph takes its left operand for changed, as by `x @= y` it is not
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
-        if is_native(left) or is_native(right) or (isinstance(left, FakeTensor) and isinstance(right, FakeTensor)):
-            if not isinstance(left, (list, dict)) and not isinstance(right, (list, dict)):
-                return tracer.operation("call_function", function, (left, right))
+        if all(isinstance(one, FakeTensor) or is_native(one) and not isinstance(one, (list, dict)) for one in (left, right)):
+            return tracer.operation("call_function", function, (left, right))
     kind_left, kind_right = type(left), type(right)
     if kind_left in CONSTANT_TYPES and kind_right in CONSTANT_TYPES:
         if symbol == "**" and isinstance(right, int) and abs(right) > 10000:
@@ -122,7 +122,7 @@ def is_power_for_python(base: Any, exponent: Any) -> bool:
 
 
 def unhelpful(value: Any) -> Any:
-    """What native code may have as an operand: instead of an object whose class has been asked, one that refuses everything."""
+    """The operand for native code: an object whose special methods have had their turn is replaced by one that has none."""
     kind = type(value)
     if is_native(value) or isinstance(value, (FakeTensor, type)) or kind.__module__.startswith("minicompile.capture"):
         return value
@@ -132,7 +132,7 @@ def unhelpful(value: Any) -> Any:
 
 
 def is_long(number: Any) -> bool:
-    """Whether an expression over sizes is one that a loop has made, on which algebra would soon take for ever."""
+    """Whether an expression over sizes has grown so long, mostly in a loop, that algebra on it would soon take for ever."""
     parts = sympy.preorder_traversal(number.node.expr) if type(number) is torch.SymInt else ()
     return sum(1 for _ in itertools.islice(parts, LONGEST)) == LONGEST
 
@@ -141,7 +141,7 @@ LONGEST = 40
 
 
 def is_missing(number: Any) -> bool:
-    """Whether the remainder of a number is what a size lacks of a multiple: `-n % 4`, `(4 - n % 4) % 4`."""
+    """Whether the remainder of a number is the padding of a size up to a multiple: `-n % 4`, `(4 - n % 4) % 4`."""
     expression = number.node.expr if type(number) is torch.SymInt else sympy.Integer(0)
     return bool(expression.is_negative or expression.has(Mod, PythonMod))
 

@@ -131,7 +131,7 @@ class OutputGraph:
         self.traced: dict[int, Traced] = {}
         self.inputs: list[Traced] = []
         self.last_placeholder: torch.fx.Node | None = None
-        self.symbol_node: Callable[[Any], torch.fx.Node] | None = None
+        self.symbol_node: Callable[[Any], torch.fx.Node]  # of a number, which the attempt knows how to compute
         self.operations = 0
         self.takes_floats = False
         self.region: int | None = None
@@ -175,8 +175,6 @@ class OutputGraph:
         if is_symbolic(value):
             if self.inside is not None:
                 return self.inside.node_of(value)
-            if self.symbol_node is None:
-                raise Break("unsupported argument", "a symbolic number")
             return self.symbol_node(value)
         if kind is tuple or kind is torch.Size:
             return tuple(self.argument(item) for item in value)

@@ -20,19 +20,20 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import HEAP_TYPE, TensorMethod, instance_dict
+from minicompile.capture.attributes import TensorMethod, instance_dict
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
+from minicompile.capture.cpython_interface import HEAP_TYPE, NEVER_INSTANTIATED
 from minicompile.capture.guards import Writer
 from minicompile.capture.iteration import Iterables, Remaining
 from minicompile.capture.liveness import live_locals
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, same, typed
-from minicompile.capture.source import PLAIN_VALUE, is_trusted_module, literal, plain_value
+from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
-from minicompile.capture.texts import TensorText, is_tensor_text
+from minicompile.capture.texts import TensorText, is_of_users_class, is_tensor_text
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, TraceAgain, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside
@@ -172,11 +173,10 @@ class Emitter:
         return kinds, saved, names, [self.value(frame.variables[name]) for name in names]
 
     def may_be_watched(self, value: Any) -> bool:
-        """Whether it may show that an object is gone: one of the user's class, which others know, perhaps by weak references."""
-        kind = type(value.real if type(value) is Lazy else value)
+        """Whether the user could notice that an object is gone: it is of a class of the user's, and may be weakly referenced."""
         known = type(value) is Lazy and not is_tensor_text(value) or id(value) in self.memo or is_outside(self.tracer, value)
-        of_users = bool(kind.__flags__ & HEAP_TYPE) and not is_trusted_module(kind.__module__)
-        return known and of_users and not issubclass(kind, (torch.Tensor, torch.nn.Module))
+        real = value.real if type(value) is Lazy else value
+        return known and is_of_users_class(real) and not isinstance(real, (torch.Tensor, torch.nn.Module))
 
     def resumption(self, frame: Frame, index: int, stack: list[Any], pushes: list[str | None], raised: str = "",
                    generator: bool = False) -> str:
@@ -199,9 +199,6 @@ def has_plain_layout(value: Any) -> bool:
     kind = type(value)
     made_by_python = kind is object or kind.__flags__ & HEAP_TYPE and not kind.__flags__ & NEVER_INSTANTIATED
     return bool(made_by_python) and (kind.__new__ is object.__new__ or isinstance(kind.__new__, types.FunctionType))
-
-
-NEVER_INSTANTIATED = 1 << 7  # CPython's flag of classes of which only C makes instances
 
 
 def build_by_reduction(emitter: Emitter, value: Any) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import HEAP_TYPE
 from minicompile.capture.break_kinds import Break
+from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.side_effects import Lazy, elements
 from minicompile.capture.source import Source, is_trusted_module
 from minicompile.capture.symbolic_size import is_symbolic

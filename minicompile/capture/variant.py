@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
-from minicompile.capture.attributes import IMMUTABLE, get_attribute
+from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
+from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.expectations import Rewind, check_expectations
 from minicompile.capture.graph_break import Cutter
@@ -211,8 +212,7 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                     value = attempt.trace(step)
                     return Assembly(attempt).returning(value)
                 except CutHere:
-                    if stop is None or attempt.frame is None:
-                        raise RunEager("the frame was cut without a reason") from None
+                    assert stop is not None and attempt.frame is not None
                     return Assembly(attempt).cut(attempt.frame, stop)
                 except Stop:
                     if attempt.tracer.inference_scopes and not context.config.fullgraph:
