@@ -590,3 +590,20 @@ def metrics_put_into_one_tensor():
 
     return outer, [call(scores(2), torch.tensor([0, 2]), 0.5), call(scores(4), torch.tensor([1, 1, 0, 2]), 0.75),
                    call(scores(5), torch.tensor([2, 2, 0, 1, 0]), 1)]
+
+
+@program
+def methods_called_through_the_class():
+    def outer(x, n):
+        parts = torch.Tensor.split(x, n), torch.Tensor.unflatten(x, 0, (2, 2)), torch.Tensor.norm(x), torch.Tensor.new(x, x.shape)
+        return parts[:3], parts[3].shape, torch.Tensor.__rsub__(x, n), torch.Tensor.__len__(x), [*torch.Tensor.__iter__(x)]
+
+    return outer, [call(normal(4), 2), call(leaf(4), 3), call(normal(4, 3), 1)]
+
+
+@program
+def methods_written_out():
+    def outer(x, y):
+        return x.__iter__().__next__(), x.__len__(), [1, 2].__eq__([1, len(x)]), (1, 2).__lt__((len(x), 0)), x.new(x.size()).shape
+
+    return outer, [call(normal(2), normal(3)), call(normal(3, 2), normal(1))]
