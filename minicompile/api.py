@@ -77,10 +77,8 @@ class CompiledFunction(CompiledCallable):
         super().__init__(python_function(self.__wrapped__), self.compiler.backend, self.config)
         if "help" in topics:
             logs.emit("help", logs.help_text())
-        if "graph_breaks" in topics:
-            self.records.graph_breaks = logs.LoggedRecords("graph_breaks")
-        if "recompiles" in topics:
-            self.records.recompiles = logs.LoggedRecords("recompiles")
+        for topic in topics & {"graph_breaks", "recompiles"}:
+            setattr(self.records, topic, logs.LoggedRecords(topic))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

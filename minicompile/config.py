@@ -76,7 +76,9 @@ class Config:
 
     def replace(self, **changes: object) -> Config:
         """A copy with `changes` applied; an unknown name or a value out of range raises `InvalidOption`."""
-        check_names(changes, [field.name for field in dataclasses.fields(self)])
+        names = tuple(field.name for field in dataclasses.fields(self))
+        for name in (name for name in changes if name not in names):
+            raise InvalidOption(name, changes[name], names, unknown=True)
         if "cache_directory" in changes:
             changes["cache_directory"] = pathlib.Path(changes["cache_directory"])  # type: ignore[arg-type]  # raises
         changed = dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by name and value
@@ -118,10 +120,3 @@ def patch(**changes: object) -> Iterator[Config]:
         yield changed
     finally:
         _active.reset(token)
-
-
-def check_names(given: dict[str, object], valid: list[str]) -> None:
-    """Refuse the first name of `given` that is not in `valid`, naming the nearest valid one."""
-    for name in given:
-        if name not in valid:
-            raise InvalidOption(name, given[name], tuple(valid), unknown=True)

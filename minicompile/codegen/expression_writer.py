@@ -226,7 +226,7 @@ class ExpressionWriter:
             arguments, texts = [*arguments, *([mask] if mask else [])], [*texts, *([mask.text] if mask else [])]
             self._uses[expression] += 1  # a line of its own
         text = operation_text(Operation(expression.operation, tuple(texts), sources, expression.dtype))
-        self._note_function(text)
+        self.functions |= {name for name in DEVICE_FUNCTIONS if f"{name}(" in text.text}
         exact = expression.operation in ("cast", "bitcast")
         exact |= expression.operation in KEEPS_EXACTNESS and all(value.exact for value in arguments)
         if self._round_each and expression.dtype in LOW_PRECISION and not exact:
@@ -283,9 +283,6 @@ class ExpressionWriter:
     def shortened(self, wish: str, value: Value, longest: int = LONGEST_INLINE) -> Value:
         """The value, in a variable if its text is long."""
         return self.bind(wish, value) if len(value.text.text) > longest else value
-
-    def _note_function(self, text: Text) -> None:
-        self.functions |= {name for name in DEVICE_FUNCTIONS if f"{name}(" in text.text}
 
     def call_function(self, name: str) -> str:
         """Note that a device function is used; returns its name."""

@@ -127,16 +127,14 @@ class Geometry:
         lines, used = list[str](), used | masked
         if self.linear and any(tile.axis in used for tile in self.plan.parallel):
             lines.append("program = " + self._program_id(0))
-        for tile in reversed(self.plan.parallel):
-            if tile.axis in used:
-                lines.append(f"{position_name(tile.axis)} = {self._position(tile)}")
-            if tile.axis in masked:
-                lines.append(self.mask_line(tile.axis))
+        positions = {tile.axis: self._position(tile) for tile in reversed(self.plan.parallel)}
         if self.reduction is not None and not self.looped:
-            if self.reduction in used:
-                lines.append(f"{position_name(self.reduction)} = {self.block_range(self.reduction)}")
-            if self.reduction in masked:
-                lines.append(self.mask_line(self.reduction))
+            positions[self.reduction] = self.block_range(self.reduction)
+        for axis, position in positions.items():
+            if axis in used:
+                lines.append(f"{position_name(axis)} = {position}")
+            if axis in masked:
+                lines.append(self.mask_line(axis))
         return lines
 
     def mask_line(self, axis: Axis) -> str:

@@ -41,6 +41,7 @@ class Operation:
 Emit = Callable[[Operation], Text]
 
 UNSIGNED = frozenset({torch.uint8, torch.bool})
+WIDER = {torch.int8: torch.int32, torch.int16: torch.int32, torch.uint8: torch.int64}  # by which a float becomes an integer
 
 NEEDS_ROUNDED_OPERANDS = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "sign", "isinf", "remainder", "fmod",
@@ -90,10 +91,8 @@ def cast(value: Text, source: torch.dtype, target: torch.dtype) -> Text:
     if target in LOW_PRECISION:
         narrow = value if held == torch.float32 else convert(value, torch.float32)
         return convert(convert(narrow, target), torch.float32)
-    if source.is_floating_point and target in (torch.int8, torch.int16):
-        return convert(convert(value, torch.int32), target)
-    if source.is_floating_point and target in UNSIGNED:
-        return convert(convert(value, torch.int64), target)
+    if source.is_floating_point and target in WIDER:
+        return convert(convert(value, WIDER[target]), target)
     return value if held == target else convert(value, target)
 
 

@@ -92,7 +92,7 @@ class HostWriter:
             if number in self._gone_after and number + 1 < len(steps):
                 self.lines.append(f"del {', '.join(self._gone_after[number])}")
         texts = [self._argument(output) for output in self._graph.outputs]
-        self.lines.append(f"return ({', '.join(texts)}{',' if len(texts) == 1 else ''})")
+        self.lines.append(f"return {tuple_text(texts)}")
 
     def _find_last_uses(self) -> dict[float, list[str]]:
         """Maps each step to the variables that it is the last to use: no later step reads their buffers or takes them over."""
@@ -303,8 +303,7 @@ class HostWriter:
             case list():
                 return f"[{', '.join(self._argument(v) for v in value)}]"
             case tuple():
-                inside = ", ".join(self._argument(v) for v in value)
-                return f"({inside},)" if len(value) == 1 else f"({inside})"
+                return tuple_text([self._argument(v) for v in value])
             case torch.device():
                 return f'torch.device("{value}")'
             case float() if value != value or value in (float("inf"), -float("inf")):
@@ -383,8 +382,12 @@ def _targets(names: list[str]) -> str:
 
 def sizes_text(sizes: tuple[Index, ...]) -> str:
     """A tuple of sizes as Python text."""
-    inside = ", ".join(host(size).text for size in sizes)
-    return f"({inside},)" if len(sizes) == 1 else f"({inside})"
+    return tuple_text([host(size).text for size in sizes])
+
+
+def tuple_text(items: list[str]) -> str:
+    """A tuple as Python text."""
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def _single_symbol(index: Index) -> Symbol | None:

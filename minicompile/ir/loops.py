@@ -127,12 +127,8 @@ class Loop:
     @functools.cached_property
     def loads(self) -> tuple[Load, ...]:
         """Every distinct load of the body, the condition and the store's index."""
-        found = dict.fromkeys(loads(self.value))
-        if self.condition is not None:
-            found.update(dict.fromkeys(loads(self.condition)))
-        for atom_value in indirect_values(self.store):
-            found.update(dict.fromkeys(loads(atom_value)))
-        return tuple(found)
+        parts = (self.value, *([] if self.condition is None else [self.condition]), *indirect_values(self.store))
+        return tuple(dict.fromkeys(load for part in parts for load in loads(part)))
 
     @property
     def reduction_axes(self) -> tuple[Axis, ...]:

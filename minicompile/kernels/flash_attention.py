@@ -101,7 +101,7 @@ def flash_attention(
         q, k, v = (t.unsqueeze(1) for t in (q, k, v))
         mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
     if dropout > 0.0 and seed is None:
-        seed = draw_seed(q.device)
+        seed = torch.randint(0, 2**31 - 1, (2,), device=q.device, dtype=torch.int64)  # without waiting for the device
     out, lse = _FlashAttention.apply(q, k, v, mask, seed, lower, upper, scale, dropout, nan_rows)
     out, lse = out.view(*rows, out.shape[-1]), lse.view(rows)
     return (out, lse) if return_lse else out
@@ -111,11 +111,6 @@ def band_of(causal: bool, window: tuple[int | None, int | None] | None) -> tuple
     """The band (lower, upper): query i sees keys i - lower .. i + upper; None is no limit."""
     left, right = (None if edge is None or edge < 0 else edge for edge in (window or (None, None)))
     return left, 0 if causal else right
-
-
-def draw_seed(device: torch.device) -> torch.Tensor:
-    """A fresh (seed, offset) for dropout from torch's generator, without a host synchronisation."""
-    return torch.randint(0, 2**31 - 1, (2,), device=device, dtype=torch.int64)
 
 
 def attention_forward(

@@ -51,16 +51,16 @@ def _bounds(
         return None
     if keys < SHORTEST_BOUNDED or queries <= 1 or mask.sizes[-2].constant == 1:
         return None
-    found = builder.shared.get(("mask_bounds", mask, queries, keys, by_keys))
-    if found is None:
+    known = ("mask_bounds", mask, queries, keys, by_keys)
+    if known not in builder.shared:
         leading = ((size_index(1),) * 4 + mask.sizes)[-4:-2]
         groups = -(-(keys if by_keys else queries) // BOUNDS_GROUP)
         buffer = builder.new_buffer((*leading, size_index(groups), size_index(4)), torch.int32, suffix="bounds")
         arguments = builder.argument((mask, queries, keys, by_keys))
         reason = "what a mask shows, for attention"
         builder.extern("kernels.mask_bounds", arguments, (), (buffer,), reason=reason, unpack=True)
-        found = builder.shared["mask_bounds", mask, queries, keys, by_keys] = builder.whole(buffer)
-    return found
+        builder.shared[known] = builder.whole(buffer)
+    return builder.shared[known]
 
 
 @lowers("minicompile.attention.default minicompile.attention_backward.default")

@@ -152,18 +152,12 @@ def lower_average_pool(
         raise UseExtern("average pooling of integers")
 
     def body(indices: Indices) -> Expr:
-        summed: Scalar | None = None
-        count: Scalar | int = 0
-        elements = windows.elements(indices)
-        for where_from, exists in elements:
-            element = Scalar(masked(exists, cast(value.load(where_from), wide), number(0, wide)))
-            summed = element if summed is None else summed + element
-            one = (1 if exists else 0) if isinstance(exists, bool) else exists.to(wide)
-            count = one + count if isinstance(one, Scalar) else count + one
-        assert summed is not None
-        whole = divisor_override or math.prod(windows.kernel)
-        divisor = count if divisor_override is None and not count_include_pad else whole
-        return cast((summed / divisor).expr, value.dtype)
+        found = windows.elements(indices)
+        first, *others = (Scalar(masked(exists, cast(value.load(at), wide), number(0, wide))) for at, exists in found)
+        divisor: Any = divisor_override or math.prod(windows.kernel)
+        if divisor_override is None and not count_include_pad:
+            divisor = sum(int(exists) if isinstance(exists, bool) else exists.to(wide) for _, exists in found)
+        return cast((sum(others, first) / divisor).expr, value.dtype)
 
     return builder.like_node(body)
 

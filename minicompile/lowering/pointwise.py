@@ -17,9 +17,7 @@ from minicompile.lowering import formulas
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, number, where
-from minicompile.lowering.values import TensorValue
-
-HALVES = (torch.float16, torch.bfloat16)
+from minicompile.lowering.values import HALVES, TensorValue
 
 
 def _call(operation: str) -> Callable[..., Scalar]:

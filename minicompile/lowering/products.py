@@ -15,8 +15,6 @@ import dataclasses
 import math
 from typing import Any
 
-import torch
-
 import minicompile.gpu as gpu
 from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import Index
@@ -26,10 +24,9 @@ from minicompile.lowering.reduction import working_dtype
 from minicompile.lowering.registry import lowers
 from minicompile.lowering.scalar import Scalar, both, index_below, masked, number
 from minicompile.lowering.sizes import size_index
-from minicompile.lowering.values import TensorValue
+from minicompile.lowering.values import HALVES, TensorValue
 
 REASON = "a matrix product"
-HALVES = (torch.float16, torch.bfloat16)
 MULTIPLE = 8
 LEAST_OPERATIONS_A_BYTE = 100
 """Operations of the product, which gain, for a byte that is read or written to append zeros and to cut them off."""

@@ -16,7 +16,7 @@ from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, index_value, number
 from minicompile.lowering.sizes import is_empty, is_one, size_indices, stride_indices
-from minicompile.lowering.values import TensorValue
+from minicompile.lowering.values import HALVES, TensorValue
 from minicompile.lowering.view import reshaped, wrap
 
 
@@ -31,7 +31,7 @@ def dims_of(value: TensorValue, dims: Any) -> list[int]:
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """What statistics are kept in."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in HALVES else dtype
 
 
 def _node_strides(builder: GraphBuilder) -> Indices:

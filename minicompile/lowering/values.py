@@ -18,6 +18,7 @@ from minicompile.ir.expr import Apply, Expr, Load
 from minicompile.ir.index import ZERO, Axis, Index, as_index, atoms, coefficient_of, hint, substitute, substituted
 from minicompile.lowering.sizes import is_empty, is_one
 
+HALVES = (torch.float16, torch.bfloat16)
 LOOP_DTYPES = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,

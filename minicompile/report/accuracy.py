@@ -55,9 +55,8 @@ def accuracy(name: str, kernel: str, compiled: Any, eager: Any, exact: Any) -> A
     if not compiled.shape == eager.shape == exact.shape:
         return None
     ours, theirs = errors(compiled, exact), errors(eager, exact)
-    nearer: Nearer = "compiled" if ours.mean_ulp < theirs.mean_ulp else "eager"
-    if ours.mean_ulp == theirs.mean_ulp:
-        nearer = "equal"
+    means = ours.mean_ulp, theirs.mean_ulp
+    nearer: Nearer = "equal" if means[0] == means[1] else "compiled" if means[0] < means[1] else "eager"
     return Accuracy(name, kernel, dtype_text(compiled.dtype), compiled.numel(), ours, theirs, nearer)
 
 
