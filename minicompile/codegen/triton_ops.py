@@ -66,11 +66,6 @@ def _fast_or(fast: str, exact: str) -> Emit:
     return lambda op: call(fast if op.fast else exact, *op.arguments)
 
 
-def _for_floats(function: str) -> Emit:
-    """A rounding function: integers are left as they are."""
-    return lambda op: call(function, *op.arguments) if op.floating else op.arguments[0]
-
-
 def _boolean(value: Text, dtype: torch.dtype) -> Text:
     return value if dtype == torch.bool else infix(value, "!=", Text("0"))
 
@@ -134,8 +129,6 @@ def _neg(op: Operation) -> Text:
 
 
 def _sign(op: Operation) -> Text:
-    if op.source == torch.bool:
-        return op.arguments[0]
     held = compute_dtype(op.dtype)
     above, below = (infix(op.arguments[0], sign, Text("0")) for sign in "><")
     return infix(convert(above, held), "-", convert(below, held))
@@ -169,8 +162,6 @@ def _sigmoid(op: Operation) -> Text:
 
 
 def _signbit(op: Operation) -> Text:
-    if not op.floating:
-        return infix(op.arguments[0], "<", Text("0"))
     integer = torch.int64 if op.source == torch.float64 else torch.int32
     return infix(convert(op.arguments[0], integer, bitcast=True), "<", Text("0"))
 
@@ -231,10 +222,10 @@ TRITON_OPS: dict[str, Emit] = {
     "rsqrt": _call("tl.rsqrt"),
     "sigmoid": _sigmoid,
     "erf": _call("tl.erf"),
-    "floor": _for_floats("tl.floor"),
-    "ceil": _for_floats("tl.ceil"),
-    "trunc": _for_floats("libdevice.trunc"),
-    "round": _for_floats("libdevice.rint"),
+    "floor": _call("tl.floor"),
+    "ceil": _call("tl.ceil"),
+    "trunc": _call("libdevice.trunc"),
+    "round": _call("libdevice.rint"),
     "isnan": lambda op: infix(op.arguments[0], "!=", op.arguments[0]),
     "isinf": lambda op: infix(call("tl.abs", op.arguments[0]), "==", Text('float("inf")')),
     "signbit": _signbit,

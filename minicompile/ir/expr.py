@@ -109,6 +109,7 @@ class ScalarOp(NamedTuple):
 # the sign of its second operand, `fmod` that of the first; `minimum` and `maximum` are NaN if either operand is, `fmin` and
 # `fmax` if both are; logical ones ask whether operands are non-zero; `sqrt` is correctly rounded; `round` is half to even;
 # `where` computes both sides; `checked` is its first operand, and fails an assertion where the second does not hold.
+# Rounding, `signbit`, `isnan` and `isinf` are of floats only, `sign` of numbers: lowering writes what is trivial without them.
 SCALAR_OPS: dict[str, ScalarOp] = {
     name: ScalarOp(arity, cost)
     for (arity, cost), names in {

@@ -138,16 +138,12 @@ class Loop:
 
 def fold_identity(kind: str, dtype: torch.dtype) -> int | float | bool:
     """What leaves every other value of a fold unchanged."""
-    value: int | float = int(kind == "prod")
-    if kind not in ("sum", "prod", "any"):
-        highest = kind in ("min", "argmin")
-        if dtype == torch.bool:
-            value = highest
-        elif dtype.is_floating_point:
-            value = math.inf if highest else -math.inf
-        else:
-            value = torch.iinfo(dtype).max if highest else torch.iinfo(dtype).min
-    return bool(value) if dtype == torch.bool else float(value) if dtype.is_floating_point else value
+    kind_of_number = bool if dtype == torch.bool else float if dtype.is_floating_point else int
+    if kind in ("sum", "prod", "any"):
+        return kind_of_number(kind == "prod")
+    limits = None if kind_of_number is not int else torch.iinfo(dtype)
+    lowest, highest = (limits.min, limits.max) if limits else (-math.inf, math.inf) if kind_of_number is float else (False, True)
+    return highest if kind in ("min", "argmin") else lowest
 
 
 def rewrite_loop(
