@@ -259,15 +259,13 @@ def compare(function: Any, **compile_options: Any) -> Callable[..., Comparison]:
 
 
 @contextlib.contextmanager
-def first_calls() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
-    """Collect (original, arguments, keywords) of the first call of every compiled function in a block."""
-    calls: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
-    found: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+def first_calls() -> Iterator[dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    """Collect (original, arguments, keywords) of the first call of every compiled function in a block, by its identity."""
+    found: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
 
     def call(self: CompiledFunction, *args: Any, **kwargs: Any) -> Any:
-        if id(self) not in calls:
-            calls[id(self)] = (self.__wrapped__, *copied((args, kwargs)))
-            found.append(calls[id(self)])
+        if id(self) not in found:
+            found[id(self)] = (self.__wrapped__, *copied((args, kwargs)))
         return CompiledCallable.__call__(self, *args, **kwargs)
 
     CompiledFunction.__call__ = call  # type: ignore[method-assign, assignment]  # for the block

@@ -81,15 +81,9 @@ class Unsupported(MinicompileError):
 
     def __init__(self, kind: str, reason: str, hint: str = "", stack: tuple[Location, ...] = (), why: str = "") -> None:
         self.kind, self.reason, self.hint, self.stack, self.why = kind, reason, hint, stack, why
-        super().__init__(self._message())
-
-    def _message(self) -> str:
-        lines = [f"graph break ({self.kind}): {self.reason}", *stack_lines(self.stack, "  ")]
-        if self.why:
-            lines.append(f"  why: {self.why}")
-        if self.hint:
-            lines.append(f"  what to do: {self.hint}")
-        return "\n".join(lines)
+        lines = [f"graph break ({kind}): {reason}", *stack_lines(stack, "  ")]
+        lines += [f"  {label}: {text}" for label, text in (("why", why), ("what to do", hint)) if text]
+        super().__init__("\n".join(lines))
 
 
 class CompileFailed(MinicompileError):

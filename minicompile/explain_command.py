@@ -82,7 +82,7 @@ def run_script(path: str, arguments: Sequence[str]) -> tuple[list[tuple[Any, tup
             print("".join(["Traceback (most recent call last):\n", *traceback.format_list(own), *lines]), file=sys.stderr)
             status = 1
     sys.argv = before
-    return calls, status or 0
+    return [*calls.values()], status or 0
 
 
 def is_ours(file: str) -> bool:

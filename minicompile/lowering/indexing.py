@@ -71,19 +71,12 @@ def slices(value: TensorValue, dim: int, index: TensorValue) -> Places:
     return places(value, dim, lambda i: index.load([i[dim]] if index.rank else []))
 
 
-def _require_integers(*tensors: TensorValue) -> None:
-    for tensor in tensors:
-        if tensor.dtype in (torch.bool, torch.uint8):
-            raise UseExtern("indexing by a mask")
-
-
 @lowers("gather")
 def lower_gather(builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, **_: Any) -> TensorValue:
     """`value[i, index[i, j]]`."""
     dim = wrap(dim, value.rank)
     if value.rank != index.rank:
         raise UseExtern("gather between 0-d and 1-d tensors")
-
     place = places(value, dim, index.load)
     return builder.like_node(lambda i: picked(value, place(i)))
 
@@ -108,7 +101,8 @@ class Selection:
         self.sizes, self.check = sizes, operator in (aten.index.Tensor, aten.index_put.default)
         self.chosen = [*chosen, *[None] * (len(sizes) - len(chosen))]
         indexed = [d for d, index in enumerate(self.chosen) if index is not None]
-        _require_integers(*(index for index in self.chosen if index is not None))
+        if any(index.dtype in (torch.bool, torch.uint8) for index in self.chosen if index is not None):
+            raise UseExtern("indexing by a mask")
         self.shared = _broadcast_sizes([index.sizes for index in self.chosen if index is not None])
         adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
         self.first = indexed[0] if adjacent else 0
