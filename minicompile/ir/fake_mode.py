@@ -1,7 +1,7 @@
 """The fake tensors of capture and graph: PyTorch's, with eager's strides where PyTorch's own fake kernels give others.
 
-Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`, `torch._library.simple_registry`. This module must
-not know graphs.
+Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`, `torch._library.simple_registry`,
+`torch._prims_common`. This module must not know graphs.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._library.simple_registry import singleton
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from minicompile.ir import without_dynamo
@@ -41,11 +42,13 @@ FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
                       aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)  # fmt: skip
 """Operators without a fake kernel: a tensor like the first, and where the gradient passes."""
 
-ON_CPU: dict[Any, Callable[[torch.Tensor], torch.memory_format | None]] = {
+ON_CPU: dict[Any, Callable[..., torch.memory_format | None]] = {
     aten.log_sigmoid_forward.default: lambda _: torch.contiguous_format,
-    aten.max_unpool2d.default: lambda value: torch._prims_common.suggest_memory_format(value) if value.dim() == 4 else None,
+    aten.max_unpool2d.default: lambda value, *_: suggest_memory_format(value) if value.dim() == 4 else None,
+    aten.channel_shuffle.default: lambda value, _: suggest_memory_format(value),
+    aten.roll.default: lambda value, shifts, dims=(): suggest_memory_format(value) if is_cut(value, shifts, dims) else None,
 }
-"""Layouts that only eager's kernels for the CPU give, from the first operand."""
+"""Layouts that only eager's kernels for the CPU give, from the operands."""
 
 BEFORE_TORCH_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
@@ -159,10 +162,16 @@ def memory_format(func: Any, args: Any) -> torch.memory_format | None:
         last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[0].dim(), torch.contiguous_format)
         return last if args[0].is_contiguous(memory_format=last) else torch.contiguous_format
     if func in ON_CPU and args[0].fake_device.type == "cpu":
-        return ON_CPU[func](args[0])
+        return ON_CPU[func](*args)
     contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()
     contiguous |= func in (aten.any.dims, aten.all.dims) and args[1:2] == ([],)
     return torch.contiguous_format if contiguous else None
+
+
+def is_cut(value: torch.Tensor, shifts: Any, dims: Any) -> bool:
+    """Whether each turn of `roll` puts two pieces together, none of them empty, which keeps `channels_last` on the CPU."""
+    last = suggest_memory_format(value) is not torch.contiguous_format
+    return last and bool(dims) and all(shift % value.shape[dim] != 0 for shift, dim in zip(shifts, dims, strict=True))
 
 
 def shifts_exponents(value: torch.Tensor, power: torch.Tensor) -> bool:

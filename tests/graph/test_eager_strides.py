@@ -69,6 +69,9 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (lambda x: (torch.isin(x, x[0]), torch.isin(x, 1.0), x.any([]), x.all([])), reversed_in_memory),
     (lambda x: torch.nn.functional.one_hot((x > 0).long(), 3), reversed_in_memory),
     (lambda x: torch.nn.functional.rrelu(x, 0.1, 0.3, True).stride(), reversed_in_memory),
+    (lambda x: (x.roll(1, 2), x.roll((1, -2), (2, 3)).as_strided((2, 3), (4, 1)), torch.fft.fftshift(x), x.roll(3)), images),
+    (lambda x: (x.roll((1, 0), (2, 3)), x.roll(x.shape[0], 0), x[:, :3].roll(1, 1)), images),
+    (lambda x: (torch.nn.functional.channel_shuffle(x, 2), torch.nn.functional.channel_shuffle(x.relu(), 2).permute(0, 2, 3, 1).view(-1, 4)[:2]), images),
 ]
 
 
