@@ -23,7 +23,7 @@ from minicompile.ir.graph import (
 from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected
 from minicompile.runtime.kept_values import Kept, noticing, refuse_changes, still_kept
-from minicompile.runtime.second_derivatives import Rerun
+from minicompile.runtime.second_derivatives import Rerun, is_batch
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -142,11 +142,11 @@ def _autograd_function(
     def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
         """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
         arguments = saved_values(ctx, came(tangents, grads) << first_tangent)
-        if torch.is_grad_enabled():
+        given = [grads.get(tangent.position) for tangent in tangents]
+        if torch.is_grad_enabled() or any(map(is_batch, given)):
             return rerun.gradients(ctx.inputs, grads, half)
         if not hasattr(ctx, "split_task"):  # else the node's own backward is still to come
             ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read
-        given = [grads.get(tangent.position) for tangent in tangents]
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
             if grad is not None or tangent.shape is None:
                 shape, strides = ctx.layouts[number] if tangent.shape is None else (tangent.shape, tangent.strides)

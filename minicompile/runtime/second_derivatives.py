@@ -1,6 +1,6 @@
-"""Gradients that are differentiated again: what was captured runs once more, operation by operation, under autograd.
+"""Gradients that are differentiated again, or come in batches: what was captured runs once more, under autograd.
 
-A compiled backward has no derivative. This module must not keep inputs alive, nor compile anything.
+A compiled backward has no derivative, and kernels take no batches. This module must not keep inputs alive or compile anything.
 """
 
 import operator
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minicompile.errors import MinicompileError
@@ -27,8 +28,13 @@ class DoubleBackward(MinicompileError):
     """Gradients that can be differentiated again were asked of a compiled graph that cannot be run again."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"a compiled function cannot be differentiated twice where {reason}; "
-                         "call it uncompiled (minicompile.disable) where create_graph=True is needed")  # fmt: skip
+        super().__init__(f"a compiled function cannot be differentiated twice, or by batches, where {reason}; call it uncompiled "
+                         "(minicompile.disable) where create_graph=True or is_grads_batched=True is needed")  # fmt: skip
+
+
+def is_batch(gradient: torch.Tensor | None) -> bool:
+    """Whether a gradient stands for many, under `is_grads_batched=True` or `torch.func.vmap`."""
+    return gradient is not None and (is_legacy_batchedtensor(gradient) or is_functorch_wrapped_tensor(gradient))
 
 
 class _NoRandomNumbers(TorchDispatchMode):
@@ -69,15 +75,15 @@ class Rerun:
         tensors = [reference() for reference in held]
         if None in given or any(tensor is None for tensor in tensors) or sum(map(VERSION, tensors)) != versions:
             raise DoubleBackward("it changes an input, ran under autocast, or an input is gone or was changed")
-        # Views, since an input may have been computed from another one.
-        inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
-        inputs |= zip(self._sizes, sizes, strict=True)
         before = autocast.settings(), autocast.open_blocks()
         try:
             with torch.enable_grad(), _NoRandomNumbers():
+                # Views, since an input may have been computed from another one.
+                inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
+                inputs |= zip(self._sizes, sizes, strict=True)
                 results = self._operations(*(inputs[place] for place in range(len(inputs))))
         finally:
             autocast.restore(*before)
         return torch.autograd.grad(
             [results[place] for place in given], [inputs[i] for i in self._differentiable], [*given.values()],
-            create_graph=True, allow_unused=True)  # fmt: skip
+            create_graph=torch.is_grad_enabled(), allow_unused=True)  # fmt: skip

@@ -572,6 +572,19 @@ def a_custom_function_writes_an_input(wrap: Wrap) -> Any:
     return out, b, a.grad, b.requires_grad
 
 
+@scenario
+def gradients_in_batches(wrap: Wrap) -> Any:
+    a, rows, w = leaf(3, 4), torch.eye(3), leaf(4)
+    twice = a * 2
+    product = wrap(lambda a, w: (a.sin() * w).sum(1))
+    once = torch.autograd.grad(out := product(a, w), (a, w), rows, is_grads_batched=True, retain_graph=True)
+    mapped = torch.func.vmap(lambda row: torch.autograd.grad(out, a, row, retain_graph=True)[0])(rows)
+    several = torch.autograd.grad(wrap(lambda a: (a.sum(1), a.exp()))(twice), a, (rows, torch.ones(3, 3, 4)), is_grads_batched=True)
+    functional = torch.autograd.functional
+    derivatives = functional.jacobian(product, (a, w), vectorize=True), functional.hessian(wrap(lambda a: a.exp().sum()), a, vectorize=True)
+    return once, mapped, several, derivatives, torch.autograd.grad(out.sum(), w)
+
+
 @pytest.mark.parametrize("function", SCENARIOS, ids=lambda function: function.__name__.replace("_", " "))
 def test_the_caller_sees_what_it_sees_in_eager(function: Callable[[Wrap], Any]) -> None:
     torch.manual_seed(7)
