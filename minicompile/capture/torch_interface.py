@@ -220,8 +220,8 @@ def is_traceable(tensor: torch.Tensor) -> str | None:
         return "a nested tensor"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "a tensor inside a torch.func transform"
-    if tensor.is_conj() or tensor.is_neg():
-        return "a lazily conjugated tensor"
+    if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+        return "a tensor of numbers that are not in memory"
     return None
 
 
@@ -273,6 +273,7 @@ STATE_CHANGES: frozenset[Any] = frozenset({
 NEVER_IN_GRAPH: dict[Any, str] = {
     torch.manual_seed: "random seed", torch.seed: "random seed", torch.initial_seed: "random seed",
     F.multilabel_margin_loss: "operation failed",  # its Python rule for symbolic sizes counts what follows -1
+    F.multi_margin_loss: "operation failed",  # the derivative of its Python rule for symbolic sizes is another one at the margin
     torch.get_rng_state: "random seed", torch.set_rng_state: "random seed",
     torch.save: "input or output", torch.load: "input or output", torch.from_numpy: "NumPy",
     **dict.fromkeys(named("""

@@ -190,7 +190,7 @@ def coerced(tangent: Tangent, shape: Any, strides: Any, grad: torch.Tensor | Non
     if grad is None:
         return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
     if type(grad) is torch.Tensor and grad.stride() == strides and grad.dtype == tangent.dtype:
-        if not grad.is_conj() and not grad.is_neg():
+        if not grad.is_conj() and not grad.is_neg() and not grad._is_zerotensor():
             return grad
     return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(grad)
 

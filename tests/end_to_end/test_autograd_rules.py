@@ -573,6 +573,14 @@ def a_custom_function_writes_an_input(wrap: Wrap) -> Any:
 
 
 @scenario
+def zeros_that_are_not_in_memory(wrap: Wrap) -> Any:
+    a, zeros = leaf(3, 4), torch._efficientzerotensor((3, 4))
+    product = wrap(lambda a: a.sin() * 2 + 1)
+    product(a).backward(zeros)
+    return a.grad, product(zeros), product(torch.zeros(3, 4))
+
+
+@scenario
 def gradients_in_batches(wrap: Wrap) -> Any:
     a, rows, w = leaf(3, 4), torch.eye(3), leaf(4)
     twice = a * 2

@@ -325,6 +325,17 @@ def test_labels_after_minus_one_are_none_at_any_size() -> None:
         torch.testing.assert_close(compiled(x, labels), F.multilabel_margin_loss(x, labels))
 
 
+@pytest.mark.parametrize("function", [lambda x: F.multi_margin_loss(x, torch.tensor([1, 2])), F.hardshrink, F.relu6])
+def test_derivatives_at_kinks_are_eagers_at_any_size(function: Callable[[Tensor], Tensor]) -> None:
+    compiled = minicompile.compile(lambda x: function(x).sum(), dynamic=True)
+    for columns in (6, 5, 4):
+        x = torch.tensor([6.0, 0.5, -0.5, 1.0, 0.0, -1.0])[-columns:].repeat(2, 1)
+        one, other = (x.clone().requires_grad_() for _ in range(2))
+        function(one).sum().backward()
+        compiled(other).backward()
+        torch.testing.assert_close(other.grad, one.grad, equal_nan=True)
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
 def test_bytes_are_weighed_by_whole_numbers_at_any_size(mode: str) -> None:
     def resized(x: Tensor) -> Tensor:
