@@ -5,7 +5,7 @@ operator met again with arguments of the same metadata gets new tensors with the
 was a view is a view again. Remembered are PyTorch's own operators that write nothing and read no values, on fixed sizes.
 Everything else is PyTorch's affair.
 
-Private names used, the same in torch 2.11 to 2.13: `FakeTensorMode.dispatch`, the constructor of `FakeTensor`, its attributes
+Private names used, the same in torch 2.11 to 2.13: `FakeTensorMode.dispatch`, `FakeTensor`'s attributes
 `fake_mode`, `fake_device` and `constant`, `torch._C._dispatch_keys`. Must not know what the results are for.
 """
 
@@ -140,7 +140,7 @@ class RememberingFakeMode(FakeMode):
             empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             if is_view:
                 empty.set_(tensors[0].untyped_storage(), offset, shape, stride)
-        return FakeTensor(self, empty, device)
+        return self.fake(empty, device)
 
 
 def check_place(value: torch.Tensor, dim: int, index: int | torch.SymInt) -> None:

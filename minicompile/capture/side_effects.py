@@ -90,7 +90,10 @@ def differs_from_the_original(shadow: Shadow) -> bool:
 
 def native_base(value: Any) -> Any:
     """The builtin container whose methods read what a container holds, whatever methods its class overrides."""
-    return next((base for base in NATIVE_BASES if isinstance(value, base)), None)
+    for base in NATIVE_BASES:  # a generator would take twice as long
+        if isinstance(value, base):
+            return base
+    return None
 
 
 NATIVE_BASES = (list, tuple, set, frozenset, collections.deque, collections.OrderedDict, dict, str, bytes, range)

@@ -22,7 +22,6 @@ from torch._guards import Source
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedFakeTensorException,
 )
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -42,12 +41,12 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
                   UnsupportedFakeTensorException)
 
 
-def new_fake_mode() -> FakeTensorMode:
+def new_fake_mode() -> RememberingFakeMode:
     """A fake tensor mode whose data-dependent operations raise instead of inventing symbols."""
     return RememberingFakeMode(allow_non_fake_inputs=False)
 
 
-def shape_env_of(mode: FakeTensorMode, here: Callable[[], Any]) -> Any:
+def shape_env_of(mode: RememberingFakeMode, here: Callable[[], Any]) -> Any:
     """What is known of a mode's symbols, made with the first of them: most graphs have none, and torch takes seconds
     to import what it needs. `here` gives the place of an assumption. PyTorch's cache of fake results costs more than it saves."""
     if mode.shape_env is None:
@@ -105,10 +104,10 @@ def new_symbol(env: Any, value: int, name: str, low: int, high: int | None) -> t
     return symbol, env.create_symintnode(symbol, hint=value, source=tag)
 
 
-def symbolic_fake(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides: Any) -> FakeTensor:
+def symbolic_fake(mode: RememberingFakeMode, like: torch.Tensor, sizes: Any, strides: Any) -> FakeTensor:
     """A fake tensor with the metadata of `like` but other, symbolic, sizes and strides; a view of nothing."""
     with torch.inference_mode(like.is_inference()), torch._C._DisableTorchDispatch():
-        fake = FakeTensor(mode, torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta"), like.device)
+        fake = mode.fake(torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta"), like.device)
     if like.requires_grad and like.is_leaf:
         fake.requires_grad_()
     elif like.requires_grad:
@@ -117,7 +116,7 @@ def symbolic_fake(mode: FakeTensorMode, like: torch.Tensor, sizes: Any, strides:
     return fake
 
 
-def fake_input(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
+def fake_input(mode: RememberingFakeMode, real: torch.Tensor) -> FakeTensor:
     """A fake tensor for a traceable one; by PyTorch's slow way where there is more to it than `symbolic_fake` gives."""
     tracked = real.requires_grad and (not real.is_leaf or getattr(real, "grad_dtype", real.dtype) != real.dtype)
     if tracked or real._is_view() or real.storage_offset() or not real.untyped_storage().nbytes():

@@ -241,7 +241,7 @@ class Tracer:
         self.class_orders: set[type] = set()
         self.library_reads: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.global_sources: dict[int, Source] = {}
-        self.locations: dict[tuple[Any, int], Location] = {}
+        self.locations: dict[tuple[str, int, str, str], Location] = {}
         self.keep: list[Any] = []
         self.native = self.floats = False
         self.failed: Any = None
@@ -334,21 +334,20 @@ class Tracer:
         if self.graph.fake_mode.shape_env is not None:
             self.graph.fake_mode.shape_env.guards.here = lambda: None
 
-    def location_of(self, frame: Frame) -> Location:
-        """The user's line that a frame is at."""
-        line = frame.line()
-        key = (frame.code, line)
+    def location_of(self, frame: Frame, module: str = "") -> Location:
+        """The user's line that a frame is at, in a module of that path."""
+        file, line, function = frame.code.co_filename, frame.line(), frame.code.co_name
+        key = (file, line, function, module)  # hashing the code would read all of it
         if key not in self.locations:
-            text = linecache.getline(frame.code.co_filename, line).strip()
-            self.locations[key] = Location(frame.code.co_filename, line, frame.code.co_name, text)
+            self.locations[key] = Location(file, line, function, linecache.getline(file, line).strip(), module)
         return self.locations[key]
 
-    def location(self) -> Location | None:
+    def location(self, module: str = "") -> Location | None:
         """The innermost line of the user's code, torch's own modules left out."""
         for frame in reversed(self.frames):
             if not torch_interface.is_library(frame.globals.get("__name__")):
-                return self.location_of(frame)
-        return self.location_of(self.frames[-1]) if self.frames else None
+                return self.location_of(frame, module)
+        return self.location_of(self.frames[-1], module) if self.frames else None
 
     def module_path(self) -> str:
         """The innermost module whose method is running, as the user knows it; empty outside of modules."""
@@ -367,9 +366,7 @@ class Tracer:
 
     def operation(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Record a torch operation."""
-        place, module = self.location(), self.module_path()
-        if place is not None and module:
-            place = dataclasses.replace(place, module=module)
+        place = self.location(self.module_path())
         if self.floats:
             record = functools.partial(self.graph.call, op, target, location=place)
             return self.dynamic.operation(self, record, args, kwargs or {})

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 from minicompile.errors import Unsupported
 from minicompile.graph import eager_errors, eager_strides, torch_interface
 from minicompile.graph.sizes import SizeExpressions
-from minicompile.graph.torch_interface import FAKE_DEVICE, FakeTensor, FakeTensorMode
+from minicompile.graph.torch_interface import FAKE_DEVICE, FakeMode, FakeTensor
 from minicompile.ir.float_input import FloatNeeded, hinted, is_float_input
 from minicompile.ir.without_dynamo import DispatchMode
 
@@ -65,7 +65,7 @@ class Recorder(DispatchMode):
         stage: `forward` or `backward`, written to `meta["stage"]`.
     """
 
-    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Decomposition]) -> None:
+    def __init__(self, fake_mode: FakeMode, decompositions: Mapping[Any, Decomposition]) -> None:
         super().__init__()
         self.graph = Graph()
         self.constants: dict[str, torch.Tensor] = {}

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, python_dispatcher, storage_key, surely_equal
 from minicompile.ir.graph import GraphModule
 
-__all__ = ["FAKE_DEVICE", "python_dispatcher", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeTensorMode"]
+__all__ = ["FAKE_DEVICE", "python_dispatcher", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeMode"]
 
 FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
@@ -118,30 +118,30 @@ def hints(numbers: Iterable[Any]) -> list[int]:
     return [n if isinstance(n, int) else n.node.hint for n in numbers]
 
 
-def fake_empty(mode: FakeTensorMode, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+def fake_empty(mode: FakeMode, size: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
     """A new contiguous fake tensor, made without any mode seeing it."""
     with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE):
         empty = torch.empty(size, dtype=dtype, device="meta")
-    return FakeTensor(mode, empty, device)
+    return mode.fake(empty, device)
 
 
-def fake_copy(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
+def fake_copy(mode: FakeMode, like: torch.Tensor) -> torch.Tensor:
     """A new fake tensor with the metadata of `like`, symbolic sizes included, with storage of its own."""
     with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE):
         empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
-    return FakeTensor(mode, empty, like.device)
+    return mode.fake(empty, like.device)
 
 
-def fake_twin(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
+def fake_twin(mode: FakeMode, like: torch.Tensor) -> torch.Tensor:
     """A new fake tensor that lies in storage of its own as `like` does in its: forward mode asks that of a tangent's views."""
     storage = like.untyped_storage()
-    with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE), torch.no_grad():
+    with torch._C._DisableTorchDispatch(), torch._C._ExcludeDispatchKeyGuard(FUNCTIONALIZE):
         memory = torch.empty(storage.nbytes() // like.itemsize, dtype=like.dtype, device="meta")
         twin = memory.as_strided(like.shape, like.stride(), like.storage_offset())
-    return FakeTensor(mode, twin, like.device)
+    return mode.fake(twin, like.device)
 
 
-def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
+def fake_tangent(mode: FakeMode, like: torch.Tensor) -> torch.Tensor:
     """The gradient that a backward takes for an output: in the output's layout if that is dense, else contiguous."""
     shape, strides = hints(like.shape), hints(like.stride())
     place = 1
@@ -152,9 +152,10 @@ def fake_tangent(mode: FakeTensorMode, like: torch.Tensor) -> torch.Tensor:
     return fake_copy(mode, like)
 
 
-def fake_mode_of(values: Iterable[Any]) -> FakeTensorMode:
+def fake_mode_of(values: Iterable[Any]) -> FakeMode:
     """The mode of the first fake tensor among `values`, or a new one."""
-    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None) or FakeMode()
+    found: Any = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    return found or FakeMode()
 
 
 def next_sequence_number() -> int:

@@ -1,7 +1,7 @@
 """The fake tensors of capture and graph: PyTorch's, with eager's strides where PyTorch's own fake kernels give others.
 
 Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`, `torch._library.simple_registry`,
-`torch._prims_common`. This module must not know graphs.
+`torch._prims_common`, and what the constructor of `FakeTensor` does in C++. This module must not know graphs.
 """
 
 import contextlib
@@ -71,6 +71,22 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
     def __init__(self, **options: Any) -> None:
         without_dynamo.spare_fake_kernels()
         self._initialise(**options)
+        self.first: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
+
+    def fake(self, memory: torch.Tensor, device: torch.device) -> FakeTensor:
+        """A fake tensor over a tensor on `meta`, with the attributes of the first one made for the device.
+
+        PyTorch's constructor writes twenty of them, asks for the device's driver, and takes four times as long.
+        """
+        if device not in self.first:
+            made = FakeTensor(self, memory, device)
+            self.first[device] = made.fake_device, dict(vars(made))
+            return made
+        place, attributes = self.first[device]
+        made = torch.Tensor._make_subclass(FakeTensor, memory, dispatch_device=True, device_for_backend_keys=place)
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        vars(made).update(attributes)
+        return made
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The fake result of an operator."""
