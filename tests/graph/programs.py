@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Tracer
 
 import minicompile.ir.operators  # noqa: F401  registers torch.ops.minicompile
 from minicompile.config import Config
 from minicompile.graph.build import build_graph
 from minicompile.graph.missing_gradients import backward_without
+from minicompile.ir.fake_mode import FakeMode
 from minicompile.ir.graph import CapturedGraph, GraphInput, PartitionedGraph
 from minicompile.runtime.autograd_function import bind
 from minicompile.runtime.call_plan import call_plan
@@ -42,7 +42,7 @@ class Captured:
         root = tracer.root
         self.state: list[torch.Tensor] = []
         self.inputs: list[GraphInput] = []
-        mode = fake_mode or FakeTensorMode()
+        mode = fake_mode or FakeMode()
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         assert len(placeholders) == len(example), "every argument must be given"
         for node, value in zip(placeholders, example, strict=True):
@@ -55,10 +55,10 @@ class Captured:
             grad_enabled=torch.is_grad_enabled(),
         )
 
-    def _fake(self, mode: FakeTensorMode, value: Any) -> Any:
+    def _fake(self, mode: FakeMode, value: Any) -> Any:
         return mode.from_tensor(value, static_shapes=mode.shape_env is None) if isinstance(value, torch.Tensor) else value
 
-    def _lift(self, graph: Graph, root: torch.nn.Module, mode: FakeTensorMode) -> None:
+    def _lift(self, graph: Graph, root: torch.nn.Module, mode: FakeMode) -> None:
         last = [node for node in graph.nodes if node.op == "placeholder"]
         made: dict[str, Any] = {}
         for node in list(graph.nodes):
@@ -93,7 +93,7 @@ class _Annotator(torch.fx.Interpreter):
         return result
 
 
-def annotate(root: torch.nn.Module, graph: Graph, mode: FakeTensorMode, examples: list[Any]) -> None:
+def annotate(root: torch.nn.Module, graph: Graph, mode: FakeMode, examples: list[Any]) -> None:
     """Give each node its fake value, as capture does."""
     copies = []
     for example in examples:
