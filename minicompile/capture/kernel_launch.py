@@ -200,7 +200,7 @@ def check_tensors(tracer: Tracer, tensors: Sequence[Any], written: Sequence[Any]
 def is_fresh(tracer: Tracer, tensor: Any) -> bool:
     """Whether nothing was done with a tensor since it was made without contents."""
     node = tracer.graph.traced[id(tensor)].node
-    made = node is not None and node.op != "placeholder" and not node.users and tensor._version == 0
+    made = node is not None and node.op != "placeholder" and not node.users
     return made and getattr(node.target, "__name__", str(node.target)) in ("empty", "empty_like", "empty_strided", "new_empty")
 
 

@@ -167,8 +167,11 @@ def rule_vjp(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
 
 
 def versions(*tensors: Args) -> list[int]:
-    """How often tensors have been written."""
-    return [item._version for part in tensors for item in part if isinstance(item, torch.Tensor)]
+    """How often tensors have been written, which those of `inference_mode` do not tell."""
+    counting = [item for part in tensors for item in part if isinstance(item, torch.Tensor)]
+    if any(item.is_inference() for item in counting):
+        raise Break(KIND, "`vjp` is called under `inference_mode`")
+    return [item._version for item in counting]
 
 
 RANDOM = ("rand", "drop", "normal", "bernoulli", "uniform", "multinomial", "poisson", "rrelu", "gumbel", "Application")

@@ -112,6 +112,19 @@ def test_a_launch_is_part_of_the_graph(function, compile):
     assert not (compiled.records if compile is capture else compiled).graph_breaks
 
 
+@pytest.mark.parametrize("function", WAYS[:-1], ids=lambda function: function.__name__)
+def test_a_launch_is_part_of_a_graph_that_runs_under_inference_mode(function):
+    compiled = capture(function)
+    with torch.inference_mode():
+        for size in (100, 150):
+            given = [torch.randn(size) for _ in range(2)]
+            twins = [item.clone() for item in given]
+            torch.testing.assert_close(compiled(*twins), function(*given))
+            for one, other in zip(given, twins, strict=True):
+                assert torch.equal(one, other)
+    assert not compiled.records.graph_breaks and not compiled.records.fallbacks
+
+
 def a_part_of_a_tensor(x, y):
     scale_kernel[(1,)](x[4:], 8, 2.0, BLOCK=16)
     return x + 1

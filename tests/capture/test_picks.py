@@ -84,6 +84,15 @@ def test_a_view_that_can_be_told_from_a_copy_is_a_break(function: Any) -> None:
     assert compiled.records.graph_breaks
 
 
+def test_under_inference_mode_it_is_a_break() -> None:
+    compiled = capture(path_score)
+    transitions, emissions = torch.randn(3, 3), torch.randn(4, 4)
+    with torch.inference_mode():
+        for tags in (torch.tensor([0, 2, 1, 1]), torch.tensor([2, 2, 0, 1])):
+            assert torch.equal(compiled(transitions, emissions, tags), path_score(transitions, emissions, tags))
+    assert compiled.records.graph_breaks and not compiled.records.fallbacks
+
+
 def test_an_index_beyond_the_end_raises_what_eager_raises() -> None:
     compiled = minicompile_compile(lambda x, i: x[i] + 1)
     with pytest.raises(IndexError, match="index 3 is out of bounds for dimension 0 with size 3"):

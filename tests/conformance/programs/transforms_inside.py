@@ -17,7 +17,7 @@ from torch.func import (
     vmap,
 )
 
-from tests.conformance.catalogue import after, call, count, leaf, normal, positive, program
+from tests.conformance.catalogue import after, call, count, leaf, normal, positive, program, under
 
 
 @program(core=True)
@@ -410,3 +410,12 @@ def pulled_back_in_a_batch():
         return value, rows
 
     return f, [call(positive(3)), call(positive(3))]
+
+
+@program
+def pulled_back_under_inference_mode():
+    def f(x, v):
+        value, pull = vjp(lambda x: x.sin() * x, x)
+        return value, pull(v)
+
+    return f, [under(torch.inference_mode, count(3), normal(3)), call(count(4), normal(4)), under(torch.inference_mode, count(4), normal(4))]
