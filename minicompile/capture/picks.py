@@ -24,7 +24,8 @@ def picked(tracer: Tracer, owner: Any, key: Any) -> Any:
     rest = tuple(part for part in parts if not is_pick(part, owner))
     dims = sum(part is not None and part is not Ellipsis for part in parts)
     if len(rest) == len(parts) or dims > owner.dim() or not all(map(is_plain, rest)) or (
-            not tracer.picks or tracer.graph.inside is not None or not owner.is_contiguous() or not counts_writes(owner)):
+            not tracer.picks or tracer.graph.inside is not None or not owner.is_contiguous()
+            or owner.is_inference() or torch.is_inference_mode_enabled()):  # where nothing counts writes
         return MISSING
     indices: list[Any] = []
     for part in parts:
@@ -33,11 +34,6 @@ def picked(tracer: Tracer, owner: Any, key: Any) -> Any:
     copy = tracer.operation("call_function", torch.ops.aten.index.Tensor, (owner, indices))
     tracer.graph.picks.append((owner, copy, owner._version))
     return tracer.operation("call_function", operator.getitem, (copy, rest)) if rest else copy
-
-
-def counts_writes(owner: Any) -> bool:
-    """Whether a tensor and what is computed from it here tell that they were written; those of `inference_mode` do not."""
-    return not (owner.is_inference() or torch.is_inference_mode_enabled())
 
 
 def is_pick(part: Any, owner: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from minicompile.capture.break_kinds import Break, Stop
+from minicompile.capture.break_kinds import Break, RunEager, Stop
 from minicompile.capture.builtin_rules import cell_value
 from minicompile.capture.calls import CLOSURE_RULES, call, special
 from minicompile.capture.side_effects import MISSING
@@ -170,7 +170,7 @@ def versions(*tensors: Args) -> list[int]:
     """How often tensors have been written, which those of `inference_mode` do not tell."""
     counting = [item for part in tensors for item in part if isinstance(item, torch.Tensor)]
     if any(item.is_inference() for item in counting):
-        raise Break(KIND, "`vjp` is called under `inference_mode`")
+        raise RunEager("`vjp` is called under `inference_mode`", KIND)
     return [item._version for item in counting]
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from minicompile.errors import Location, stack_lines
+from minicompile.ir import autocast
 
 
 class GraphModule(torch.fx.GraphModule):
@@ -30,12 +31,18 @@ class GraphModule(torch.fx.GraphModule):
         return None
 
     def forward(self, *args: Any) -> Any:
-        """Run the graph, without the hooks that calling a module runs."""
+        """Run the graph, without the hooks that calling a module runs; if it fails, the modes that it has set are left."""
         kind = type(self)
         if kind.forward is GraphModule.forward:
             with readable_powers(self.graph):
                 super().recompile()  # which gives the class, one a graph, a `forward` of its own
-        return kind.forward(self, *args)
+        recording, *before = torch.is_grad_enabled(), autocast.settings(), autocast.open_blocks()
+        try:
+            return kind.forward(self, *args)
+        except BaseException:
+            torch.set_grad_enabled(recording)
+            autocast.restore(*before)
+            raise
 
 
 @contextlib.contextmanager

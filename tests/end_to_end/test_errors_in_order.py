@@ -97,3 +97,16 @@ def test_a_gather_out_of_range_from_a_view_of_a_changed_input_raises_with_the_ch
         with pytest.raises(RuntimeError, match="out of bounds"):
             call(given, torch.tensor([[1], [30]]))
     torch.testing.assert_close(inputs[1], inputs[0])
+
+
+def test_a_graph_left_to_eager_that_fails_leaves_no_mode_behind() -> None:
+    @minicompile.compile
+    def inner(x: torch.Tensor, i: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            out.index_add_(0, i, x @ x)
+        return out
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="same scalar type"):
+            inner(torch.randn(3, 3), torch.arange(3), torch.zeros(3, 3))
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")

@@ -752,3 +752,17 @@ def generator_is_closed_when_the_exception_is_dropped():
         return x
 
     return outer, [call(count(2), count(2), [count(2), count(2)]), call(count(2), count(3), [count(2)]), call(count(3), count(2), [count(3)])], log
+
+
+@program(raises=IndexError)
+def modes_are_left_where_an_operation_fails():
+    table = normal(4, 3)
+
+    def inner(x, i):
+        with torch.no_grad():
+            row = torch.nn.functional.embedding(i, table)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            product = row @ x
+        return product + row.sum()
+
+    return inner, [call(leaf(3, 2), torch.tensor([1, 0])), call(leaf(3, 2), torch.tensor([9, 0])), call(leaf(3, 2), torch.tensor([2, 3]))]
