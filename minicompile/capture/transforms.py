@@ -169,7 +169,7 @@ def rule_vjp(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
 def versions(*tensors: Args) -> list[int]:
     """How often tensors have been written, which those of `inference_mode` do not tell."""
     counting = [item for part in tensors for item in part if isinstance(item, torch.Tensor)]
-    if any(item.is_inference() for item in counting):
+    if torch.is_inference_mode_enabled() or any(item.is_inference() for item in counting):
         raise RunEager("`vjp` is called under `inference_mode`", KIND)
     return [item._version for item in counting]
 
