@@ -36,12 +36,12 @@ class GraphModule(torch.fx.GraphModule):
         if kind.forward is GraphModule.forward:
             with readable_powers(self.graph):
                 super().recompile()  # which gives the class, one a graph, a `forward` of its own
-        recording, *before = torch.is_grad_enabled(), autocast.settings(), autocast.open_blocks()
+        recording, casts, blocks = torch.is_grad_enabled(), autocast.settings(), autocast.open_blocks()
         try:
             return kind.forward(self, *args)
         except BaseException:
             torch.set_grad_enabled(recording)
-            autocast.restore(*before)
+            autocast.restore(casts, blocks)
             raise
 
 
