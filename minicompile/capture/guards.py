@@ -4,6 +4,7 @@ This module collects conditions and writes them down; it must not decide what ha
 """
 
 import builtins
+import collections
 import dataclasses
 import functools
 import keyword
@@ -329,12 +330,10 @@ def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
 
 
 def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether no changed tensor shares its storage with another of the tensors."""
-    storages: dict[int, int] = {}
-    for tensor in others:
-        pointer = tensor.untyped_storage()._cdata
-        storages[pointer] = storages.get(pointer, 0) + 1
-    return all(storages.get(tensor.untyped_storage()._cdata, 0) <= 1 for tensor in changed)
+    """Whether no changed tensor shares its storage with another of the tensors, of which it is one."""
+    storages = [tensor.untyped_storage()._cdata for tensor in others]
+    counts, place = collections.Counter(storages), dict(zip(map(id, others), storages, strict=True))
+    return all(counts[place[id(tensor)]] == 1 for tensor in changed)
 
 
 def all_apart(count: int, objects: Sequence[Any]) -> bool:

@@ -4,56 +4,66 @@ They are fetched like floats that vary (`symbolic_float.py`), so that what an op
 not look at tensors that a graph computes from others.
 """
 
-import functools
 import operator
 from typing import Any
 
 import torch
 
 from minicompile.capture.output_graph import Traced
-from minicompile.capture.source import Computed
+from minicompile.capture.source import Computed, Source
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.tracer import Tracer
 
 ADDING = (operator.iadd, "add_", torch._foreach_add_)
+LARGEST = 2**23
+"""Sums of two whole numbers below this one are exact in 32 bits."""
 
 
 def held_number(tracer: Tracer, tensor: Any) -> float | SymbolicFloat | None:
     """What `tensor.item()` gives now, or `None` where only a graph that has run knows it.
 
-    It is known for a tensor from outside, or made of a number, to which nothing but numbers was added since. Tensors that hold
-    the same number share one stand-in; that they do is guarded.
+    It is known for a whole number from outside, or made of a number, to which nothing but whole numbers was added since.
+    Tensors that hold the same number share one stand-in; that they do is guarded.
     """
     if tensor.device.type != "cpu" or tensor.dim() or not tensor.is_floating_point() or tensor.requires_grad:
         return None
     entry = tracer.graph.traced[id(tensor)]
-    amounts = amounts_added(entry)
-    if amounts is None or not tracer.dynamic.floats or tracer.dynamic.policy is False:
+    amount = amount_added(entry)
+    if amount is None or not tracer.dynamic.floats or tracer.dynamic.policy is False:
         return None
-    start = entry.real if entry.source is not None else constant_of(entry.node)
-    if start is None:
+    start = entry.real.item() if entry.source is not None else constant_of(entry.node)
+    if start is None or not is_count(start):
         return None
-    real: float = functools.reduce(torch.add, amounts, torch.as_tensor(start, dtype=tensor.dtype)).item()
     if entry.source is None:
-        return real
-    text = "".join(f".add({amount!r})" for amount in amounts) + ".item()"
-    source = Computed("{0}" + text, (entry.source,))
-    number = tracer.held_numbers.setdefault((text, real.hex()), SymbolicFloat(tracer, source, real))
-    if number.source is not source:
-        words = f"`{{0}}` is `{number.source.words()}`"
-        tracer.guards.test(source, "{0} == {others[0]}", (), words, "constant", real, (number.source,))
-    tracer.floats = True
+        return float(start + amount)
+    held = Source(entry.source, "{0}.item()")
+    key = amount, start
+    if key not in tracer.held_numbers:
+        words = f"`{{0}}` is a whole number below {LARGEST}"
+        tracer.guards.test(held, f"{{0}} % 1 == 0 and 0 <= {{0}} < {LARGEST}", (), words, "constant", start)
+        tracer.floats = True
+        tracer.held_numbers[key] = held, SymbolicFloat(tracer, Computed(f"({{0}} + {amount!r})", (held,)), start + amount)
+    first, number = tracer.held_numbers[key]
+    if first is not held:
+        words = f"`{{0}}` is `{first.words()}`"
+        tracer.guards.test(held, "{0} == {others[0]}", (), words, "constant", start, (first,))
     return number
 
 
-def amounts_added(entry: Traced) -> list[float] | None:
-    """The numbers that the nodes of a tensor add to it in place, or `None` if it is changed in another way."""
-    if entry.value.is_inference():
+def is_count(number: float) -> bool:
+    """Whether a number and those a little larger are whole and exact in every dtype for counts."""
+    return number % 1 == 0 and 0 <= number < LARGEST
+
+
+def amount_added(entry: Traced) -> float | None:
+    """What the nodes of a tensor add to it in place, or `None` if it is changed in another way."""
+    if entry.value.is_inference() or entry.value.dtype not in (torch.float32, torch.float64):
         return None
     amounts = [constant_of(user.args[1]) for user in (entry.node.users if entry.node is not None else ())
                if user.target in ADDING and user.kwargs.get("alpha", 1) == 1 and starts_with(user.args[0], entry.node)]
     changes = entry.value._version - entry.version
-    return None if None in amounts or len(amounts) != changes else amounts  # type: ignore[return-value]
+    counts = [amount for amount in amounts if amount is not None and is_count(amount)]
+    return float(sum(counts)) if len(counts) == len(amounts) == changes and sum(counts) < LARGEST else None
 
 
 def starts_with(target: Any, node: Any) -> bool:

@@ -129,11 +129,13 @@ def computed(tracer: Any, function: Callable[..., Any], operands: tuple[Any, ...
             return number
         tracer.guards.constant(source, real)
         return real
-    if function not in CLOSED:
-        tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
-    tracer.floats = True
     same = (source.text, *(id(part.value if type(part) is Baked else part) for part in source.parts))
-    return tracer.computed_floats.setdefault(same, SymbolicFloat(tracer, source, real))
+    if same not in tracer.computed_floats:
+        if function not in CLOSED:
+            tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
+        tracer.floats = True
+        tracer.computed_floats[same] = SymbolicFloat(tracer, source, real)
+    return tracer.computed_floats[same]
 
 
 def part(function: Callable[..., Any], place: int) -> Callable[..., Any]:

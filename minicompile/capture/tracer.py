@@ -219,7 +219,7 @@ class Tracer:
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
         picks: whether 0-d tensors may be indices, and text that shows tensors be made behind the graph.
-        held_numbers: stand-ins for what tensors of the host hold, by how it is asked for and the number.
+        held_numbers: sources and stand-ins of what tensors of the host hold, by what was added and the number before.
         computed_floats: the float that an expression over some sources gives, by both.
         inference_scopes: ids of open `torch.inference_mode`s; the grad mode before, or `None` if the graph runs under it.
     """
@@ -246,7 +246,7 @@ class Tracer:
         self.native = self.floats = False
         self.failed: Any = None
         self.expects = self.picks = True
-        self.held_numbers: dict[tuple[str, str], Any] = {}
+        self.held_numbers: dict[tuple[float, float], Any] = {}
         self.computed_floats: dict[tuple[Any, ...], Any] = {}
         self.inference_scopes: dict[int, bool | None] = {}
         self.state, self.autocast = torch_interface.torch_state(), (autocast.settings(), autocast.open_blocks())

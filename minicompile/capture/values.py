@@ -204,14 +204,14 @@ def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     if not is_structural(source):
         tracer.guards.type(source, real)
     copy = new_dict(tracer, real, source)
-    plain = True
+    plain, keys, values = True, Source(source, "list({0}.keys())"), Source(source, "list({0}.values())")
     for position, (key, value) in enumerate(entries(real)):
         if is_plain_key(key):
             put(copy, key, Lazy(item_of(source, real, key), value))
         else:
             plain = False
-            stand_in = concrete(wrap(tracer, key, Source(source, f"list({{0}}.keys())[{position}]")))
-            put(copy, stand_in, Lazy(Source(source, f"list({{0}}.values())[{position}]"), value))
+            stand_in = concrete(wrap(tracer, key, Source(keys, f"{{0}}[{position}]")))
+            put(copy, stand_in, Lazy(Source(values, f"{{0}}[{position}]"), value))
     result = shadowed(tracer, real, source, copy)
     if not plain:
         tracer.guards.test(source, "len({0}) == {1}", (len(real),), f"`{{0}}` has {len(real)} entries", "structure", len(real))

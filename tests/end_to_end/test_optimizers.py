@@ -84,6 +84,25 @@ def test_parameters_without_a_gradient_are_left_alone_and_their_steps_not_counte
     assert as_in_eager(OPTIMIZERS[name], missing=True).graphs > 0
 
 
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("counts", [(7.0, 9.0), (0.5, 0.5), (2.0**24, 2.0**24)])
+def test_counts_that_somebody_sets_are_those_of_the_next_step(counts: tuple[float, float]) -> None:
+    def trained(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(2, 2))]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        step = wrap(optimizer.step)
+        for turn in range(6):
+            for parameter, count in zip(parameters, counts, strict=True):
+                parameter.grad = torch.randn_like(parameter)
+                if turn == 3:
+                    optimizer.state[parameter]["step"].fill_(count)
+            step()
+        return [*parameters, *(optimizer.state[parameter]["step"] for parameter in parameters)]
+
+    torch.testing.assert_close(trained(minicompile.compile), trained(lambda step: step))
+
+
 def test_the_users_own_optimizer_is_captured() -> None:
     stats = as_in_eager(Lion)
     assert stats.fallbacks == stats.graph_breaks == 0 and stats.graphs
