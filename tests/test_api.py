@@ -429,3 +429,16 @@ def test_a_lazy_module_becomes_its_class_at_the_first_call() -> None:
         assert type(lazy) is becomes and isinstance(compiled, becomes) and not isinstance(compiled, nn.LazyLinear)
         assert torch.equal(first, lazy(x)) and torch.equal(compiled(x), first)
         assert compiled.stats.graphs and isinstance(copy.deepcopy(compiled), becomes)
+
+
+def test_a_class_given_to_a_compiled_module_brings_its_forward() -> None:
+    class Shifted(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    module = nn.Linear(3, 2)
+    compiled = minicompile.compile(module)
+    before = compiled(torch.ones(2, 3))
+    compiled.__class__ = Shifted
+    torch.testing.assert_close(compiled(torch.ones(2, 3)), before + 1)
+    assert type(module) is Shifted

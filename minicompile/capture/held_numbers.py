@@ -60,14 +60,14 @@ def amount_added(entry: Traced) -> float | None:
     if entry.value.is_inference() or entry.value.dtype not in (torch.float32, torch.float64):
         return None
     amounts = [constant_of(user.args[1]) for user in (entry.node.users if entry.node is not None else ())
-               if user.target in ADDING and user.kwargs.get("alpha", 1) == 1 and starts_with(user.args[0], entry.node)]
+               if user.target in ADDING and user.kwargs.get("alpha", 1) == 1 and is_among(user.args[0], entry.node)]
     changes = entry.value._version - entry.version
     counts = [amount for amount in amounts if amount is not None and is_count(amount)]
     return float(sum(counts)) if len(counts) == len(amounts) == changes and sum(counts) < LARGEST else None
 
 
-def starts_with(target: Any, node: Any) -> bool:
-    """Whether an operation in place on `target`, a node or a list of nodes, changes `node`."""
+def is_among(target: Any, node: Any) -> bool:
+    """Whether `node` is what an operation in place changes: its target, or one of a list of them."""
     return target is node or isinstance(target, (list, tuple)) and node in target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,31 @@ def test_counts_that_somebody_sets_are_those_of_the_next_step(counts: tuple[floa
                     optimizer.state[parameter]["step"].fill_(count)
             step()
         return [*parameters, *(optimizer.state[parameter]["step"] for parameter in parameters)]
+
+    torch.testing.assert_close(trained(minicompile.compile), trained(lambda step: step))
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_what_is_changed_between_steps_counts_in_the_next() -> None:
+    def trained(wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], list[float]]:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(4, 3).t()), nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(2, 2))]
+        optimizer, rates = torch.optim.AdamW(parameters[:2], lr=0.05), []
+        step = wrap(optimizer.step)
+        changes: dict[int, Callable[[], Any]] = {
+            2: lambda: optimizer.add_param_group({"params": [parameters[2]], "lr": 0.5, "weight_decay": 0.0}),
+            3: lambda: optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"])),
+            4: lambda: optimizer.param_groups[0].update(betas=(0.5, 0.9)),
+            5: lambda: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+            6: lambda: optimizer.state[parameters[1]].update(step=optimizer.state[parameters[0]]["step"]),
+            8: lambda: setattr(parameters[0], "data", parameters[0].data.clone() * 2),
+        }
+        for turn in range(10):
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape[::-1]).T if turn % 3 else torch.randn_like(parameter)
+            changes.get(turn, lambda: None)()
+            step()
+        return [*parameters, *(state["step"] for state in optimizer.state.values())], rates
 
     torch.testing.assert_close(trained(minicompile.compile), trained(lambda step: step))
 
