@@ -307,7 +307,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
             raise Break("torch.func transform", f"`{name}` is called inside of a transform")
         answer = run_native(tracer, function, args, kwargs, False)  # some ask whether a torch function mode is active
         if function in torch_interface.GUARDED_QUERIES:
-            given = ", ".join([*map(repr, args), *(f"{key}={item!r}" for key, item in kwargs.items())])
+            given = ", ".join([*map(written, args), *(f"{key}={written(item)}" for key, item in kwargs.items())])
             with autocast.as_before(*tracer.autocast):
                 tracer.guards.constant(Source(Baked(function, name), f"{{0}}({given})"), function(*args, **kwargs))
         return answer
@@ -317,6 +317,11 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
         return call_with_out(tracer, function, args, kwargs)
     kwargs = {key: item for key, item in kwargs.items() if key != "generator"}  # overloads with one take no symbolic sizes
     return tracer.operation("call_function", function, args, torch_interface.with_default_device(function, kwargs))
+
+
+def written(value: Any) -> str:
+    """An argument of a query as text that makes it; devices go by their names."""
+    return repr(str(value) if isinstance(value, torch.device) else value)
 
 
 def never_in_graph(kind: str, label: str, kwargs: dict[str, Any], of_intermediates: bool) -> Stop:

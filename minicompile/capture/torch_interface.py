@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,7 @@ is_distributed nn.modules.utils._single nn.modules.utils._pair nn.modules.utils.
 is_any_autocast_enabled is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
 _C._get_function_stack_at _C._len_torch_dispatch_stack cuda.device_count _C._get_privateuse1_backend_name _C._is_tracing
 _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set accelerator.current_accelerator xpu.is_available
+cuda.amp.common.amp_definitely_not_available
 """)
 
 # Those whose answer may change between calls, and is no part of `torch_state`.
@@ -254,7 +256,7 @@ is_autocast_cache_enabled get_deterministic_debug_mode get_float32_matmul_precis
 is_anomaly_check_nan_enabled is_warn_always_enabled _C._get_deterministic_algorithms_warn_only _C._get_cublas_allow_tf32
 _C._get_cudnn_enabled _C._get_cudnn_benchmark _C._get_cudnn_deterministic _C._get_cudnn_allow_tf32 _C._get_mkldnn_enabled
 _C._get_float32_matmul_precision _C._get_math_sdp_allow_fp16_bf16_reduction _C._is_multithreading_enabled
-cuda.is_current_stream_capturing
+cuda.is_current_stream_capturing cuda.current_device cuda.get_device_capability cuda.get_device_name cuda.is_bf16_supported
 """) | {*autocast.ASK_ATTENTION}
 
 # Those that ask for transforms of `torch.func`: none is active while a function is captured that one is applied to.
@@ -377,7 +379,7 @@ UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
           "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.",
-          "LRScheduler.__init__.<locals>.")
+          "LRScheduler.__init__.<locals>.", "autocast.")
 
 
 OPTIMIZERS = str(Path(torch.optim.__file__).parent)
@@ -390,7 +392,10 @@ def is_of_optimizers(code: types.CodeType) -> bool:
 
 def unpatched(function: types.FunctionType) -> types.FunctionType:
     """The function itself, or what Dynamo has wrapped once it was used: `Module.__init__` also counts modules for it then,
-    and parts of optimizers are closed to compilers."""
+    and parts of optimizers are closed to compilers. Of what PyTorch calls deprecated it warns here."""
+    if "__deprecated__" in function.__dict__ and is_library(getattr(function.__dict__.get("__wrapped__"), "__module__", None)):
+        warnings.warn(function.__dict__["__deprecated__"], FutureWarning, stacklevel=2)
+        return function.__dict__["__wrapped__"]
     original = function.__dict__.get("_torchdynamo_orig_callable")
     if isinstance(original, types.FunctionType) and is_of_optimizers(original.__code__):
         return original

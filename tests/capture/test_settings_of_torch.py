@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import backends
 from torch.distributions import Distribution
 
-from tests.capture.support import capture
+from tests.capture.support import capture, same_as_eager
 
 OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "get_default_dtype()": (torch.set_default_dtype, torch.float64, torch.float32),
@@ -123,3 +124,38 @@ def test_what_a_setting_refuses_is_refused() -> None:
             return x + 2, str(error)
 
     assert capture(asking)(torch.ones(2))[1] == asking(torch.ones(2))[1]
+
+
+def asking_for_a_gpu(x: torch.Tensor) -> Any:
+    try:
+        found: Any = torch.cuda.get_device_capability(x.device), torch.cuda.get_device_name(), torch.cuda.current_device()
+    except (AssertionError, RuntimeError, ValueError) as error:
+        found = str(error)
+    return x + 1, found, torch.cuda.is_bf16_supported(), torch.cuda.amp.common.amp_definitely_not_available()
+
+
+def test_what_a_gpu_can_do_is_asked_within_a_graph() -> None:
+    same_as_eager(asking_for_a_gpu, torch.ones(2), fullgraph=True)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_asked_and_casts_within_a_graph() -> None:
+    x, weight = torch.randn(4, 8, device="cuda"), torch.randn(8, 8, device="cuda")
+
+    def casting(x: torch.Tensor) -> Any:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return x @ weight
+
+    same_as_eager(asking_for_a_gpu, x, fullgraph=True)
+    assert same_as_eager(casting, x, fullgraph=True)(x).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the class has no __new__ there beneath the one that warns")
+def test_an_autocast_that_torch_calls_deprecated_is_a_part_of_the_graph() -> None:
+    def casting(x: torch.Tensor) -> Any:
+        with torch.cpu.amp.autocast(dtype=torch.bfloat16):
+            return x @ x
+
+    captured, x = capture(casting, fullgraph=True), torch.randn(4, 4)
+    with pytest.warns(FutureWarning, match="is deprecated"):
+        assert captured(x).dtype == torch.bfloat16
