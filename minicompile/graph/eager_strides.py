@@ -55,6 +55,18 @@ def same(shape: Iterable[Any], first: Iterable[Any], second: Iterable[Any]) -> b
     return any(known(n, 0) for n in sizes) or all(known(n, 1) or known(one, other) for n, one, other in places)
 
 
+def laid_out_like(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+    """A result of attention in the order that eager's backend chose, heads or tokens first, where that is not the query's."""
+    if value.dim() != 4 or same(value.shape, value.stride(), example.stride()):
+        return value
+    _, heads, tokens, width = value.shape
+    if same(value.shape, (heads * tokens * width, tokens * width, width, 1), example.stride()):
+        return value.contiguous()
+    if same(value.shape, (heads * tokens * width, width, heads * width, 1), example.stride()):
+        return value.transpose(1, 2).contiguous().transpose(1, 2)
+    return value
+
+
 def plain_layout(values: Iterable[Any]) -> bool:
     """Whether arguments lie in memory in order, so that results do in any implementation."""
     for value in values:

@@ -21,7 +21,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput
 from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
-from minicompile.graph.eager_strides import CHANGES_STRIDES, layouts, restore
+from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
@@ -261,7 +261,7 @@ class _Tracer:
             raise Untraceable("eager has no running sums of truth values in place")
         first = torch_interface.next_sequence_number()
         if node.target in SDPA:
-            result = self._attention(node.target, args, kwargs)
+            result = self._attention(node, args, kwargs)
         elif node.target is written_attention:
             result = written_attention(self.seeds, *args)
         elif node in self.opaque:
@@ -288,9 +288,9 @@ class _Tracer:
         tied = ((node.name,) if node in self.tangents else node.meta.get("together", ()) for node in ancestors(given))
         origin["together"] = sorted({name for names in tied for name in names})
 
-    def _attention(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _attention(self, node: Node, args: Any, kwargs: Any) -> Any:
         result = attention_or_none(self.seeds, *args, **kwargs)
-        return function(*args, **kwargs) if result is None else result
+        return called(node.target, args, kwargs) if result is None else laid_out_like(result, node.meta["example_value"])
 
     def _constants(self) -> dict[str, Any]:
         """What the captured graph reads by `get_attr`, with its fake twin where it is a tensor."""

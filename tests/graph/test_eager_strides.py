@@ -214,3 +214,30 @@ def test_outputs_that_share_memory_with_a_detached_one(function: Callable[..., A
             outputs[0].add_(1)
         shown.append((values, [output.requires_grad for output in outputs], [output.detach().clone() for output in outputs], x.grad))
     torch.testing.assert_close(shown[1], shown[0])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_attention_lies_as_the_backend_lays_it_that_eager_chooses(dynamic: bool | None) -> None:
+    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return attention(query, key, value)
+
+    inputs = [torch.randn(2, 20, 3, 16).transpose(1, 2) for _ in range(3)]
+    compiled, expected = minicompile.compile(run, dynamic=dynamic, options={"cache": False}), run(*inputs)
+    torch.testing.assert_close(compiled(*inputs), expected)
+    assert compiled(*inputs).stride() == expected.stride() and not compiled.stats.fallbacks
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_attention_on_a_gpu_lies_as_in_eager(dtype: torch.dtype, tokens_first: bool) -> None:
+    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return attention(query, key, value)
+
+    inputs = [torch.randn(2, 24, 24, 32, dtype=dtype, device="cuda") for _ in range(3)]
+    if tokens_first:
+        inputs = [value.transpose(1, 2) for value in inputs]
+    result, expected = minicompile.compile(run, options={"cache": False})(*inputs), run(*inputs)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()
