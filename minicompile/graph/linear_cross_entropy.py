@@ -4,6 +4,7 @@ Between the head and the loss, rows may be cut out, reshaped and cast; the same 
 replaced only when nobody else reads the logits; a refusal says why. This module must not know how the chunks are made.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
-from minicompile.graph.patterns import Refused, argument, name_of, recognise, value_of
+from minicompile.graph.patterns import Refused, argument, check_order, name_of, recognise, value_of
 from minicompile.ir.graph import CapturedGraph, PatternRecord
 
 ours = torch.ops.minicompile
@@ -45,7 +46,10 @@ def linear_cross_entropy(
     tensors = [part for part in (hidden, weight, bias) if part is not None]
     gradients = torch.is_grad_enabled() and any(part.requires_grad for part in tensors)
     total = LinearCrossEntropy.apply(hidden, weight, bias, target, ignore_index, smoothing, gradients)
-    return (total / (target != ignore_index).sum() if mean else total).to(dtype)
+    if mean:  # that of nothing is NaN, its gradients are zero
+        count = (target != ignore_index).sum()
+        total = (total / count.clamp(min=1)).masked_fill(count == 0, math.nan)
+    return total.to(dtype)
 
 
 def recognise_cross_entropy(captured: CapturedGraph, config: Config) -> tuple[CapturedGraph, tuple[PatternRecord, ...]]:
@@ -67,8 +71,10 @@ def replace_loss(module: GraphModule, loss: Node, config: Config) -> None:
         raise Refused("the logits are used elsewhere")
     reduction, smoothing = argument(loss, 6, "reduction", "mean"), argument(loss, 7, "label_smoothing", 0.0)
     ignored = argument(loss, 4, "ignore_index", -100)
-    if argument(loss, 2, "weight", None) is not None or reduction not in ("mean", "sum"):
+    others = argument(loss, 2, "weight", None), argument(loss, 3, "size_average", None), argument(loss, 5, "reduce", None)
+    if others != (None, None, None) or reduction not in ("mean", "sum"):
         raise Refused("the loss weighs classes or is not reduced")
+    check_order(head, loss)
     if value_of(logits).dim() != 2 or value_of(target).dim() != 1 or value_of(target).dtype != torch.int64:
         raise Refused("the loss is not one of rows of logits and class numbers")
     sizes = (*value_of(logits).shape, *value_of(hidden).shape)

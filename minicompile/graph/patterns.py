@@ -11,7 +11,7 @@ torch-level graph and at the fake values that capture left there.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -27,9 +27,11 @@ from minicompile.ir.graph import CapturedGraph, PatternRecord
 
 PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
+NAMED_OPERANDS = {"input", "other", "condition", "mat2", "batch1", "batch2"}
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
 SAFE_FILL = -1e8
+SAFE_SCALED_FILL = -1e6
 
 
 class Refused(Exception):
@@ -119,8 +121,8 @@ def drop_unread(graph: torch.fx.Graph) -> None:
 
 
 def name_of(node: Any) -> str:
-    """`add` for `operator.add`, `torch.add`, `x.add`, `x += y` and `x.add_`."""
-    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
+    """`add` for `operator.add`, `torch.add`, `x.add`, `x += y` and `x.add_`; nothing where operands are given by name."""
+    if not isinstance(node, Node) or node.op not in ("call_function", "call_method") or NAMED_OPERANDS & node.kwargs.keys():
         return ""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name in ("iadd", "imul", "itruediv", "isub"):
@@ -158,7 +160,7 @@ def replace_one(module: GraphModule, softmax: Node, config: Config) -> None:
         sizes = value_of(query).shape[-2], value_of(key).shape[-2]
         keep = masks_to_keep(graph, found.reader, sizes, found)
         take_constant_bias(found.reader, sizes, found)
-        check_order(scores, product, found)
+        check_order(scores, product, found.inner)
         arguments = (query, key, value, tuple(keep), found.bias, found.scale, found.causal, found.dropout,
                      found.uniform)
         result = graph.call_function(written_attention, arguments)
@@ -190,11 +192,13 @@ def follow_weights(found: Found) -> Node:
         if name_of(reader) in PRODUCTS and product_operand(reader, 0) is current:
             return reader
         if name_of(reader) in CASTS:
+            if not value_of(reader).is_floating_point():
+                raise Refused("the attention weights become whole numbers")
             current = reader
         elif name_of(reader) == "dropout":
             p, training = argument(reader, 1, "p", 0.5), argument(reader, 2, "training", True)
-            if not isinstance(p, float) or not isinstance(training, bool) or not 0.0 <= p < 1.0:
-                raise Refused("dropout of a probability that is no constant below 1")
+            if not isinstance(p, float) or not isinstance(training, bool) or not 0.0 <= p < 1.0 or found.dropout:
+                raise Refused("dropout twice, or of a probability that is no constant below 1")
             found.dropout = p if training else 0.0
             current = reader
         else:
@@ -259,7 +263,7 @@ def take_mask(found: Found, node: Node, name: str) -> Any:
     fill = constant_number(found, filler)
     if fill is None or not isinstance(condition, Node) or value_of(condition).dtype != torch.bool:
         raise Refused("a mask that is no boolean tensor with a constant fill")
-    if fill != -math.inf and fill > SAFE_FILL:
+    if not (fill <= SAFE_FILL and fill * found.scale <= SAFE_SCALED_FILL):
         raise Refused(f"masked scores are set to {fill}, which does not hide them for certain")
     found.keep.append((condition, keeps, fill))
     return scores
@@ -311,7 +315,7 @@ def without_repeats(query: Node, key: Node, value: Node, product: Node, found: F
     if not all(type(count) is int for count in heads) or heads[1] != heads[2] or heads[0] % heads[1]:
         return key, value
     for made in (key_made, value_made):
-        check_order(made, product, found)
+        check_order(made, product, found.inner)
     return key_node, value_node
 
 
@@ -351,7 +355,7 @@ def score_operands(graph: torch.fx.Graph, product: Node) -> tuple[Node, Node]:
     if min(value_of(query).dim(), rank) < 2:
         raise Refused("a product with a vector")
     swapped = name_of(turned) == "transpose" and {dim % rank for dim in turned.args[1:]} == {rank - 2, rank - 1}
-    if swapped or name_of(turned) == "getattr" and turned.args[1] == "mT":
+    if swapped and not changes_something(turned) or name_of(turned) == "getattr" and turned.args[1] == "mT":
         return query, turned.args[0]
     return query, by_method(graph, turned, "transpose", -2, -1)
 
@@ -482,12 +486,12 @@ def is_causal(reader: PositionReader, mask: Any, sizes: tuple[Any, Any], seen: A
     return surely_equal(band.edge, 0) and bool(band.inside == seen) and bool(band.outside == hidden)
 
 
-def check_order(first: Node, last: Node, found: Found) -> None:
-    """Nothing between the products changes a mode or writes in place, other than the scores themselves."""
+def check_order(first: Node, last: Node, inner: Collection[Node] = ()) -> None:
+    """Nothing between two nodes changes a mode or writes in place, other than `inner` ones."""
     node = first.next
     while node is not last:
-        if node not in found.inner and changes_something(node):
-            raise Refused(f"{name_of(node) or node.target} runs between the two products")
+        if node not in inner and changes_something(node):
+            raise Refused(f"{name_of(node) or node.target} runs between {name_of(first)} and {name_of(last)}")
         node = node.next
 
 

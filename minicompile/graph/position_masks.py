@@ -102,7 +102,7 @@ class PositionReader:
             return Band(None, held.cpu(), held.cpu())
         if name in FILLS:
             fill = FILLS[name]
-            return constant(node.kwargs.get("fill_value", node.args[-1]) if fill is None else fill, example)
+            return constant(node.kwargs.get("fill_value", *node.args[-1:]) if fill is None else fill, example)
         if name == "arange":
             return arange(node, example)
         if name in VIEWS:
@@ -120,9 +120,11 @@ class PositionReader:
     def _elementwise(self, node: Node, name: str, example: Tensor) -> Positions | Band:
         values = [self._value(each) if isinstance(each, Node) and isinstance(each.meta.get("example_value"), Tensor) else each
                   for each in node.args]
+        if set(node.kwargs) - {"dtype", "device"}:
+            raise Unknown
         if any(isinstance(value, Positions) for value in values):
             return of_positions(name, [number(value) for value in values])
-        if any(isinstance(value, (Node, tuple, list)) for value in values) or set(node.kwargs) - {"dtype", "device"}:
+        if any(isinstance(value, (Node, tuple, list)) for value in values):
             raise Unknown
         bands = [value for value in values if isinstance(value, Band)]
 

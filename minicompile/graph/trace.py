@@ -423,12 +423,12 @@ def move_placeholders_first(graph: torch.fx.Graph) -> None:
 
 
 def is_window(node: Node) -> bool:
-    """Whether a value is a view whose elements do not stand for those of its base one by one."""
+    """Whether a value is a view whose elements do not stand for those of its base one by one, or those of an input for memory."""
     while is_view(node) or is_item(node) and is_view(operand(node)):
         if name_of(node) in ("expand", "unfold") or name_of(node) == "as_strided" and torch_interface.overlaps(node.meta["val"]):
             return True
         node = operand(node)
-    return False
+    return node.op == "placeholder" and torch_interface.overlaps(node.meta["val"])
 
 
 def last_uses(module: GraphModule) -> dict[Node, list[Node]]:

@@ -7,8 +7,9 @@ its code; each finds by its number which member's buffers it works on. This modu
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, hint
-from minicompile.ir.loops import Buffer, ExternKernel, Scan, numbered
+from minicompile.ir.expr import IndexValue, Load, Random, walk
+from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, atoms, hint
+from minicompile.ir.loops import Buffer, ExternKernel, Loop, Scan, numbered
 from minicompile.ir.schedule import DeviceProperties, KernelGroup
 from minicompile.scheduling.dependencies import Order, find_dependences, is_scatter
 from minicompile.scheduling.tiling import TileFacts, plan_tile
@@ -58,7 +59,7 @@ def _body(step: KernelGroup | ExternKernel, buffers: Mapping[str, Buffer]) -> ob
     axes = tuple(tile.axis for tile in step.tile.axes)
     if len(step.tile.parallel) != 1 or not all(axis.size.constant for axis in axes):
         return None
-    if any(is_scatter(loop) or isinstance(loop.fold, Scan) for loop in step.loops):
+    if any(is_scatter(loop) or isinstance(loop.fold, Scan) or _mentions_sizes(loop) for loop in step.loops):
         return None
     anywhere: dict[Atom, Index] = {axis: as_index(Axis(axis.name, as_index(ANY_SIZE))) for axis in axes}
     loops, names = numbered(step.loops, anywhere)
@@ -72,6 +73,12 @@ def _body(step: KernelGroup | ExternKernel, buffers: Mapping[str, Buffer]) -> ob
     row = step.tile.reduction
     blocks = None if row is None else (step.tile.axes[0].block, max(row.block, SHORT_ROW))
     return tuple(bodies), dtypes, blocks, tuple(hint(axis.size) % 16 == 0 for axis in axes)
+
+
+def _mentions_sizes(loop: Loop) -> bool:
+    """Whether a place or a value is computed from a size that varies."""
+    indices = [value.index for value in walk(loop.value) if isinstance(value, (Load, IndexValue, Random))]
+    return any(isinstance(atom, Symbol) for index in (loop.store, *indices) for atom in atoms(index))
 
 
 def _batch(

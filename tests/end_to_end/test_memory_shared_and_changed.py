@@ -197,6 +197,16 @@ def test_views_that_share_elements_or_leave_some_out_are_written_as_in_eager(wri
     torch.testing.assert_close(shown[1], shown[0])
 
 
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("write", [
+    lambda x: x.diagonal().fill_(7), lambda x: x[:, 0].fill_(7), lambda x: x[0, 1].add_(7), lambda x: x.select(1, 0).mul_(2) + x[:, 1],
+])  # fmt: skip
+def test_an_input_whose_elements_share_memory_is_written_as_in_eager(write: Callable[[torch.Tensor], Any]) -> None:
+    rows = [torch.arange(4.0) for _ in range(2)]
+    shown = [run(given.view(4, 1).expand(4, 3)) for run, given in zip((write, minicompile.compile(write)), rows, strict=True)]
+    torch.testing.assert_close([shown[1], rows[1]], [shown[0], rows[0]])
+
+
 def test_an_empty_index_gives_a_view_and_not_the_tensor() -> None:
     results = [function(torch.tensor(1.0)) for function in (lambda s: (s, s[()]), minicompile.compile(lambda s: (s, s[()])))]
     for tensor, view in results:

@@ -97,6 +97,14 @@ def test_programs(name: str) -> None:
     assert expected <= found, found
 
 
+def test_kernels_that_mention_a_varying_size_are_launched_one_by_one() -> None:
+    def function(x: torch.Tensor, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [row + torch.arange(row.shape[0]) // x.shape[0] for row in rows]
+
+    for length in (3, 5):
+        taken(function, torch.randn(length), [torch.randn(size) for size in (4, 8, 12)], dynamic=True)
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_our_products_with_tiles_of_the_chip(dtype: torch.dtype) -> None:
     arguments = (leaf(20, 24, dtype=dtype), leaf(40, 24, dtype=dtype), leaf(40, dtype=dtype))

@@ -273,6 +273,22 @@ FORMS: dict[str, Form] = {
     "five dims": (in_five_dims, four(), "rank"),
     "rounded scores": (
         lambda q, k, v: attend((q @ k.mT).half().float(), v), four(), "narrower"),
+    "weights that are whole": (
+        lambda q, k, v: torch.softmax(scores(q, k), -1).to(torch.bool).float() @ v + (q + k) * 0, four(), "whole numbers"),
+    "hidden by a scale": (lambda q, k, v: attend((q @ k.mT).masked_fill(~DEAD, -1e9) * 1e-9, v), four(), "-1000000000.0"),
+    "hidden by NaN": (lambda q, k, v: attend(scores(q, k).masked_fill(~DEAD, math.nan), v), four(), "nan"),
+    "keys transposed in place": (
+        lambda q, k, v: attend(q[..., :T] @ (k[..., :T] * 2).transpose_(-2, -1), v), four(), PLAIN),
+    "positions twice as far": (
+        lambda q, k, v: (lambda i: attend(scores(q, k).masked_fill(torch.sub(i[None], i[:, None], alpha=2) > 0, INF), v))(
+            torch.arange(q.size(2))), four(), MASK),
+    "operands by name": (
+        lambda q, k, v: torch.matmul(F.softmax(input=torch.matmul(input=q, other=k.mT), dim=-1), other=v), four(), ""),
+    "products by name": (lambda q, k, v: torch.bmm(torch.softmax(torch.bmm(q, mat2=k.mT), -1), mat2=v), three(), ""),
+    "a condition by name": (
+        lambda q, k, v: attend(torch.where(condition=DEAD, input=scores(q, k), other=INF), v), four(), "the scores pass through"),
+    "a mask by name": (
+        lambda q, k, v: attend(scores(q, k) + torch.full(size=(T, T), fill_value=INF).triu(diagonal=1), v), four(), CAUSAL),
 }  # fmt: skip
 
 

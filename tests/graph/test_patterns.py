@@ -83,6 +83,8 @@ def test_dropout_of_the_weights_is_taken_in() -> None:
         return F.dropout(torch.softmax(q @ k.mT, -1), 0.5, True) @ v
 
     assert "attention" in operators(compile_eagerly(attend, *FOUR).partitioned.forward)
+    twice = compile_eagerly(lambda q, k, v: F.dropout(F.dropout(torch.softmax(q @ k.mT, -1), 0.5), 0.1) @ v, *FOUR)
+    assert "attention" not in operators(twice.partitioned.forward)
     without_training = check(lambda q, k, v: F.dropout(torch.softmax(q @ k.mT, -1), 0.5, False) @ v, *FOUR)
     assert "attention" in operators(without_training.partitioned.forward)
 

@@ -55,6 +55,11 @@ def shifted(x: Any, w: Any, b: Any, t: Any) -> Any:
     return F.cross_entropy(cut.view(-1, COLUMNS), t.view(2, 12)[..., 1:].reshape(-1))
 
 
+def without_gradients(x: Any, w: Any) -> Any:
+    with torch.no_grad():
+        return F.linear(x, w)
+
+
 FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "plain": (lambda x, w, b, t: F.cross_entropy(F.linear(x, w), t), ""),
     "bias, sum": (lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t, reduction="sum"), ""),
@@ -65,6 +70,9 @@ FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "logits returned": (lambda x, w, b, t: (lambda s: (F.cross_entropy(s, t), s))(F.linear(x, w)), "used elsewhere"),
     "not reduced": (lambda x, w, b, t: F.cross_entropy(F.linear(x, w), t, reduction="none"), "not reduced"),
     "soft cap": (lambda x, w, b, t: F.cross_entropy(F.linear(x, w).tanh(), t), None),
+    "nothing counts": (lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), torch.full_like(t, -100)), ""),
+    "a sum, as it once was asked for": (lambda x, w, b, t: F.cross_entropy(F.linear(x, w), t, size_average=False), "not reduced"),
+    "logits without gradients": (lambda x, w, b, t: F.cross_entropy(without_gradients(x, w), t) * x.sum(), "set_grad_enabled"),
     "columns cut": (lambda x, w, b, t: F.cross_entropy(F.linear(x, w)[:, :COLUMNS], t), "more than rows"),
 }  # type: ignore[dict-item]
 
@@ -83,7 +91,7 @@ def test_forms(name: str, any_size: None) -> None:
     given[3].clamp_(min=0)
     compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
     for got, want in zip(run(compiled, given), run(function, given), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
     (graph,) = compiled_function(compiled).compiler.graphs
     found = any("linear_cross_entropy" in str(node.target) for node in graph.partitioned.forward.graph.nodes)
     assert found == (reason == "")
