@@ -10,6 +10,7 @@ Outputs of the graph keep the layout that eager gives them. This module must not
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,8 +47,9 @@ def channels_last(module: GraphModule) -> GraphModule:
     gained = sum(count for count, gain in work if gain)
     if not gained or gained < LEAST_SHARE * sum(count for count, _ in work):
         return module
-    if any(name_of(node) in READ_STRIDES for node in module.graph.nodes):
+    if any(name_of(node) in READ_STRIDES or node.target is aten.view.dtype for node in module.graph.nodes):
         return module
+    before = {node: node.meta.get("val") for node in module.graph.nodes}
     closing = next(iter(reversed(module.graph.nodes)))
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in closing.args[0]]
     wanted = [value if isinstance(value, torch.Tensor) else None for value in values]
@@ -58,6 +60,8 @@ def channels_last(module: GraphModule) -> GraphModule:
             wants = torch.contiguous_format if loses(node) else torch.channels_last
             for position, operand in enumerate(operands(node)):
                 node.update_arg(position, laid_out_in(wants, module, node, operand, copies))
+        if getattr(node.target, "namespace", "aten") not in ("aten", "prims", "minicompile"):
+            keep_operands(module, node, before)
         if name_of(node) in WRONG_IN_CHANNELS_LAST and not changed.isdisjoint(node.all_input_nodes):
             node.update_arg(1, laid_out_in(torch.contiguous_format, module, node, node.args[1], copies))
         if (node in convolutions or not changed.isdisjoint(node.all_input_nodes)) and propagate(node):
@@ -164,6 +168,14 @@ def laid_out_in(
         propagate(copy)
         copies[operand, wanted] = copy
     return copies[operand, wanted]
+
+
+def keep_operands(module: GraphModule, node: Node, before: Mapping[Node, Any]) -> None:
+    """Give an operator of somebody else's, which may mean elements by their places in memory, what eager gives it."""
+    with module.graph.inserting_before(node):
+        for operand in node.all_input_nodes:
+            if isinstance(before[operand], torch.Tensor):
+                node.replace_input_with(operand, laid_out_as(module, operand, before[operand]))
 
 
 def propagate(node: Any) -> bool:

@@ -184,3 +184,25 @@ def test_gradients_of_averages_on_a_gpu(options: dict[str, bool]) -> None:
     images = torch.randn(2, 3, 9, 7, device="cuda", requires_grad=True)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         check(averaging("cuda", **options), images, against_torch=False)
+
+
+@torch.library.custom_op("minicompile_tests::by_memory", mutates_args=())
+def by_memory(value: torch.Tensor) -> torch.Tensor:
+    """The elements in the order of memory."""
+    return value.as_strided((value.numel(),), (1,)).clone()
+
+
+@by_memory.register_fake
+def _(value: torch.Tensor) -> torch.Tensor:
+    return value.new_empty(value.numel())
+
+
+def test_what_others_wrote_gets_the_layout_that_eager_gives_it() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.conv2d(x, w).relu()
+        return by_memory(y), by_memory(F.conv2d(y, w)), y.view(torch.int32)
+
+    x, w = torch.randn(2, 4, 7, 7), torch.randn(4, 4, 3, 3)
+    check(lambda x, w: function(x, w)[:2], x, w)
+    check(function, x, w)
+    check(function, x.to(memory_format=torch.channels_last), w)
