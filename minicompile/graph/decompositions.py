@@ -222,6 +222,12 @@ def soft_margin_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduc
     return -scale * target * power * grad / (power + 1.0)
 
 
+def smooth_l1_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """`aten.smooth_l1_loss_backward`, NaN beside NaN as in eager, where PyTorch's decomposition gives zero."""
+    distance, scaled = value - target, grad / value.numel() if reduction == 1 else grad
+    return torch.where(distance.abs() >= beta, distance.sign() * scaled, distance / beta * scaled)
+
+
 def ldexp(value: Tensor, power: Tensor) -> Tensor:
     """`aten.ldexp`, where eager multiplies."""
     return NotImplemented if shifts_exponents(value, power) else value * torch.pow(2.0, power)
@@ -237,6 +243,7 @@ OWN: dict[str, Decomposition] = {
     "ldexp.Tensor": ldexp,
     "soft_margin_loss": soft_margin_loss,
     "soft_margin_loss_backward": soft_margin_loss_backward,
+    "smooth_l1_loss_backward": smooth_l1_loss_backward,
     "_softmax": softmax,
     "_log_softmax": log_softmax,
     "nll_loss_backward nll_loss2d_backward": nll_loss_backward,

@@ -113,15 +113,13 @@ class PositionReader:
             return self._triangle(node, name, example)
         if name in CASTS and isinstance(self._value(node.args[0]), Band):
             return mapped(lambda value: value.to(example.dtype), [self._value(node.args[0])], example)
-        if name in ELEMENTWISE:
+        if name in ELEMENTWISE and not set(node.kwargs) - {"dtype", "device"}:
             return self._elementwise(node, name, example)
         raise Unknown
 
     def _elementwise(self, node: Node, name: str, example: Tensor) -> Positions | Band:
         values = [self._value(each) if isinstance(each, Node) and isinstance(each.meta.get("example_value"), Tensor) else each
                   for each in node.args]
-        if set(node.kwargs) - {"dtype", "device"}:
-            raise Unknown
         if any(isinstance(value, Positions) for value in values):
             return of_positions(name, [number(value) for value in values])
         if any(isinstance(value, (Node, tuple, list)) for value in values):

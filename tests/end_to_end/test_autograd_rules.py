@@ -785,3 +785,13 @@ def test_a_weight_masked_through_data_refuses_a_second_derivative() -> None:
     out = minicompile.compile(masked)(x)
     with pytest.raises(DoubleBackward, match="it changes an input"):
         torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.huber_loss, F.mse_loss, F.l1_loss])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_gradient_of_a_loss_shows_where_values_are_no_numbers(loss: Callable[..., Any], reduction: str) -> None:
+    found = []
+    for function in (loss, minicompile.compile(loss)):
+        x, y = (torch.tensor(values, requires_grad=True) for values in ([math.nan, 0.5, -3.0, math.inf, 1.0], [0.0, math.nan, 1.0, 0.0, 1.0]))
+        found.append(torch.autograd.grad(function(x, y, reduction=reduction).sum(), [x, y]))
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
