@@ -6,6 +6,7 @@ what shares memory. Both must show the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
