@@ -7,7 +7,7 @@ do is PyTorch's own doing: the captured operators run as the user wrote them. Th
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
