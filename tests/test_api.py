@@ -240,6 +240,26 @@ def test_compiling_twice_compiles_the_original() -> None:
     assert minicompile.compile(minicompile.compile(module)).__wrapped__ is module
 
 
+def test_what_is_compiled_already_keeps_its_own_breaks_where_a_compiled_function_calls_it() -> None:
+    class Counting(Small):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x) * int(self.calls)
+
+        @minicompile.compile
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 * int(self.calls)
+
+    module, function = Counting(), minicompile.compile(lambda x: x * int(x.sum() + 3))
+    model = minicompile.compile(module)
+    step = minicompile.compile(lambda x: model(x) + module.twice(x) + function(x))
+    for _ in range(3):
+        result, twin = step(X), copy.deepcopy(module)
+        twin.calls -= 1
+        torch.testing.assert_close(result, twin(X) + X * 2 * int(twin.calls) + X * int(X.sum() + 3))
+    assert (len(step.graph_breaks), len(model.graph_breaks), len(function.graph_breaks)) == (3, 1, 1)
+
+
 def test_marks_check_their_dimension() -> None:
     x = torch.zeros(2, 3)
     minicompile.mark_dynamic(x, -1)

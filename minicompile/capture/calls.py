@@ -630,13 +630,13 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call an `nn.Module`: its `forward` directly if there are no hooks."""
     kind = type(module)
+    if hasattr(kind, COMPILED_MARK):
+        return call_object(tracer, module, args, kwargs)
     caller, base = class_lookup(tracer, kind, "__call__")
     if caller is not Module.__call__:
         return call(tracer, class_value(tracer, base, "__call__", caller), (module, *args), kwargs)
     if isinstance(module, torch.jit.ScriptModule):
         raise Break("unknown call", "a scripted module is called")
-    if hasattr(kind, COMPILED_MARK):
-        return call_object(tracer, module, args, kwargs)
     if not module_has_hooks(tracer, module):
         return call(tracer, get_attribute(tracer, module, "forward"), args, kwargs)
     if module._backward_hooks or module._backward_pre_hooks:

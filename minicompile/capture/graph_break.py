@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minicompile.capture.break_kinds import Break, LooksAtItsFrame, RunEager
+from minicompile.capture.calls import COMPILED_MARK
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.opcodes import COMPUTED, DISPLAYS, EFFECTS, after_end_for, callable_slots, is_method_form
 from minicompile.capture.opcodes_calls import call_parts
@@ -160,13 +161,16 @@ class Cutter:
 def code_called_by(function: Any) -> Any:
     """The key of the cache for a callee that is cut out of its caller: its code, or its class if that defines `__call__`.
 
-    `None` for what is called as it is because no single Python function stands for it: classes, and functions written in C.
+    `None` for what is called as it is: what has been compiled, which has caches, and what no single Python function stands
+    for, classes and functions written in C.
     """
     target = function.__func__ if isinstance(function, types.MethodType) else function
     while isinstance(target, functools.partial):
         target = target.func
     if isinstance(target, types.FunctionType):
         return target.__code__
+    if hasattr(type(target), COMPILED_MARK):
+        return None
     method = inspect.getattr_static(type(target), "__call__", None)
     return type(target) if isinstance(method, types.FunctionType) and not isinstance(target, type) else None
 
