@@ -144,6 +144,8 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
         return call_function(tracer, function, args, kwargs)
     if kind is types.MethodType:
         return call(tracer, function.__func__, (function.__self__, *args), kwargs)
+    if hasattr(kind, COMPILED_MARK):
+        return call(tracer, get_attribute(tracer, function, getattr(kind, COMPILED_MARK)), args, kwargs)
     if isinstance(function, Module):
         return call_module(tracer, function, args, kwargs)
     if kind is types.BuiltinFunctionType and is_known_to_break(function):
@@ -630,8 +632,6 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call an `nn.Module`: its `forward` directly if there are no hooks."""
     kind = type(module)
-    if hasattr(kind, COMPILED_MARK):
-        return call_object(tracer, module, args, kwargs)
     caller, base = class_lookup(tracer, kind, "__call__")
     if caller is not Module.__call__:
         return call(tracer, class_value(tracer, base, "__call__", caller), (module, *args), kwargs)
@@ -650,9 +650,6 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     role = torch_interface.classify(function)
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
-    inner = getattr(kind, COMPILED_MARK, None)
-    if inner is not None:
-        return call(tracer, get_attribute(tracer, function, inner), args, kwargs)
     caller, base = class_lookup(tracer, kind, "__call__")
     if caller is MISSING:
         raise RaisedInUserCode(TypeError(f"'{kind.__name__}' object is not callable"))

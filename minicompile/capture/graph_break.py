@@ -169,9 +169,7 @@ def code_called_by(function: Any) -> Any:
         target = target.func
     if isinstance(target, types.FunctionType):
         return target.__code__
-    if hasattr(type(target), COMPILED_MARK):
-        return None
-    method = inspect.getattr_static(type(target), "__call__", None)
+    method = None if hasattr(type(target), COMPILED_MARK) else inspect.getattr_static(type(target), "__call__", None)
     return type(target) if isinstance(method, types.FunctionType) and not isinstance(target, type) else None
 
 

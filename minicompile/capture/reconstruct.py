@@ -38,15 +38,18 @@ from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, TraceAgain, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside
 
-TABLE_ITERATORS = {type(made({})): (made, "") for made in (iter, reversed)} | {type(iter(set())): (iter, "")} | {
-    type(made(getattr({}, view)())): (made, f".{view}()") for made in (iter, reversed) for view in ("values", "items")}
+TABLE_ITERATORS = {type(iter(set())): (iter, set, "__iter__")} | {
+    type(made(getattr({}, view)())): (made, dict, view) for made in (iter, reversed) for view in ("keys", "values", "items")}
 """How an iterator over a dictionary or set is made, and of which view."""
+ORDERED = collections.OrderedDict
+ORDERED_ITERATOR = type(iter(ORDERED()))
 ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
-             type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS, itertools.accumulate, itertools.chain,
-             itertools.combinations, itertools.combinations_with_replacement, itertools.compress, itertools.count,
-             itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice, itertools.permutations,
-             itertools.product, itertools.repeat, itertools.starmap, itertools.takewhile, itertools.zip_longest)
-VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+             type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS, ORDERED_ITERATOR, itertools.accumulate,
+             itertools.chain, itertools.combinations, itertools.combinations_with_replacement, itertools.compress,
+             itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice,
+             itertools.permutations, itertools.product, itertools.repeat, itertools.starmap, itertools.takewhile,
+             itertools.zip_longest)
+VIEWS = {type(getattr(owner(), view)()): (owner, view) for owner in (dict, ORDERED) for view in ("keys", "values", "items")}
 
 
 class Emitter:
@@ -140,8 +143,8 @@ class Emitter:
         if kind in ITERATORS:
             return build_iterator(self, value)
         if kind in VIEWS:
-            (table,) = gc.get_referents(value)
-            return self.assign(f"dict.{VIEWS[kind]}({self.value(table)})", VIEWS[kind])
+            (table,), (owner, view) = gc.get_referents(value), VIEWS[kind]
+            return self.assign(f"{self.constant(owner, owner.__name__)}.{view}({self.value(table)})", view)
         if isinstance(value, tuple):
             items = self.row(elements(value))
             if hasattr(kind, "n_sequence_fields"):
@@ -336,8 +339,8 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
         raise RunEager("a dictionary or set has changed while it is iterated over") from None
     table = next((held for held in gc.get_referents(value) if isinstance(held, (dict, set))), None)
     known = isinstance(table, dict) or id(table) in emitter.tracer.sources  # a set made anew may have another order
-    if table is not None and known and type(value) in TABLE_ITERATORS:
-        return build_table_iterator(emitter, value, table, len(table) - len(reduced[1][0]))
+    if table is not None and known and type(value) in (*TABLE_ITERATORS, ORDERED_ITERATOR):
+        return build_table_iterator(emitter, value, table, reduced[1][0])
     maker, args = reduced[0], reduced[1]
     name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({emitter.row(args)})", "iterator")
     if len(reduced) > 2 and reduced[2] is not None:
@@ -346,15 +349,26 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     return name
 
 
-def build_table_iterator(emitter: Emitter, value: Any, table: Any, done: int) -> str:
-    """An iterator over a dictionary or set after `done` steps; like the original it notices changes."""
+def build_table_iterator(emitter: Emitter, value: Any, table: Any, left: list[Any]) -> str:
+    """An iterator over a dictionary or set of which some elements are left; like the original it notices changes."""
     shadow = emitter.tracer.effects.shadows.get(id(table))
-    if shadow is not None and (table != shadow.before if isinstance(table, set) else list(table) != list(shadow.before)):
+    maker, owner, view = TABLE_ITERATORS.get(type(value)) or ordered_view(table, left)
+    if shadow is not None and (table != shadow.before if owner is set else [*owner.__iter__(table)] != [*shadow.before]):
         raise RunEager("a dictionary or set has changed while it is iterated over")
-    maker, view = TABLE_ITERATORS[type(value)]
-    name = emitter.assign(f"{maker.__name__}({emitter.value(table)}{view})", "iterator")
-    emitter.body.extend([f"next({name})"] * done)
+    made = f"{maker.__name__}({emitter.constant(owner, owner.__name__)}.{view}({emitter.value(table)}))"
+    name = emitter.assign(made, "iterator")
+    emitter.body.extend([f"next({name})"] * (len(table) - len(left)))
     return name
+
+
+def ordered_view(table: Any, left: list[Any]) -> tuple[Any, type, str]:
+    """How an iterator over an `OrderedDict` is made: those over all its views have one type, and differ in what is left."""
+    for maker, _, view in (way for way in TABLE_ITERATORS.values() if way[1] is dict):
+        rest = [*maker(getattr(ORDERED, view)(table))][-len(left) :]
+        if all(one is other or type(one) is type(other) is tuple and [*map(id, one)] == [*map(id, other)]
+               for one, other in zip(rest, left, strict=False)):
+            return maker, ORDERED, view
+    raise RunEager("an iterator over a dictionary whose elements were replaced crosses the end of the captured code")
 
 
 def build_instance(emitter: Emitter, value: Any) -> str:

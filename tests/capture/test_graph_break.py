@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import sys
@@ -315,3 +316,17 @@ def test_every_break_in_a_callee_is_recorded_once(function, graphs):
     (record,) = compiled.records.graph_breaks
     assert record.kind == "input or output" and record.stack[-1].text == 'print("noise")'
     assert len(compiled.records.graphs) == graphs
+
+
+def test_an_iterator_over_an_ordered_dictionary_goes_on_where_the_graph_breaks():
+    table = collections.OrderedDict(a=torch.ones(3), b=torch.zeros(3))
+
+    def function(x):
+        for key, value in table.items():
+            x = x * value if key == "b" else noisy(x)
+        for value in reversed(table.values()):
+            x = noisy(x) + value
+        values = table.values()
+        return noisy(x), sum(values)
+
+    assert not same_as_eager(function, torch.ones(3)).records.fallbacks

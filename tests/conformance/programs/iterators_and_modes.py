@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 
@@ -193,3 +194,69 @@ def groups_of_numbers_from_a_tensor():
 
     kinds = torch.tensor([[0, 0, 1, 1, 0], [0, 1, 1, 0, 0]])
     return outer, [call(kinds, torch.tensor([[1, 2], [2, 1]])), call(kinds.flip(1), torch.tensor([[2, 2], [2, 1]]))]
+
+
+@program
+def breaks_within_loops_over_ordered_dictionaries():
+    held = collections.OrderedDict(b=torch.ones(2), a=torch.full((2,), 3.0))
+
+    def outer(x):
+        own = collections.OrderedDict(held, c=x)
+        for key, value in own.items():
+            print(key)
+            own["c"] = value * x
+        for value in reversed(held.values()):
+            x = x + value
+            print("held")
+        names, values, parts = own.keys(), held.values(), []
+        for name in held:
+            print(name, len(names))
+            parts += values
+        try:
+            for name in own:
+                print(name)
+                own[f"{name} again"] = x
+        except RuntimeError as error:
+            parts.append(str(error))
+        return x, parts, own, list(names)
+
+    return outer, [call(normal(2)), call(normal(2))]
+
+
+@program
+def a_sequence_of_modules_whose_places_have_moved_breaks_inside():
+    class Told(torch.nn.Linear):
+        def forward(self, x):
+            print(x.shape)
+            return super().forward(x)
+
+    layers = torch.nn.Sequential(Told(3, 3), torch.nn.ReLU(), torch.nn.Tanh(), Told(3, 2))
+    del layers[1]
+    return layers, [call(normal(2, 3)), call(normal(4, 3))], layers
+
+
+@program
+def a_break_within_loops_over_dictionaries_that_iterate_their_own_way():
+    log = []
+
+    class Told(collections.OrderedDict):
+        def __iter__(self):
+            log.append("keys")
+            return super().__iter__()
+
+        def values(self):
+            log.append("values")
+            return super().values()
+
+    table = Told(a=torch.ones(2), b=torch.full((2,), 2.0))
+
+    def outer(x):
+        for value in table.values():
+            x = x + value
+            print("value")
+        for key in table:
+            x = x * 2
+            print(key)
+        return x, list(log)
+
+    return outer, [call(normal(2)) for _ in range(3)], log
