@@ -47,6 +47,7 @@ from minicompile.capture.calls import (
 from minicompile.capture.comparing import refuse_objects, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
 from minicompile.capture.cpython_interface import IMMUTABLE
+from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.iteration import Iterables, advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
 from minicompile.capture.side_effects import MISSING, elements, entries, put
@@ -55,7 +56,7 @@ from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_pytho
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.texts import check_printable, refuse_addresses
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Args, Generator, Keywords, Tracer
+from minicompile.capture.tracer import Args, Frame, Generator, Keywords, Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     DATES_AND_FRACTIONS,
@@ -553,6 +554,21 @@ def make_class(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if len(tracer.frames) == 1:
         raise RunEager("a class is made", "unsupported value")
     return refused("a class is made", tracer, args, kwargs)
+
+
+@special(eval)
+def rule_eval(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`eval(text)` of an expression that only reads: traced as part of the frame that calls it, over its variables."""
+    try:
+        function = types.FunctionType(compile(args[0].lstrip(" \t"), "<string>", "eval"), tracer.frames[-1].globals)
+    except (AttributeError, SyntaxError, ValueError):  # for Python to raise
+        raise Break("unknown call", "`eval` is called") from None
+    frame, caller = Frame(function, {}), tracer.frames[-1]
+    if len(args) > 1 or kwargs or any(step.name == "STORE_NAME" for step in frame.program.instructions):
+        raise Break("unknown call", "`eval` is called")
+    cells = {name: cell.cell_contents for name, cell in caller.cells.items() if not is_empty_cell(cell)}
+    frame.variables = {**caller.variables, **cells}
+    return tracer.run(frame).value
 
 
 @method((dict, contextvars.ContextVar), "get")

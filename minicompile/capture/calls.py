@@ -592,7 +592,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         if getattr(function, "__name__", None) == "finditer":  # where its iterator stands cannot be asked
             result = iter(list(result))
         return bool(result) if type(result) is torch.SymBool else result  # a variant for each: Python also adds truths
-    except Control:
+    except (Control, RecursionError):
         raise
     except torch_interface.DATA_DEPENDENT:
         raise Break("tensor value", "the value of a tensor is needed") from None

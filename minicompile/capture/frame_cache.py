@@ -86,7 +86,7 @@ class Session:
         original, former = origin
         index = shape.index - former.prologue
         if former.raises and index > former.index:
-            index -= 3
+            index -= 4
         return original, dataclasses.replace(shape, index=index)
 
     def call_compiled(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -102,7 +102,7 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
             with RecordTorch(tracer):
                 return tracer.resolve(next(iterator))
         return tracer.resolve(next(iterator))
-    except (StopIteration, Control):
+    except (StopIteration, Control, RecursionError):
         raise
     except Exception as error:  # an iterator is user code, which raises what it likes
         raise RaisedInUserCode(error.with_traceback(None)) from None

@@ -21,6 +21,12 @@ def successors(program: Program, index: int) -> list[int]:
     return [place for place in following if place < len(program.instructions)]
 
 
+def reads_all_variables(program: Program) -> bool:
+    """Whether a function calls what may look at its variables by name."""
+    readers = ("locals", "vars", "dir", "eval", "exec")
+    return any(step.name == "LOAD_GLOBAL" and step.value in readers for step in program.instructions)
+
+
 def live_locals(program: Program, start: int) -> frozenset[str]:
     """Names of fast locals that may be read on some path from `start` before they are written."""
     reachable, waiting = set(), [start]

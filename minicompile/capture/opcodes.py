@@ -211,6 +211,12 @@ def attribute_of_super(tracer: Tracer, at: Instruction, function: Any, kind: Any
     return get_attribute(tracer, owner, at.value)
 
 
+def load_name(tracer: Tracer, name: str) -> Any:
+    """A name in an expression that `eval` reads: a variable of its caller, or a global."""
+    variables = tracer.frames[-1].variables
+    return tracer.resolve(variables[name]) if name in variables else tracer.load_global(tracer.frames[-1].globals, name)
+
+
 def write_global(tracer: Tracer, name: str, value: Any) -> None:
     """Write a global, or delete it, later."""
     namespace = tracer.frames[-1].globals
@@ -237,7 +243,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
     "LOAD_BUILD_CLASS": (0, lambda tracer, at: builtins.__build_class__),  # which breaks where it is called
     "LOAD_GLOBAL": (0, lambda tracer, at: tracer.load_global(tracer.frames[-1].globals, at.value)),
-    "LOAD_NAME": (0, lambda tracer, at: tracer.load_global(tracer.frames[-1].globals, at.value)),
+    "LOAD_NAME": (0, lambda tracer, at: load_name(tracer, at.value)),
     "LOAD_DEREF": (0, lambda tracer, at: cell_value(tracer, filled_cell(tracer.frames[-1], at.value))),
     "LOAD_ATTR": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
     "LOAD_METHOD": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),

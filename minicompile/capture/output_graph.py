@@ -250,7 +250,7 @@ class OutputGraph:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
-        except Control:
+        except (Control, RecursionError):
             raise
         except DATA_DEPENDENT as error:
             shape_like = "Shape" in type(error).__name__ or name in SHAPE_FROM_VALUES

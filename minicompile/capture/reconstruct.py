@@ -27,7 +27,7 @@ from minicompile.capture.calls import Callback
 from minicompile.capture.cpython_interface import HEAP_TYPE, NEVER_INSTANTIATED
 from minicompile.capture.guards import Writer
 from minicompile.capture.iteration import Iterables, Remaining
-from minicompile.capture.liveness import live_locals
+from minicompile.capture.liveness import live_locals, reads_all_variables
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, same, typed
 from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
@@ -162,8 +162,6 @@ class Emitter:
 
     def frame_state(self, frame: Frame, index: int, stack: list[Any]) -> tuple[str, list[str], tuple[str, ...], list[str]]:
         """A frame's stack and what is live of it at an instruction: kinds and texts of the stack, names and texts of locals."""
-        if any(step.name == "LOAD_GLOBAL" and step.value in ("locals", "eval", "exec") for step in frame.program.instructions):
-            raise RunEager("a function that reads all its variables cannot be cut")
         if not frame.cells.keys() >= {*frame.code.co_cellvars, *frame.code.co_freevars}:
             raise RunEager("a name is that of a comprehension's variable and of a closure's")
         kinds = "".join("n" if value is NULL else "h" if isinstance(value, Handling) else "v" for value in stack)
@@ -171,8 +169,13 @@ class Emitter:
         for cell in frame.cells.values():
             self.value(cell)
         live = live_locals(frame.program, index) if index < len(frame.program.instructions) else ()
-        names = tuple(name for name, value in frame.variables.items() if name != RAISED and (
-            name in live or not name.startswith((STACK_PREFIX, FIRST)) and self.may_be_watched(value)))
+        all_names = [name for name in frame.code.co_varnames if not name.startswith((STACK_PREFIX, RAISED, FIRST))]
+        known = [name for name in all_names if name in frame.variables]
+        if reads_all_variables(frame.program):
+            if all_names[: len(known)] != known or not frame.cells.keys().isdisjoint(all_names):
+                raise RunEager("a function that reads all its variables would find them in another order")
+            live = frozenset(known)
+        names = tuple(name for name in known if name in live or self.may_be_watched(frame.variables[name]))
         return kinds, saved, names, [self.value(frame.variables[name]) for name in names]
 
     def may_be_watched(self, value: Any) -> bool:

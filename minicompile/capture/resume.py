@@ -17,9 +17,9 @@ from bytecode import Bytecode, CellVar, FreeVar, Instr, Label
 
 from minicompile.capture.instruction import UNCOUNTED, VERSION, Program, split_superinstruction
 
-STACK_PREFIX = "stack_"
-RAISED = "raised_"
-FIRST = "first_argument_"
+STACK_PREFIX = ".stack_"
+RAISED = ".raised"
+FIRST = ".first_argument"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ResumeShape:
     @property
     def prologue(self) -> int:
         """How many instructions put the stack in place and jump."""
-        return len(self.stack) + 2 * self.stack.count("h") + 1
+        return 2 * len(self.stack) - self.stack.count("n") + 2 * self.stack.count("h") + 1
 
 
 def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
@@ -74,10 +74,9 @@ def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
         result.extend((Instr("RETURN_GENERATOR", lineno=line), Instr("POP_TOP", lineno=line)))
     result.append(Instr("RESUME", 0, lineno=line))
     for place, kind in enumerate(shape.stack):
-        push = Instr("PUSH_NULL", lineno=line) if kind == "n" else Instr("LOAD_FAST", f"{STACK_PREFIX}{place}", lineno=line)
-        result.append(push)
-        if kind == "h":
-            result.extend((Instr("PUSH_EXC_INFO", lineno=line), Instr("POP_TOP", lineno=line)))
+        moved = [(step, f"{STACK_PREFIX}{place}") for step in ("LOAD_FAST", "DELETE_FAST")]  # `locals()` does not show it
+        steps = [("PUSH_NULL",)] if kind == "n" else [*moved, ("PUSH_EXC_INFO",), ("POP_TOP",)] if kind == "h" else moved
+        result.extend(Instr(*step, lineno=line) for step in steps)
     result.append(Instr("JUMP_FORWARD", label, lineno=line))
     result.extend(body)
     # The depths of exception handlers are the original's: what is left of the code before the target cannot tell them.
@@ -98,7 +97,8 @@ def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[lis
             continue
         if ordinal == target_ordinal:
             after = Label()  # a loop that comes here again does not raise
-            raising = [Instr("JUMP_FORWARD", after), label, Instr("LOAD_FAST", RAISED), Instr("RAISE_VARARGS", 1), after]
+            raising = [Instr("JUMP_FORWARD", after), label, Instr("LOAD_FAST", RAISED), Instr("DELETE_FAST", RAISED),
+                       Instr("RAISE_VARARGS", 1), after]
             for step in raising if shape.raises else [label]:
                 body.append(step if isinstance(step, Label) else Instr(step.name, step.arg, location=item.location))
         if item.name not in UNCOUNTED:

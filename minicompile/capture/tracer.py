@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, Stop
+from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
 from minicompile.capture.output_graph import OutputGraph
@@ -393,6 +393,8 @@ class Tracer:
                 except RaisedInUserCode as error:
                     self.unwind(frame, error)
                     continue
+                except RecursionError:  # of the tracer, which takes several of Python's frames for one
+                    raise RunEager("the calls are nested too deep to be traced", "recursion") from None
                 except Stop as stop:
                     if not stop.stack:
                         stop.stack, stop.depth = self.user_stack(), len(self.frames)

@@ -330,3 +330,22 @@ def test_an_iterator_over_an_ordered_dictionary_goes_on_where_the_graph_breaks()
         return noisy(x), sum(values)
 
     assert not same_as_eager(function, torch.ones(3)).records.fallbacks
+
+
+@pytest.mark.parametrize("room", [250, 450])
+def test_a_recursion_that_eager_has_room_for_does_not_raise(room: int) -> None:
+    """The tracer takes several of Python's frames for one; a handler in the user's code must not see that they run out."""
+
+    def descend(x: torch.Tensor, depth: int) -> torch.Tensor:
+        try:
+            return x if depth == 0 else descend(x, depth - 1) + 1
+        except RecursionError:
+            return x * 100
+
+    def called_deep(function: Callable[..., Any], frames: int) -> Any:
+        return function() if frames == 0 else called_deep(function, frames - 1)
+
+    compiled, x = capture(lambda x: descend(x, 100)), torch.ones(2)
+    here = len(traceback.extract_stack())
+    assert equal(called_deep(lambda: compiled(x), sys.getrecursionlimit() - here - room), x + 100)
+    assert [fallback.reason for fallback in compiled.records.fallbacks] == ["the calls are nested too deep to be traced"]
