@@ -263,7 +263,7 @@ def first_calls() -> Iterator[dict[int, tuple[Any, tuple[Any, ...], dict[str, An
     """Collect (original, arguments, keywords) of the first call of every compiled function in a block, by its identity."""
     found: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
 
-    def call(self: CompiledFunction, *args: Any, **kwargs: Any) -> Any:
+    def call(self: CompiledFunction, /, *args: Any, **kwargs: Any) -> Any:
         if id(self) not in found:
             found[id(self)] = (self.__wrapped__, *copied((args, kwargs)))
         return CompiledCallable.__call__(self, *args, **kwargs)

@@ -333,7 +333,7 @@ def distinct(tracer: Tracer, items: Any) -> list[Any]:
 class Predicate(Callback):
     """A traced predicate whose result is asked for its truth through the tracer."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         result = self.tracer.resolve(args[0]) if self.function is None else super().__call__(*args, **kwargs)
         return truth(self.tracer, result)
 
@@ -559,15 +559,15 @@ def make_class(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 @special(eval)
 def rule_eval(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`eval(text)` of an expression that only reads: traced as part of the frame that calls it, over its variables."""
+    caller = tracer.frames[-1]
     try:
-        function = types.FunctionType(compile(args[0].lstrip(" \t"), "<string>", "eval"), tracer.frames[-1].globals)
-    except (AttributeError, SyntaxError, ValueError):  # for Python to raise
+        (text,) = (*args, *kwargs)
+        frame = Frame(types.FunctionType(compile(text.lstrip(" \t"), "<string>", "eval"), caller.globals), caller.variables.copy())
+    except (AttributeError, SyntaxError, ValueError):  # for Python to raise, or with other variables
         raise Break("unknown call", "`eval` is called") from None
-    frame, caller = Frame(function, {}), tracer.frames[-1]
-    if len(args) > 1 or kwargs or any(step.name == "STORE_NAME" for step in frame.program.instructions):
-        raise Break("unknown call", "`eval` is called")
-    cells = {name: cell.cell_contents for name, cell in caller.cells.items() if not is_empty_cell(cell)}
-    frame.variables = {**caller.variables, **cells}
+    if any(step.name == "STORE_NAME" for step in frame.program.instructions):
+        raise Break("unknown call", "`eval` assigns a variable")
+    frame.variables.update((name, cell.cell_contents) for name, cell in caller.cells.items() if not is_empty_cell(cell))
     return tracer.run(frame).value
 
 

@@ -133,7 +133,7 @@ class Callback:
     def __init__(self, tracer: Tracer, function: Any) -> None:
         self.tracer, self.function = tracer, function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.tracer.call_from_native(self.function, *resolved(self.tracer, args, kwargs))
 
 

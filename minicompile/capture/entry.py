@@ -35,7 +35,7 @@ class CompiledCallable:
         """Graphs, graph breaks, recompiles, fallbacks and generated sources so far."""
         return self.session.records
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self.function(*args, **kwargs)  # under torch.compile, that one compiles
         cache = self.cache

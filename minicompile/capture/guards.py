@@ -231,7 +231,7 @@ def inline_literal(value: Any) -> str | None:
     return text if text is not None and len(text) < 40 else None
 
 
-OUR_NAMES = frozenset("torch GUARD_ERRORS truth item error failure trace context".split())
+OUR_NAMES = frozenset("torch GUARD_ERRORS truth item error failure trace context before blocks".split())
 
 
 def same_float(value: Any, expected: float) -> bool:

@@ -269,10 +269,9 @@ class Assembly:
         self.opened = autocast.open_blocks() - self.tracer.autocast[1]
         # Guards and compiled graphs belong to the state at the start.
         torch_interface.restore_state(self.tracer.state, *self.tracer.autocast)
-        self.writer.used.add(self.name)
+        self.name = self.writer.unique(self.name_of_function())
 
-    @property
-    def name(self) -> str:
+    def name_of_function(self) -> str:
         """The user's function as an identifier."""
         function = self.attempt.function
         if isinstance(function, types.MethodType) and isinstance(function.__self__, torch.nn.Module):

@@ -310,3 +310,12 @@ def test_views_of_parameters_without_gradients_are_no_break() -> None:
     x = torch.randn(2, 4)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), x * module.bias + module.bias)
+
+
+@pytest.mark.parametrize("name", ["type", "list", "len", "torch_state", "torch"])
+def test_a_function_may_be_called_as_what_its_guards_call(name: str) -> None:
+    def function(x: torch.Tensor, items: list[int]) -> tuple[torch.Tensor, list[int]]:
+        return x * len(items), [*items]
+
+    function.__name__ = name
+    assert len(same_as_eager(function, torch.ones(2), [1, 2]).records.sources) == 1

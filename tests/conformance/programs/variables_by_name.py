@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.conformance.catalogue import after, call, normal, program
+from tests.conformance.catalogue import after, call, leaf, normal, program
 
 
 @program(core=True)
@@ -126,3 +126,39 @@ def variables_called_as_capture_might():
         return out, stack_0
 
     return f, [call(normal(2)), call(normal(2)), call(normal(2))]
+
+
+@program
+def blocks_where_gradients_are_off():
+    def f(x, blocks):
+        with torch.no_grad():
+            y = x + 1
+            print("cut")
+            z = y * len(blocks)
+        return z, blocks, y
+
+    return f, [call(leaf(2), [1, 2]), call(leaf(2), [1]), call(leaf(2), [1, 2])]
+
+
+@program(raises=AssertionError)
+def before_an_assertion():
+    def f(x, before, log):
+        log.append(1)
+        assert x.sum() > 0, "negative"
+        return x + torch.rand(2), before, log
+
+    return f, [call(torch.ones(2), [1], []), call(-torch.ones(2), [1], []), call(torch.ones(2), [2], [])]
+
+
+@program
+def keywords_called_self_and_function():
+    def helper(*, self, function=None, args=(), kwargs=None, error=1, tracer=2):
+        print("helper")
+        return self * 2 + error + tracer
+
+    def f(self, function, args, kwargs):
+        y = self + 1
+        z = helper(self=y, function=function, args=args, kwargs=kwargs, error=2)
+        return z * function, args, kwargs, list(map(lambda q: helper(self=q, kwargs=1), [y]))
+
+    return f, [call(self=normal(2), function=2, args=(1,), kwargs={}), call(normal(2), function=2, args=(), kwargs={"a": 1})]
