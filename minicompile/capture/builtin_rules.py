@@ -561,13 +561,14 @@ def rule_eval(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`eval(text)` of an expression that only reads: traced as part of the frame that calls it, over its variables."""
     caller = tracer.frames[-1]
     try:
-        (text,) = (*args, *kwargs)
-        frame = Frame(types.FunctionType(compile(text.lstrip(" \t"), "<string>", "eval"), caller.globals), caller.variables.copy())
+        (text,) = (*args, *kwargs.values())
+        code = compile(text.lstrip(" \t"), "<string>", "eval")
     except (AttributeError, SyntaxError, ValueError):  # for Python to raise, or with other variables
         raise Break("unknown call", "`eval` is called") from None
+    cells = {name: cell.cell_contents for name, cell in caller.cells.items() if not is_empty_cell(cell)}
+    frame = Frame(types.FunctionType(code, caller.globals), caller.variables | cells)
     if any(step.name == "STORE_NAME" for step in frame.program.instructions):
         raise Break("unknown call", "`eval` assigns a variable")
-    frame.variables.update((name, cell.cell_contents) for name, cell in caller.cells.items() if not is_empty_cell(cell))
     return tracer.run(frame).value
 
 
