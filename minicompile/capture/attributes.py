@@ -508,7 +508,8 @@ def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if type(owner) is types.ModuleType and value is not MISSING:
         tracer.effects.globals[(id(owner.__dict__), name)] = (owner.__dict__, value)
         tracer.keep.append(owner.__dict__)
-    elif type(owner) is not type:
+    elif type(owner) is not type and (
+            type(owner).__setattr__ is not type.__setattr__ or class_lookup(tracer, type(owner), name)[0] is not MISSING):
         raise Break("unsupported value", f"the attribute `{name}` of {owner.__name__} is set")
     else:
         write_attribute(tracer, owner, name, value)

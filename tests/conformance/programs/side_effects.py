@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import sys
 
 import torch
@@ -429,3 +430,60 @@ def setitem_on_an_argument_object():
         return table["a"]
 
     return outer, [call(Table(), normal(1)), call(Table(), normal(1))]
+
+
+@program
+def counters_of_abstract_classes():
+    class Base(abc.ABC):
+        made, names = 0, ()
+
+        def __init__(self):
+            type(self).made += 1
+            Base.names = (*Base.names, type(self).__name__)
+
+        @abc.abstractmethod
+        def run(self, x): ...
+
+    class Once(Base):
+        def run(self, x):
+            Once.last = x.shape[0]
+            return x * self.made
+
+    class Twice(Once):
+        made = 10
+
+        def run(self, x):
+            Twice.made = Twice.made - 1
+            return super().run(x), Twice.last, getattr(Base, "last", None)
+
+    def f(x):
+        once, twice = Once(), Twice()
+        return once.run(x), twice.run(x), Once.made, Twice.made, Base.made, Base.names[-2:]
+
+    return f, [call(normal(2)), call(normal(2)), after(lambda: setattr(Once, "made", 5), normal(3)), call(normal(2))], (Once, Twice)
+
+
+@program
+def attribute_of_a_class_that_its_metaclass_computes():
+    log = []
+
+    class Meta(type):
+        @property
+        def level(cls):
+            return cls._level
+
+        @level.setter
+        def level(cls, value):
+            log.append(value)
+            cls._level = value * 2
+
+    class Levelled(metaclass=Meta):
+        _level = 1
+
+    def f(x, n):
+        Levelled.level = n
+        y = x * Levelled.level
+        Levelled.level += 1
+        return y, Levelled.level, Levelled._level
+
+    return f, [call(normal(2), 1), call(normal(2), 2), call(normal(2), 4)], log
