@@ -287,7 +287,7 @@ NEVER_IN_GRAPH: dict[Any, str] = {
     torch.equal: "tensor value", torch.allclose: "tensor value", torch.asarray: "real memory",
     torch._has_compatible_shallow_copy_type: "real memory", torch._debug_has_internal_overlap: "real memory",
     torch.frombuffer: "real memory", torch.from_file: "real memory", torch.cond: "higher-order operator",
-    torch.lstm: "recurrent network", torch.gru: "recurrent network",
+    torch.lstm: "recurrent network", torch.gru: "recurrent network", torch.resize_as_: "real memory",
     **dict.fromkeys(named("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_"), "optimizer"),  # one kernel as they are
     torch.rnn_tanh: "recurrent network", torch.rnn_relu: "recurrent network",
 }
@@ -368,6 +368,7 @@ UNTRACED: dict[str, str] = {
     **dict.fromkeys(("torch._functorch", "torch.func"), "torch.func transform"),
     **dict.fromkeys(("torch.optim.lr_scheduler", "torch.optim.lbfgs", "torch.amp.grad_scaler"), "optimizer"),
     **dict.fromkeys(("torch.random", "torch.cuda.random"), "random seed"),
+    "torch.nn.attention.flex_attention": "higher-order operator",
     **dict.fromkeys(("torch.autograd.function", "torch.utils.checkpoint"), "custom autograd function"),
     **dict.fromkeys(("torch._tensor_str", "torch.serialization", "torch._logging"), "input or output"),
     **dict.fromkeys((

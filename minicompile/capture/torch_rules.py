@@ -129,7 +129,8 @@ def rule_batch_norm(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     takes constants only."""
     given = inspect.signature(F.batch_norm).bind(*args, **kwargs).arguments
     momentum, running = given.get("momentum"), [given["running_mean"], given["running_var"]]
-    if type(momentum) is not SymbolicFloat or not given.get("training") or running[0] is None:
+    moves = type(momentum) is SymbolicFloat and given.get("training") and 0 not in given["input"].shape
+    if not moves or running[0] is None:
         return tracer.operation("call_function", F.batch_norm, args, kwargs)
     now = [tracer.operation("call_function", torch.zeros_like, (old,)) for old in running]
     given.update(running_mean=now[0], running_var=now[1], momentum=1.0)

@@ -8,7 +8,6 @@ This module must not record nodes itself.
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -118,12 +117,13 @@ def upsample_linear(value: Tensor, size: list[int], align_corners: bool, *scales
 
 
 def unless_a_size_stays(function: Decomposition) -> Decomposition:
-    """`function`, but not where a scale leaves a size as it is: there eager's kernels copy, whatever the scale."""
+    """`function`, but not where a scale leaves a size as it is or doubles it: there eager's kernels copy, whatever the scale."""
 
     def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = function(first, *args, **kwargs)
-        scaled = any(isinstance(scale, (float, torch.SymFloat)) and scale != 1 for scale in tree_leaves((args, kwargs)))
-        return NotImplemented if scaled and any(map(operator.eq, first.shape[2:], result.shape[2:])) else result
+        scaled = any(isinstance(n, (float, torch.SymFloat)) and n not in (1, 2) for n in tree_leaves((args, kwargs)))
+        sizes = zip(first.shape[2:], result.shape[2:], strict=True)
+        return NotImplemented if scaled and any(new in (old, 2 * old) for old, new in sizes) else result
 
     return run
 

@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate
 
 from minicompile.errors import Unsupported
 from minicompile.graph import eager_errors, eager_strides, torch_interface
+from minicompile.graph.operators import is_view
 from minicompile.graph.sizes import SizeExpressions
 from minicompile.graph.torch_interface import FAKE_DEVICE, FakeMode, FakeTensor
 from minicompile.ir.float_input import FloatNeeded, hinted, is_float_input
@@ -122,6 +123,8 @@ class Recorder(DispatchMode):
         refuse_unusual(target, args, result)
         node = self.graph.call_function(target, *map_aggregate((args, kwargs), self._argument))
         self._made.append(node)
+        if isinstance(result, torch.Tensor) and not is_view(node) and torch_interface.overlaps(result):
+            result = torch.empty_like(result)  # PyTorch's rules (2.11) give scatters into an expanded tensor its strides
         self._annotate(node, result)
         if isinstance(result, torch.Tensor):
             self._nodes[id(result)] = (result, node)

@@ -40,7 +40,7 @@ def index_fill(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
         raise IndexError("an index or a value that index_fill does not take")
     length = value.shape[dim] if value.dim() else 1
     index = torch.where(index < 0, index + length, index)
-    if not isinstance(fill, Tensor):
+    if not isinstance(fill, Tensor) or not value.dim():
         return torch.ops.aten.index_fill(value, dim, index, fill)
     hit = torch.zeros(length, dtype=torch.bool, device=value.device).index_fill(0, index, True)
     hit = hit.view([-1 if d == dim % value.dim() else 1 for d in range(value.dim())])
@@ -200,6 +200,8 @@ def interpolate(
     result = F.interpolate(input, size, scale_factor, mode, *how, **named)
     if input.dtype == torch.uint8 and "nearest" not in mode and varies(result):
         raise NotImplementedError("bytes are weighed to a size that varies")
+    if any(surely_equal(size, 0) for size in (*input.shape[1:], *result.shape[1:])):
+        raise NotImplementedError("a picture of no size")
     return result.contiguous() if input.dim() == 3 and mode.startswith("nearest") else result
 
 

@@ -5,6 +5,7 @@ Each program is compared with eager: values and gradients against an fp64 run, i
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 import minicompile
 from tests.differential import check, leaf
@@ -86,6 +88,12 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "upsampling by a scale that leaves a size as it is": (
         lambda x: tuple(F.interpolate(x, scale_factor=(1.1, 2.0), mode=m) for m in ("nearest", "bilinear", "bicubic", "nearest-exact")),
         lambda: (leaf(1, 2, 5, 4),)),
+    "upsampling that doubles a size by another scale than two": (
+        lambda x: tuple(F.interpolate(x, scale_factor=2.2, mode=m) for m in ("nearest", "bilinear", "bicubic", "nearest-exact")),
+        lambda: (leaf(1, 2, 4, 3),)),
+    "scatters into an expanded tensor": (
+        lambda x, s: (torch.diagonal_scatter(x, s).relu(), torch.select_scatter(x, s, 0, 1).relu(), torch.slice_scatter(x, s[None], 0, 1, 2).relu()),
+        lambda: ((-torch.rand(1, 3) - 1).expand(3, 3), torch.ones(1).expand(3).detach().requires_grad_())),
     "taking one element": (lambda x, i: torch.take(x, i) * x.sum(), lambda: (leaf(3, 5), torch.tensor(-2))),
     "filling by an index from the end": (lambda x: (x.index_fill(1, torch.tensor([0, -1]), 2.0), x.sin().index_fill_(0, torch.tensor([-1]), 3.0)),
                                          lambda: (leaf(3, 5),)),
@@ -345,6 +353,46 @@ def test_bytes_are_weighed_by_whole_numbers_at_any_size(mode: str) -> None:
     for rows in (8, 9):
         x = integers(2, 3, rows, 9, low=0, high=256, dtype=torch.uint8)
         assert torch.equal(compiled(x), resized(x))
+
+
+def test_a_batch_without_elements_leaves_running_averages_as_they_are() -> None:
+    norm = torch.nn.BatchNorm1d(3, momentum=None)
+    eager = copy.deepcopy(norm)
+    compiled = minicompile.compile(norm)
+    for rows in (3, 0, 4, 0, 5):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(norm.state_dict(), eager.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_a_picture_of_no_size_is_refused_as_in_eager() -> None:
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=3, mode="linear")
+
+    compiled = minicompile.compile(resized)
+    for shape in ((1, 1, 4), (0, 1, 5), (1, 0, 6), (1, 0, 7)):
+        check(resized, torch.randn(shape), compile=lambda _: compiled)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_a_scalar_is_filled_along_no_dim_but_the_first() -> None:
+    def filled(x: Tensor, dim: int) -> Tensor:
+        return x.index_fill(dim, torch.tensor([0]), torch.tensor(2.0))
+
+    compiled = minicompile.compile(filled)
+    for dim in (0, 1, 2, -1, -2):
+        check(filled, torch.tensor(1.0), dim, compile=lambda _: compiled)
+
+
+def test_a_tensor_resized_by_the_function_keeps_its_strides() -> None:
+    check(lambda x: torch.resize_as_(x.t() * 1, x.t()), torch.randn(2, 3), compile=minicompile.compile, backward=False)
+
+
+def test_attention_of_scores_by_a_function_is_one_break() -> None:
+    compiled = minicompile.compile(lambda q: flex_attention(q.sin(), q, q, score_mod=lambda score, b, h, i, j: score + i - j).cos())
+    compiled(torch.randn(1, 2, 8, 4))
+    assert [broken.kind for broken in compiled.graph_breaks] == ["higher-order operator"]
 
 
 @pytest.mark.parametrize("outer", [False, True])
