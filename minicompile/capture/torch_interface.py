@@ -75,20 +75,11 @@ class PlacedList(list[Any]):
         self.places.append(self.here())
 
 
-class SymbolName(str):
-    """A name that is also a function giving itself: `Source.name` was a method before it became a property."""
-
-    __slots__ = ()
-
-    def __call__(self) -> str:
-        return self
-
-
 class SymbolTag(Source):
     """What `ShapeEnv` is told that a symbol stands for: a name. (The tags of `torch._dynamo` take seconds to import.)"""
 
     def __init__(self, name: str) -> None:
-        vars(self)["name"] = SymbolName(name)
+        vars(self)["name"] = name
 
     name: Any = None
 
@@ -243,7 +234,7 @@ are_deterministic_algorithms_enabled get_default_device _C._get_tracing_state ov
 overrides.has_torch_function_unary overrides.has_torch_function_variadic overrides.is_tensor_like is_storage
 backends.cuda.is_flash_attention_available amp.is_autocast_available _C._is_torch_function_mode_enabled is_same_size dtype
 is_distributed nn.modules.utils._single nn.modules.utils._pair nn.modules.utils._triple _C._is_any_autocast_enabled
-is_any_autocast_enabled is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
+is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
 _C._get_function_stack_at _C._len_torch_dispatch_stack cuda.device_count _C._get_privateuse1_backend_name _C._is_tracing
 _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set accelerator.current_accelerator xpu.is_available
 cuda.amp.common.amp_definitely_not_available
@@ -313,7 +304,7 @@ VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 METADATA_PROPERTIES = frozenset({
     "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout", "is_cuda", "is_cpu", "is_sparse",
     "is_quantized", "is_meta", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "itemsize", "nbytes", "names",
-    "is_sparse_csr", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "is_hpu", "output_nr",
+    "is_sparse_csr", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "output_nr",
 })
 
 

@@ -17,7 +17,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 def values_of_symbols(env: Any) -> Mapping[sympy.Symbol, Any]:
     """The values that symbols had in the call that was captured, from a `ShapeEnv`."""
-    values: Mapping[sympy.Symbol, Any] = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    values: Mapping[sympy.Symbol, Any] = env.backed_var_to_val
     return values
 
 

@@ -186,9 +186,8 @@ def dot_precision(q: torch.Tensor) -> str:
 
 
 def tf32_allowed() -> bool:
-    """The user's setting for fp32 matrix products on CUDA, under its name since torch 2.9 or the older one."""
-    matmul = torch.backends.cuda.matmul
-    return getattr(matmul, "fp32_precision", None) == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    """The user's setting for fp32 matrix products on CUDA."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def adjacent_columns(tensor: torch.Tensor) -> torch.Tensor:

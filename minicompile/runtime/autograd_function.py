@@ -29,7 +29,7 @@ FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
 # Private, the same in torch 2.11 to 2.13: inside, operators neither record gradients nor track views (tensors made there
 # are plain) nor count versions, and dispatch is shorter.
-below_autograd = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", torch._C._AutoDispatchBelowAutograd)
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 
 def run_unrecorded(call: FlatCall, arguments: list[Any]) -> Any:
