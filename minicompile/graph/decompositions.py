@@ -26,11 +26,10 @@ Decomposition = Callable[..., Any]
 KEPT = (
     "addcdiv addcmul clamp_max clamp_min floor_divide gelu_backward lerp log_sigmoid_forward xlogy special_xlog1py "
     "masked_fill _prelu_kernel sgn sigmoid_backward silu silu_backward special_log_ndtr tanh_backward "
-    "threshold_backward logit_backward detach baddbmm select_scatter slice_scatter index_add index_copy split.Tensor unbind "
-    "empty_like new_empty sum arange full_like ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
-    "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu view_as_complex alias_copy fill zero "
-    "_scaled_dot_product_flash_attention_for_cpu _lazy_clone _test_parallel_materialize rrelu_with_noise squeeze t "
-    "transpose.int expand_as stack upsample_nearest2d_backward multilabel_margin_loss_forward "
+    "threshold_backward logit_backward detach baddbmm select_scatter index_add index_copy split.Tensor unbind "
+    "empty_like new_empty sum arange ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
+    "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu alias_copy fill zero "
+    "_scaled_dot_product_flash_attention_for_cpu squeeze t transpose.int stack multilabel_margin_loss_forward "
     "max_unpool2d max_unpool3d bernoulli.default multi_margin_loss"
 ).split()
 
@@ -64,9 +63,7 @@ def more_from_torch() -> dict[Any, Decomposition]:
     wanted = (
         "native_layer_norm native_group_norm native_group_norm_backward native_batch_norm _native_batch_norm_legit "
         "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional _batch_norm_with_update_functional "
-        "batch_norm_backward std_mean "
-        "addmv nll_loss_forward nll_loss2d_forward rrelu_with_noise_functional rrelu_with_noise_backward "
-        "unfold_backward dist binary_cross_entropy"
+        "batch_norm_backward std_mean addmv rrelu_with_noise_backward dist binary_cross_entropy"
     ).split()
     return {found: CHANGED.get(name, lambda function: function)(available[found])
             for name in (*wanted, *RESIZING) for found in all_overloads(name) if found in available}  # fmt: skip

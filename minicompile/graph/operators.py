@@ -16,15 +16,13 @@ aten = torch.ops.aten
 ours = torch.ops.minicompile
 
 MORE_POINTWISE = frozenset(
-    """_to_copy clone where masked_fill full full_like ones zeros ones_like zeros_like new_full new_zeros new_ones
-    scalar_tensor arange fill constant_pad_nd cat embedding index gather index_select tril triu threshold_backward
-    gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward leaky_relu_backward hardtanh_backward
-    hardswish_backward hardsigmoid_backward softplus_backward mish_backward log_sigmoid_backward logit_backward
-    hardshrink_backward softshrink_backward log_sigmoid_forward random_uniform random_normal random_randint lift_fresh_copy
-    checked prelu_backward _prelu_kernel copy flip roll stack slice_scatter select_scatter repeat iota empty_strided
-    diagonal_scatter new_empty_strided empty empty_like new_empty""".split()
+    """_to_copy where masked_fill full full_like ones zeros ones_like zeros_like new_full new_zeros new_ones scalar_tensor
+    arange fill constant_pad_nd cat embedding index gather index_select tril triu hardshrink_backward softshrink_backward
+    log_sigmoid_forward random_uniform random_normal random_randint lift_fresh_copy checked _prelu_kernel copy flip roll stack
+    slice_scatter select_scatter repeat iota empty_strided diagonal_scatter new_empty_strided empty empty_like
+    new_empty""".split()
 )
-MORE_VIEWS = frozenset("reshape _unsafe_view _reshape_alias lift_fresh".split())
+"""Operators of which PyTorch does not say that they are pointwise."""
 REDUCTIONS = frozenset(
     "sum mean amax amin max min prod var var_mean std std_mean any all argmax argmin logsumexp linalg_vector_norm".split()
 )
@@ -41,7 +39,7 @@ def is_view(node: Node) -> bool:
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target.is_view or target._opname in MORE_VIEWS
+    return target.is_view or target._opname == "_unsafe_view"
 
 
 def is_item(node: Node) -> bool:
