@@ -28,6 +28,7 @@ from minicompile.ir.graph import CapturedGraph, PatternRecord
 PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
 NAMED_OPERANDS = {"input", "other", "condition", "mat2", "batch1", "batch2"}
+AUGMENTED = ("iadd", "imul", "itruediv", "isub")
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
 SAFE_FILL = -1e8
@@ -98,9 +99,9 @@ def recognise(
 def read_what_was_written(graph: torch.fx.Graph) -> None:
     """After `scores += bias` and its kin, let reads of `scores` be reads of the operation's result: it is the same tensor."""
     for node in graph.nodes:
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        name = target_name(node)
         written = node.args[0] if node.args else None
-        returns_it = name in ("iadd", "imul", "itruediv", "isub") or name.endswith("_") and hasattr(torch.Tensor, name)
+        returns_it = name in AUGMENTED or name.endswith("_") and hasattr(torch.Tensor, name)
         if not changes_something(node) or not returns_it or not isinstance(written, Node):
             continue
         if not isinstance(written.meta.get("example_value"), torch.Tensor):
@@ -124,10 +125,15 @@ def name_of(node: Any) -> str:
     """`add` for `operator.add`, `torch.add`, `x.add`, `x += y` and `x.add_`; nothing where operands are given by name."""
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method") or NAMED_OPERANDS & node.kwargs.keys():
         return ""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name in ("iadd", "imul", "itruediv", "isub"):
+    name = target_name(node)
+    if name in AUGMENTED:
         return name[1:]
     return name.removesuffix("_") if not name.startswith("_") else name
+
+
+def target_name(node: Node) -> str:
+    """The name of the function or method that a node calls, as it is written."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def value_of(node: Any) -> torch.Tensor:
@@ -497,11 +503,11 @@ def check_order(first: Node, last: Node, inner: Collection[Node] = ()) -> None:
 
 def changes_something(node: Node) -> bool:
     """Whether a node writes to a tensor or switches a mode."""
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    target = target_name(node)
     if node.op not in ("call_function", "call_method"):
         return False
     in_place = target.endswith("_") and not target.endswith("__") and target not in ("and_", "or_", "not_")
-    return in_place or target in ("setitem", "iadd", "imul", "itruediv", "isub") or target in MODES or "out" in node.kwargs
+    return in_place or target in ("setitem", *AUGMENTED, *MODES) or "out" in node.kwargs
 
 
 def argument(node: Node, position: int, name: str, default: Any) -> Any:

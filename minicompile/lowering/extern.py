@@ -28,9 +28,6 @@ COPYING_FORMS: dict[str, str] = {
     "aten.view.default": "_reshape_copy",
 }
 
-IMPURE_NAMES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "uniform", "exponential", "geometric",
-                "cauchy", "rrelu", "binomial")  # fmt: skip
-
 
 def call_operator(builder: GraphBuilder, target: Any, args: Any, kwargs: dict[str, Any], reason: str) -> Any:
     """Emit a call of `target` and return its results as values."""
@@ -64,11 +61,8 @@ def qualified_name(target: Any) -> str:
 
 def is_pure(target: Any) -> bool:
     """Whether the call may be repeated or dropped."""
-    name = target._schema.name.split("::")[1]
-    ours = target.namespace in ("aten", "prims", "minicompile")
-    if not ours or not target._schema.returns or torch.Tag.nondeterministic_seeded in target.tags:
-        return False
-    return not any(part in name for part in IMPURE_NAMES)
+    known = target.namespace in ("aten", "prims", "minicompile")
+    return known and bool(target._schema.returns) and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def without_aliases(target: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
