@@ -144,19 +144,12 @@ def compile(
         options: settings of `minicompile.config.Config` by name.
         disable: run everything eager.
     """
-    config = settings(fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable)
-    return compiled(fn_or_module, config) if fn_or_module is not None else functools.partial(compiled, config=config)
-
-
-def settings(
-    *, fullgraph: bool, dynamic: bool | None, mode: str | None, options: dict[str, Any] | None, disable: bool
-) -> Config:
-    """The active configuration with the arguments of `compile` applied."""
     if mode is not None and options:
         raise RuntimeError("either mode or options can be given to minicompile.compile, not both")
     asked = {"fullgraph": fullgraph or None, "disable": disable or None, "dynamic": dynamic, "mode": mode}
     given = {name: value for name, value in asked.items() if value is not None}
-    return configuration.current().replace(**(options or {}) | given)
+    config = configuration.current().replace(**(options or {}) | given)
+    return compiled(fn_or_module, config) if fn_or_module is not None else functools.partial(compiled, config=config)
 
 
 def compiled(target: Any, config: Config) -> Any:
