@@ -15,7 +15,7 @@ from typing import Any
 
 VERSION = sys.version_info[:2]
 SUPPORTED_VERSIONS = ((3, 11), (3, 12), (3, 13))
-SKIPPED = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "RESUME", "PRECALL", "COPY_FREE_VARS", "NOT_TAKEN"})
+SKIPPED = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "RESUME", "PRECALL", "COPY_FREE_VARS"})
 UNCOUNTED = frozenset({"CACHE", "EXTENDED_ARG"})
 
 

@@ -72,7 +72,7 @@ def unbound(name: str) -> RaisedInUserCode:
         f"cannot access local variable '{name}' where it is not associated with a value"))
 
 
-@opcode("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE", "LOAD_FAST_BORROW")
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE")
 def load_fast(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push a local variable (or, to make a closure, a cell)."""
     name = instruction.value
@@ -152,7 +152,7 @@ def delete_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
     del filled_cell(frame, instruction.value).cell_contents
 
 
-@opcode("POP_TOP", "END_FOR", "POP_ITER")
+@opcode("POP_TOP", "END_FOR")
 def pop_top(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Drop the top of the stack (`END_FOR` of 3.12 never runs: `FOR_ITER` jumps past it); a generator may have to be closed."""
     value = frame.stack.pop()
@@ -445,7 +445,7 @@ def after_end_for(frame: Frame, target: int) -> int:
     return target
 
 
-@opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP")
+@opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 def jump_always(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An unconditional jump."""
     frame.index = instruction.target

@@ -186,7 +186,7 @@ class _LoweredCheck:
         if buffer is None or not bounded:
             return
         low, high = lower_bound(index), upper_bound(index)
-        extent = 1 + sum((hint(s) - 1) * hint(t) for s, t in zip(buffer.sizes, buffer.strides, strict=True))
+        extent = _extent(buffer)
         if not _has_loose_bounds(index):
             self.require(hint(low) >= 0, f"{buffer.name}[{index}] reaches {low}")
             self.require(hint(high) < extent, f"{buffer.name}[{index}] reaches {high} of {extent} elements")
@@ -205,11 +205,10 @@ class _LoweredCheck:
         """A view lies inside its buffer."""
         self.require(view.buffer in self.graph.buffers, f"{view.buffer} is no buffer")
         buffer = self.graph.buffers[view.buffer]
-        sizes = [hint(s) for s in view.sizes]
-        if 0 in sizes:
+        if 0 in map(hint, view.sizes):
             return
-        last = hint(view.offset) + sum((s - 1) * hint(t) for s, t in zip(sizes, view.strides, strict=True))
-        extent = 1 + sum((hint(s) - 1) * hint(t) for s, t in zip(buffer.sizes, buffer.strides, strict=True))
+        last = hint(view.offset) + _extent(view) - 1
+        extent = _extent(buffer)
         self.require(0 <= hint(view.offset) and last < extent, f"a view of {view.buffer} ends at {last} of {extent}")
 
 
@@ -233,6 +232,11 @@ def _fault_of(expression: Apply) -> str:
         return ""  # a number beside halves, which is not rounded
     expected = torch.bool if operation in BOOLEAN else operands[0].dtype
     return "" if expression.dtype == expected else f"the result is {expression.dtype}, not {expected}"
+
+
+def _extent(strided: Buffer | BufferView) -> int:
+    """Elements from the first to the last at the hinted sizes."""
+    return 1 + sum((hint(size) - 1) * hint(stride) for size, stride in zip(strided.sizes, strided.strides, strict=True))
 
 
 def _has_loose_bounds(index: Index) -> bool:
