@@ -40,7 +40,7 @@ def index_fill(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
         raise IndexError("an index or a value that index_fill does not take")
     length = value.shape[dim] if value.dim() else 1
     index = torch.where(index < 0, index + length, index)
-    if not isinstance(fill, Tensor) or not value.dim():
+    if not isinstance(fill, Tensor) or not value.dim() and dim not in (-1, 0):
         return torch.ops.aten.index_fill(value, dim, index, fill)
     hit = torch.zeros(length, dtype=torch.bool, device=value.device).index_fill(0, index, True)
     hit = hit.view([-1 if d == dim % value.dim() else 1 for d in range(value.dim())])
