@@ -75,8 +75,7 @@ def remove_clones(module: GraphModule) -> GraphModule:
 
 def keeps_a_value(clone: Node) -> bool:
     """Whether a copy of an input is what the backward reads, so that the user may write the input in between."""
-    source = storage_root(operand(clone))
-    return source.meta.get("kind") in ("tensor", "buffer") and is_read_in_backward(clone)
+    return storage_root(operand(clone)).op == "placeholder" and is_read_in_backward(clone)
 
 
 def is_read_in_backward(node: Node) -> bool:

@@ -164,7 +164,7 @@ def why_not_again(view: JointView, node: Node) -> str | None:
         return None  # eager computes it in the backward too
     if node.op == "get_attr" or is_size(node) or is_view(node) or is_item(node):
         return None
-    if any(may_change(view, argument) for argument in node.all_input_nodes):
+    if any(may_change(view, node, argument) for argument in node.all_input_nodes):
         return "it reads an input that eager does not keep, so that it may change before the backward"
     if is_reduction(node):
         return "a reduction reads all of its argument again"
@@ -176,10 +176,15 @@ def why_not_again(view: JointView, node: Node) -> str | None:
     return None
 
 
-def may_change(view: JointView, node: Node) -> bool:
-    """Whether a value is an input (or a view of one) that the user may write before the backward, as far as eager cares."""
-    node = storage_root(node)
-    return node.meta.get("kind") in ("tensor", "buffer") and node not in view.read_by_backward
+def may_change(view: JointView, node: Node, argument: Node) -> bool:
+    """Whether a node reads an input (or a view of one) that the user may write before the backward, as far as eager cares.
+
+    Of parameters only what is made of them alone is kept: after a norm's or another bias there is a whole activation to keep,
+    and to keep the small casts of norms would take a kernel each.
+    """
+    root = storage_root(argument)
+    kind, alone = root.meta.get("kind"), name_of(node) != "_to_copy" and num_bytes(node) <= num_bytes(root)
+    return (kind in ("tensor", "buffer") or kind == "parameter" and alone) and root not in view.read_by_backward
 
 
 def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) -> set[Node]:

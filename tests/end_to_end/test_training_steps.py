@@ -39,6 +39,20 @@ def test_an_input_that_eager_does_not_keep_may_be_written_before_the_backward() 
         torch.testing.assert_close(two, one)
 
 
+def test_a_parameter_that_eager_does_not_keep_may_be_written_before_the_backward() -> None:
+    x = torch.rand(4)
+    for function in (lambda w: (w * 2).sin() * x, lambda w: w.clone().sin(), lambda w: (w.softmax(0) + x).tanh().exp()):
+        gradients = []
+        for called in (function, minicompile_compile(function)):
+            for write in (torch.Tensor.add_, lambda w, _: w.data.add_(1)):
+                weight = torch.nn.Parameter(torch.arange(4.0))
+                value = called(weight).sum()
+                with torch.no_grad():
+                    write(weight, 1)
+                gradients += torch.autograd.grad(value, weight)
+        torch.testing.assert_close(gradients[2:], gradients[:2])
+
+
 def test_a_backward_does_not_run_through_an_input_that_gets_no_gradient() -> None:
     w = torch.randn(3, requires_grad=True)
     before = w.exp()
