@@ -315,10 +315,32 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
         return answer
     if kwargs.get("generator") is not None or any(isinstance(item, torch.Generator) for item in args):
         raise Break("random seed", f"`torch.{name}` draws from an explicit generator")
-    if kwargs.get("out") is not None:
+    if (overload := custom_overload(function, args, kwargs)) is not None:
+        function = overload
+    elif kwargs.get("out") is not None:
         return call_with_out(tracer, function, args, kwargs)
     kwargs = {key: item for key, item in kwargs.items() if key != "generator"}  # overloads with one take no symbolic sizes
     return tracer.operation("call_function", function, args, torch_interface.with_default_device(function, kwargs))
+
+
+def custom_overload(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The overload of an operator of somebody else's that is called, `None` for any other function."""
+    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return None
+    operator_name = function.name() if isinstance(function, torch._ops.OpOverload) else function._qualified_op_name
+    if operator_name.startswith(("aten::", "prims::")):
+        return None
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        names, resolve = function.overloads(), torch._C._jit_resolve_packet
+        try:
+            function = getattr(function, names[0] if len(names) == 1 else resolve(operator_name, *args, **kwargs))
+        except RuntimeError as failure:
+            raise Break("operation failed", f"no overload of `{operator_name}` takes these arguments") from failure
+    schema = function._schema
+    given, found = (" ".join(str(part.type) for part in parts) for parts in (schema.arguments, schema.returns))
+    if "Tensor" in given and found and "Tensor" not in found:
+        raise Break("unknown call", f"`{function}` takes tensors and gives none")
+    return function
 
 
 def written(value: Any) -> str:

@@ -40,14 +40,8 @@ class Opaque(torch.autograd.Function):
         return (None, *(by_index.get(index) for index in range(len(args))))
 
 
-def overload_of(target: Any) -> Any:
-    """The overload of an operator that is called by its name alone; anything else as it is."""
-    return getattr(target, "default", target) if isinstance(target, torch._ops.OpOverloadPacket) else target
-
-
-def is_custom(target: Any) -> bool:
+def is_custom(operator: Any) -> bool:
     """Whether a function is an operator of somebody else's, without views or writes."""
-    operator = overload_of(target)
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace in ("aten", "prims", "minicompile"):
         return False
     schema = operator._schema
@@ -55,9 +49,8 @@ def is_custom(target: Any) -> bool:
     return not aliases and not any(argument.kwarg_only for argument in schema.arguments)
 
 
-def opaque_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def opaque_call(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operator's result, with an opaque backward."""
-    operator = overload_of(target)
     rest = [kwargs.get(argument.name, argument.default_value) for argument in operator._schema.arguments[len(args) :]]
     return Opaque.apply(operator, *args, *rest)
 

@@ -28,7 +28,7 @@ from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import ancestors, is_item, is_view, name_of, operand
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder, tensors_of
-from minicompile.graph.writing_operators import call_on_copies, written_places
+from minicompile.graph.writing_operators import call_on_copies, written_arguments
 from minicompile.ir import autocast
 from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding
 from minicompile.ir.replacements import called
@@ -267,8 +267,8 @@ class _Tracer:
             result = written_attention(self.seeds, *args)
         elif node in self.opaque:
             result = opaque_call(node.target, args, kwargs)
-        elif written := written_places(node.target):
-            result = call_on_copies(node.target, written, args, kwargs)
+        elif written_arguments(node.target):
+            result = call_on_copies(node.target, args, kwargs)
         elif (name := getattr(node.target, "__name__", "")).startswith("_foreach_") and name.endswith("_"):
             result = one_after_the_other(node.target, *args, **kwargs)
         elif node.target in BATCH_NORMS:

@@ -29,6 +29,42 @@ def _(first: Tensor, second: Tensor, number: int, factor: float = 2.0) -> Tensor
     return first.new_empty(())
 
 
+@torch.library.custom_op("writing_operators::count", mutates_args=("total",))
+def count(total: Tensor) -> int:
+    total.add_(1)
+    return len(total)
+
+
+@count.register_fake
+def _(total: Tensor) -> int:
+    return len(total)
+
+
+@torch.library.custom_op("writing_operators::accumulate_half", mutates_args=("total",))
+def accumulate_half(value: Tensor, total: Tensor) -> Tensor:
+    total.add_(value)
+    return value + 1
+
+
+@accumulate_half.register_fake
+def _(value: Tensor, total: Tensor) -> Tensor:
+    return torch.empty_like(value)
+
+
+accumulate_half.register_autocast("cpu", torch.bfloat16)
+
+
+LIBRARY = torch.library.Library("writing_operators_by_schema", "DEF")
+LIBRARY.define("store(Tensor x, *, Tensor(a!) out, float scale=2.0) -> ()")
+LIBRARY.impl("store", lambda x, *, out, scale=2.0: [out.copy_(x * scale), None][1], "CompositeExplicitAutograd")
+LIBRARY.define("double(Tensor x, Tensor(a!)? out=None) -> Tensor")
+LIBRARY.impl("double", lambda x, out=None: (x if out is None else out.add_(x)) * 2, "CompositeExplicitAutograd")
+for kind in ("Tensor", "Scalar"):
+    LIBRARY.define(f"add.{kind}(Tensor(a!) x, {kind} y) -> ()")
+    LIBRARY.impl(f"add.{kind}", lambda x, y: [x.add_(y), None][1], "CompositeExplicitAutograd")
+by_schema = torch.ops.writing_operators_by_schema
+
+
 def writes_an_input(x: Tensor, y: Tensor) -> Any:
     accumulate(x * 2, y)
     return y * 3
@@ -48,9 +84,29 @@ def writes_views_and_returns(x: Tensor, y: Tensor) -> Any:
     return result * x, made
 
 
+def writes_by_keyword(x: Tensor, y: Tensor) -> Any:
+    by_schema.store(x + 1, out=y, scale=3.0)
+    by_schema.store(out=x, x=y)
+    return x * y
+
+
+def writes_where_there_is_something(x: Tensor, y: Tensor) -> Any:
+    return by_schema.double(x, out=y) + by_schema.double(x) + by_schema.double(x, None)
+
+
+def writes_by_overloads(x: Tensor, y: Tensor) -> Any:
+    by_schema.add(x, y)
+    by_schema.add(y, 2)
+    return x * y
+
+
 def writes_what_it_reads(x: Tensor, y: Tensor) -> Any:
     accumulate(y[:2], y[2:])
     return y + x
+
+
+WITHIN_THE_GRAPH = [writes_an_input, writes_what_it_made, writes_views_and_returns, writes_by_keyword,
+                    writes_where_there_is_something, writes_by_overloads]  # fmt: skip
 
 
 def run(function: Callable[..., Any], size: int) -> tuple[Any, ...]:
@@ -59,7 +115,7 @@ def run(function: Callable[..., Any], size: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("function", [writes_an_input, writes_what_it_made, writes_views_and_returns])
+@pytest.mark.parametrize("function", WITHIN_THE_GRAPH)
 def test_what_an_operator_writes_is_written_within_the_graph(function: Callable[..., Any], dynamic: bool | None) -> None:
     compiled = minicompile.compile(function, dynamic=dynamic, options={"cache": False, "suppress_errors": False})
     for size in (4, 5, 4):
@@ -72,12 +128,34 @@ def differentiated(x: Tensor, y: Tensor) -> Any:
     return y
 
 
+def casts(x: Tensor, y: Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return accumulate_half(x, y) + y
+
+
+def gives_a_number(x: Tensor, y: Tensor) -> Any:
+    return x * count(y)
+
+
 @pytest.mark.filterwarnings("ignore:minicompile runs")
-@pytest.mark.parametrize("function", [writes_what_it_reads, differentiated])
+@pytest.mark.parametrize("function", [writes_what_it_reads, differentiated, casts, gives_a_number])
 def test_writes_that_only_eager_can_do_are_eager(function: Callable[..., Any]) -> None:
     compiled = minicompile.compile(function, options={"cache": False})
     for _ in range(2):
         torch.testing.assert_close(run(compiled, 4), run(function, 4))
+
+
+@pytest.mark.filterwarnings("error:minicompile runs")
+def test_an_operator_defined_anew_under_its_name_is_the_new_one() -> None:
+    for factor in (2, 3):
+
+        @torch.library.custom_op("writing_operators::again", mutates_args=("total",))
+        def again(total: Tensor, factor: int = factor) -> None:
+            total.mul_(factor)
+
+        total = torch.ones(4)
+        minicompile.compile(lambda total, again=again: again(total))(total)
+        torch.testing.assert_close(total, torch.full((4,), float(factor)))
 
 
 def test_a_buffer_is_written_beside_a_gradient() -> None:
