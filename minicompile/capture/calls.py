@@ -325,17 +325,15 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
 
 def custom_overload(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The overload of an operator of somebody else's that is called, `None` for any other function."""
-    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return None
-    operator_name = function.name() if isinstance(function, torch._ops.OpOverload) else function._qualified_op_name
-    if operator_name.startswith(("aten::", "prims::")):
+    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    if not isinstance(function, kinds) or str(function).startswith(("aten.", "prims.")):
         return None
     if isinstance(function, torch._ops.OpOverloadPacket):
         names, resolve = function.overloads(), torch._C._jit_resolve_packet
         try:
-            function = getattr(function, names[0] if len(names) == 1 else resolve(operator_name, *args, **kwargs))
+            function = getattr(function, names[0] if len(names) == 1 else resolve(function._qualified_op_name, *args, **kwargs))
         except RuntimeError as failure:
-            raise Break("operation failed", f"no overload of `{operator_name}` takes these arguments") from failure
+            raise Break("operation failed", f"no overload of `{function}` takes these arguments") from failure
     schema = function._schema
     given, found = (" ".join(str(part.type) for part in parts) for parts in (schema.arguments, schema.returns))
     if "Tensor" in given and found and "Tensor" not in found:
