@@ -65,7 +65,7 @@ def twin(operator: Any, written: tuple[str, ...]) -> Any:
         given = dict(zip((argument.name for argument in schema.arguments), args)) | kwargs
         for each in written:
             like = given[each]
-            given[each] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(like)
+            given[each] = like.new_empty_strided(like.shape, like.stride()).copy_(like)
         results = operator(**given)
         results = results if isinstance(results, tuple) else () if results is None else (results,)
         found = (*results, *(given[each] for each in written))

@@ -203,7 +203,8 @@ def near(found: list[torch.Tensor], exact: list[torch.Tensor], dtype: torch.dtyp
 
 ASKS_THE_DEVICE = re.compile(r"is_cuda|device\.type|device\.kind|get_device_properties")
 STAGES = ("graph", "lowering", "scheduling", "codegen", "kernels")
-IMITATE_EAGER = "graph/eager_errors.py graph/decompositions.py graph/attention.py lowering/creation.py lowering/pointwise.py".split()
+IMITATE_EAGER = ("graph/eager_errors.py graph/decompositions.py graph/attention.py graph/writing_operators.py "
+                 "lowering/creation.py lowering/pointwise.py").split()
 KNOW_BOTH = (
     "kernels/interpret.py kernels/linear_cross_entropy.py kernels/attention_problem.py kernels/flash_attention.py lowering/lower.py "
     "scheduling/matmul.py scheduling/split.py scheduling/batch.py "
