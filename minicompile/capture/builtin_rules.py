@@ -547,8 +547,10 @@ special(object.__init_subclass__)(functools.partial(refused, "a class is made"))
 special(globals, locals, dir)(functools.partial(refused, "a whole namespace is read"))
 
 
-@special(builtins.__build_class__, collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple, typing.TypedDict,
-         types.new_class)
+special(builtins.__build_class__)(functools.partial(refused, "a class is made"))  # eager goes on behind it
+
+
+@special(collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple, typing.TypedDict, types.new_class)
 def make_class(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """A class, another one in every call: nothing that is captured behind it would fit a second time."""
     if len(tracer.frames) == 1:

@@ -67,6 +67,9 @@ class Session:
             else:
                 point = ResumePoint(code, namespace, CallCache(self, f"resume_in_{code.co_name}"))
                 self.origins[code] = (program, shape)
+                if any(step.name == "LOAD_BUILD_CLASS" for step in program.instructions[: shape.index]):
+                    point.cache.overflowed = True  # a class is another one in each call: no variant would fit a second one
+                    self.fall_back(point.cache.name, "a class is made", None)
             self.resume_points[key] = point
         return point
 

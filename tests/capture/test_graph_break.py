@@ -349,3 +349,21 @@ def test_a_recursion_that_eager_has_room_for_does_not_raise(room: int) -> None:
     here = len(traceback.extract_stack())
     assert equal(called_deep(lambda: compiled(x), sys.getrecursionlimit() - here - room), x + 100)
     assert [fallback.reason for fallback in compiled.records.fallbacks] == ["the calls are nested too deep to be traced"]
+
+
+def test_what_stands_before_a_class_statement_is_captured_once() -> None:
+    def making(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).cos()
+
+        class Factor:
+            value = 3
+
+        return (y * Factor.value).sin()
+
+    captured = capture(making)
+    with pytest.warns(UserWarning, match="a class is made"):
+        for size in (3, 3, 3):
+            x = torch.arange(float(size))
+            assert torch.equal(captured(x), making(x))
+    records = captured.records
+    assert len(records.graphs) == len(records.graph_breaks) == len(records.fallbacks) == 1

@@ -8,7 +8,9 @@ import functools
 import math
 import typing
 
-from tests.conformance.catalogue import after, call, count, program
+import torch
+
+from tests.conformance.catalogue import after, call, count, normal, program
 
 
 class Positive:
@@ -931,3 +933,42 @@ def new_and_immutable_subclasses():
         )
 
     return outer, [call(count(3), 2.0), call(count(3), 3.0)]
+
+
+@program
+def classes_made_between_operations():
+    def outer(x, scale):
+        y, counts = (x * scale).cos(), 0
+
+        class Scaled:
+            factor = scale
+
+            def __call__(self, value):
+                nonlocal counts
+                counts += 1
+                return value * self.factor
+
+        class Shifted(Scaled):
+            def __call__(self, value):
+                return super().__call__(value) + 1
+
+        result = Shifted()(y) + Scaled()(x)
+        return result.sin(), counts, Shifted.__qualname__, Shifted.__mro__[1].__name__
+
+    return outer, [call(normal(3), 2), call(normal(3), 2), call(normal(4), 3)]
+
+
+@program
+def classes_made_in_a_loop():
+    def outer(x):
+        made = []
+        for number in range(3):
+            y = x * number
+
+            class Part:
+                value = number
+
+            made.append(y + Part.value)
+        return torch.stack(made), Part.value
+
+    return outer, [call(normal(2)), call(normal(2)), call(normal(3))]
