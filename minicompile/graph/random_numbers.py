@@ -166,11 +166,12 @@ class Draws:
         return self.normal_numbers(size, tensors[0].dtype, tensors[0].device) * std + mean
 
     def exponential(self, like: Tensor, rate: float = 1.0) -> Any:
-        """`aten.exponential`."""
+        """`aten.exponential`: above zero, as in eager, so that the logarithm of it is finite."""
         if like.dtype not in SIXTEEN_AND_UP:
             return NotImplemented
-        above_zero = 1.0 - self.uniform_numbers(like.shape, wide_dtype(like.dtype), like.device)
-        return in_layout_of((-torch.log(above_zero) / rate).to(like.dtype), like, None)
+        wide = wide_dtype(like.dtype)
+        negative_log = -torch.log(1.0 - self.uniform_numbers(like.shape, wide, like.device))
+        return in_layout_of((negative_log.clamp(min=torch.finfo(wide).eps / 2) / rate).to(like.dtype), like, None)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

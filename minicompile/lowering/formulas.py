@@ -61,6 +61,9 @@ def power(a: Scalar | Number, b: Scalar | Number) -> Scalar:
         assert isinstance(b, Scalar)
         if a == 2 and b.dtype.is_floating_point:
             return b.call("exp2")
+        if b.dtype == torch.float32:  # rounded once: `1 - beta**step` and angles of positions multiply its error
+            base = torch.tensor(a, dtype=torch.float32, device="cpu").item()
+            return b.to(torch.float64).reversed_call("pow", base).to(torch.float32)
         return b.reversed_call("pow", a)
     if isinstance(b, Scalar):
         return a.call("pow", b)

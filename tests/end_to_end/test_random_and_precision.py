@@ -182,3 +182,12 @@ def test_a_model_wholly_in_another_precision(dtype: torch.dtype) -> None:
     for ours, eager in zip(shown[1], shown[0], strict=True):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours, eager, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_powers_of_a_number_are_rounded_once(device: str) -> None:
+    steps = torch.cat([torch.arange(200.0), torch.rand(200), torch.tensor([-3.0, 4000.0])]).to(device)
+    for base in (0.9, 0.999, 41821.43):
+        rounded = torch.tensor(base).to(device)  # as eager takes a number
+        powers = compiled(lambda x, base=base: base**x)(steps)
+        assert torch.equal(powers, (rounded.double() ** steps.double()).float())

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from minicompile.config import Config
 from minicompile.errors import CompileFailed
+from minicompile.graph.random_numbers import Draws
 from minicompile.ir.graph import FreshOutput, InputOutput, RepeatedOutput, ViewOutput
 from minicompile.runtime.second_derivatives import DoubleBackward
 from tests.differential import leaf
@@ -262,6 +263,15 @@ class TestRandom:
         assert abs(normal.mean()) < 0.02 and abs(normal.std() - 1) < 0.02
         assert set(integers.unique().tolist()) == set(range(10))
         assert abs(coins.mean() - 0.25) < 0.01 and abs(waits.mean() - 0.5) < 0.01
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    def test_exponential_numbers_are_above_zero(self, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+        def zeros(draws: Draws, size: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        monkeypatch.setattr(Draws, "uniform_numbers", zeros)
+        smallest = compile_eagerly(lambda x: torch.empty_like(x).exponential_(), torch.ones(3, dtype=dtype))(torch.ones(3, dtype=dtype))
+        assert smallest.log().isfinite().all() and smallest.max() < 1e-7
 
     def test_fallback_random_gives_the_numbers_of_eager(self) -> None:
         def run(x):
