@@ -78,6 +78,9 @@ KINDS: dict[str, BreakKind] = {
 }
 
 
+CLASS_MADE = "a class is made"  # another one in each call: nothing that is captured behind it would fit a second one
+
+
 class Control(Exception):
     """What travels up through the tracer, past whoever handles what the user's code raises."""
 

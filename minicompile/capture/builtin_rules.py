@@ -30,7 +30,7 @@ from minicompile.capture.attributes import (
     set_attribute,
     tensor_class,
 )
-from minicompile.capture.break_kinds import Break, RaisedInUserCode, RunEager
+from minicompile.capture.break_kinds import CLASS_MADE, Break, RaisedInUserCode, RunEager
 from minicompile.capture.calls import (
     SPECIAL,
     Callback,
@@ -149,7 +149,7 @@ def rule_issubclass(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 def rule_type(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`type(value)`; making a class is left to Python."""
     if len(args) != 1:
-        raise Break("unsupported value", "a class is made")
+        return refused(CLASS_MADE, tracer, args, kwargs)
     value = args[0]
     if isinstance(value, FakeTensor):
         return tensor_class(tracer, value)
@@ -543,19 +543,9 @@ direct({
         itertools.chain.from_iterable(Iterables(tracer, get_iterator(tracer, items)))),
 })
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
-special(object.__init_subclass__)(functools.partial(refused, "a class is made"))
+special(object.__init_subclass__, builtins.__build_class__, collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple,
+        typing.TypedDict, types.new_class)(functools.partial(refused, CLASS_MADE))
 special(globals, locals, dir)(functools.partial(refused, "a whole namespace is read"))
-
-
-special(builtins.__build_class__)(functools.partial(refused, "a class is made"))  # eager goes on behind it
-
-
-@special(collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple, typing.TypedDict, types.new_class)
-def make_class(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """A class, another one in every call: nothing that is captured behind it would fit a second time."""
-    if len(tracer.frames) == 1:
-        raise RunEager("a class is made", "unsupported value")
-    return refused("a class is made", tracer, args, kwargs)
 
 
 @special(eval)
@@ -644,7 +634,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if issubclass(kind, enum.Enum) and len(args) == 1 and not kwargs:
         return enum_member(tracer, kind, args[0])
     if issubclass(kind, enum.Enum) and not kind.__members__:
-        return make_class(tracer, args, kwargs)
+        return refused(CLASS_MADE, tracer, args, kwargs)
     if issubclass(kind, enum.Enum) or kind in NATIVE_CLASSES or (
             kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), spelled_out(kwargs))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from minicompile.capture import torch_interface
+from minicompile.capture.break_kinds import CLASS_MADE
 from minicompile.capture.collector import collection_postponed
 from minicompile.capture.dynamic import DynamicPlan
 from minicompile.capture.graph_break import code_called_by
@@ -67,9 +68,9 @@ class Session:
             else:
                 point = ResumePoint(code, namespace, CallCache(self, f"resume_in_{code.co_name}"))
                 self.origins[code] = (program, shape)
-                if any(step.name == "LOAD_BUILD_CLASS" for step in program.instructions[: shape.index]):
-                    point.cache.overflowed = True  # a class is another one in each call: no variant would fit a second one
-                    self.fall_back(point.cache.name, "a class is made", None)
+                if shape.eager:
+                    point.cache.overflowed = True
+                    self.fall_back(point.cache.name, CLASS_MADE, None)
             self.resume_points[key] = point
         return point
 

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from minicompile.capture.break_kinds import Break, LooksAtItsFrame, RunEager
+from minicompile.capture.break_kinds import CLASS_MADE, Break, LooksAtItsFrame, RunEager
 from minicompile.capture.calls import COMPILED_MARK
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.opcodes import COMPUTED, DISPLAYS, EFFECTS, after_end_for, callable_slots, is_method_form
@@ -94,7 +94,8 @@ class Cutter:
 
     def resume(self, index: int, base: list[Any], pushes: list[str | None], raised: str = "") -> str:
         """The statement that calls a resume function."""
-        return f"return {self.emitter.resumption(self.frame, index, base, pushes, raised)}"
+        eager = self.stop.reason == CLASS_MADE and not self.goes_elsewhere
+        return f"return {self.emitter.resumption(self.frame, index, base, pushes, raised, eager=eager)}"
 
     def write_branch(self) -> list[str]:
         """A jump on a value that only exists at run time."""

@@ -185,12 +185,12 @@ class Emitter:
         return known and is_of_users_class(real) and not isinstance(real, (torch.Tensor, torch.nn.Module))
 
     def resumption(self, frame: Frame, index: int, stack: list[Any], pushes: list[str | None], raised: str = "",
-                   generator: bool = False) -> str:
+                   generator: bool = False, eager: bool = False) -> str:
         """The call that goes on with a frame at an instruction, with its stack and then some expressions pushed."""
         kinds, saved, names, values = self.frame_state(frame, index, stack)
         kinds += "".join("n" if text is None else "v" for text in pushes)
         code, asked = frame.code, "super" in frame.code.co_names and "__class__" in frame.cells
-        shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator, asked)
+        shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator, asked, eager)
         point = self.constant(self.resume_point(frame.program, frame.globals, shape), "resume")
         closure = self.row(frame.cells.values())
         if asked:

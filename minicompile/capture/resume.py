@@ -34,6 +34,7 @@ class ResumeShape:
         raises: the function raises its last argument at the instruction instead of executing it.
         generator: the function makes a generator, which goes on there when it is first advanced.
         first: its first argument is that of the original, which `super()` asks its frame for.
+        eager: nothing of it is captured.
     """
 
     index: int
@@ -43,6 +44,7 @@ class ResumeShape:
     raises: bool = False
     generator: bool = False
     first: bool = False
+    eager: bool = False
 
     @property
     def prologue(self) -> int:

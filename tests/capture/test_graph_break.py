@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import enum
 import functools
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -365,5 +368,25 @@ def test_what_stands_before_a_class_statement_is_captured_once() -> None:
         for size in (3, 3, 3):
             x = torch.arange(float(size))
             assert torch.equal(captured(x), making(x))
+    records = captured.records
+    assert len(records.graphs) == len(records.graph_breaks) == len(records.fallbacks) == 1
+
+
+CLASS_MAKERS: dict[Callable[..., Any], tuple[Any, ...]] = {
+    collections.namedtuple: ("Made", "value"), dataclasses.make_dataclass: ("Made", ["value"]), enum.Enum: ("Made", "value"),
+    type: ("Made", (), {"value": 3}), types.new_class: ("Made",)}
+
+
+@pytest.mark.parametrize("make", CLASS_MAKERS)
+def test_what_stands_before_a_call_that_makes_a_class_is_captured_once(make: Callable[..., Any]) -> None:
+    def making(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        y = (x * 2).cos()
+        made = make(*CLASS_MAKERS[make])
+        return y.sin(), made.__name__
+
+    captured = capture(making)
+    with pytest.warns(UserWarning, match="a class is made"):
+        for _ in range(3):
+            assert equal(captured(X), making(X))
     records = captured.records
     assert len(records.graphs) == len(records.graph_breaks) == len(records.fallbacks) == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
+import enum
 import functools
 import math
 import typing
@@ -972,3 +974,29 @@ def classes_made_in_a_loop():
         return torch.stack(made), Part.value
 
     return outer, [call(normal(2)), call(normal(2)), call(normal(3))]
+
+
+@program
+def classes_made_by_calls():
+    def doubled(self, value):
+        return value * 2
+
+    makers = {
+        "tuple": lambda value: collections.namedtuple("Pair", "first second")(value, 3),
+        "data": lambda value: dataclasses.make_dataclass("Pair", ["first", ("second", int, 3)])(value),
+        "typed": lambda value: typing.NamedTuple("Pair", [("first", torch.Tensor), ("second", int)])(value, 3),
+    }
+
+    def made_by_helper(x, kind):
+        pair = makers[kind]((x + 1).cos())
+        return pair.first * pair.second, type(pair).__name__, pair.second
+
+    def outer(x, kind):
+        y = (x * 2).cos()
+        pair_type = collections.namedtuple("Pair", ["value", "count"])
+        pair = pair_type(y.sin(), len(kind))
+        mode = enum.Enum("Mode", "train test")
+        doubler = type("Doubler", (torch.nn.Module,), {"forward": doubled, "factor": mode.test.value})()
+        return doubler(pair.value) * doubler.factor, pair._fields, mode.train.name, made_by_helper(x, kind)
+
+    return outer, [call(normal(3), kind) for kind in ("tuple", "data", "typed", "tuple")]
