@@ -63,7 +63,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return ""
     if problem := problem_of_part(packet, args, kwargs):
         return problem
-    if packet in CONVERT_NUMBERS and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
+    converts = packet in CONVERT_NUMBERS or packet is aten.scalar_tensor and not result.dtype.is_floating_point
+    if converts and any(overflows(value, result.dtype) for value in (*args, *kwargs.values())):
         return f"a number that {result.dtype} does not hold"
     if type(kwargs.get("alpha")) is float and result.dtype == torch.bool:
         return "a float and truth values"

@@ -60,7 +60,7 @@ def channels_last(module: GraphModule) -> GraphModule:
             wants = torch.contiguous_format if loses(node) else torch.channels_last
             for position, operand in enumerate(operands(node)):
                 node.update_arg(position, laid_out_in(wants, module, node, operand, copies))
-        if getattr(node.target, "namespace", "aten") not in ("aten", "prims", "minicompile"):
+        if goes_through_memory(node):
             keep_operands(module, node, before)
         if name_of(node) in WRONG_IN_CHANNELS_LAST and not changed.isdisjoint(node.all_input_nodes):
             node.update_arg(1, laid_out_in(torch.contiguous_format, module, node, node.args[1], copies))
@@ -170,8 +170,15 @@ def laid_out_in(
     return copies[operand, wanted]
 
 
+def goes_through_memory(node: Node) -> bool:
+    """Whether an operator may mean elements by their places in memory: somebody else's, or one that draws eager's random numbers."""
+    target: Any = node.target
+    foreign = getattr(target, "namespace", "aten") not in ("aten", "prims", "minicompile")
+    return foreign or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
 def keep_operands(module: GraphModule, node: Node, before: Mapping[Node, Any]) -> None:
-    """Give an operator of somebody else's, which may mean elements by their places in memory, what eager gives it."""
+    """Give an operator what eager gives it, in the same layout."""
     with module.graph.inserting_before(node):
         for operand in node.all_input_nodes:
             if isinstance(before[operand], torch.Tensor):

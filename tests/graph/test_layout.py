@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -206,3 +207,17 @@ def test_what_others_wrote_gets_the_layout_that_eager_gives_it() -> None:
     check(lambda x, w: function(x, w)[:2], x, w)
     check(function, x, w)
     check(function, x.to(memory_format=torch.channels_last), w)
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, lambda like: torch.empty_like(like).exponential_(), F.dropout])
+def test_random_numbers_of_eager_are_drawn_in_its_layout(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def function(images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        pixels = F.conv2d(images, weight)
+        return pixels + draw(pixels)
+
+    arguments = torch.randn(2, 3, 5, 6), torch.randn(4, 3, 3, 3)
+    torch.manual_seed(0)
+    expected = function(*arguments)
+    torch.manual_seed(0)
+    got = minicompile.compile(function, options={"fallback_random": True})(*arguments)
+    torch.testing.assert_close(got, expected)
