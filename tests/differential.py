@@ -176,11 +176,9 @@ def snapshot(value: Any) -> Any:
     """A value that later calls cannot change."""
     if not isinstance(value, torch.Tensor):
         return value
-    kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    plain = value.detach()
-    if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)):
-        return plain.clone()
-    return kept.copy_(plain)
+    once = value.detach()[tuple(slice(1) if stride == 0 else slice(None) for stride in value.stride())]
+    kept = torch.empty_strided(once.shape, once.stride(), dtype=value.dtype, device=value.device)
+    return kept.copy_(once).expand(value.shape)
 
 
 def gradients(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[Any]:
@@ -195,7 +193,7 @@ def gradients(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[A
         for value in used
     ]
     return [
-        None if gradient is None else snapshot(gradient)
+        None if gradient is None else gradient.clone()  # the layout of expanded ones may differ
         for gradient in torch.autograd.grad(used, inputs, weights, allow_unused=True)
     ]
 

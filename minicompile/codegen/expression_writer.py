@@ -236,7 +236,7 @@ class ExpressionWriter:
 
     def _operands(self, expression: Apply, arguments: list[Value]) -> list[Text]:
         """Operands as the operation needs them: literals typed where Triton would guess, jumps on stored values."""
-        weighed = arguments[1:] if expression.operation == "where" else arguments
+        weighed = {"where": arguments[1:], "checked": arguments[:1]}.get(expression.operation, arguments)
         all_literal = all(value.is_literal for value in weighed)
         promotes = expression.dtype == torch.int64 and expression.operation in ("where", "maximum", "minimum")
         to_discrete = expression.operation == "cast" and not expression.dtype.is_floating_point

@@ -171,7 +171,7 @@ def laid_out_in(
 
 
 def goes_through_memory(node: Node) -> bool:
-    """Whether an operator may mean elements by their places in memory: somebody else's, or one that draws eager's random numbers."""
+    """Whether an operator may mean elements by their places in memory: somebody else's, or one that draws random numbers."""
     target: Any = node.target
     foreign = getattr(target, "namespace", "aten") not in ("aten", "prims", "minicompile")
     return foreign or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

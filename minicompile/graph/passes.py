@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from minicompile.graph import torch_interface
 from minicompile.graph.convolution_bias import separate_biases
@@ -191,6 +191,21 @@ def simplify(joint: JointGraph) -> JointGraph:
     return dataclasses.replace(joint, module=module)
 
 
+def copied(graph: Graph, node: Node, keep_strides: bool) -> Node:
+    """A copy of a value, or of what it is expanded from, expanded again."""
+    value = node.meta["val"]
+    overlaps = not isinstance(value, torch.Tensor) or torch_interface.overlaps(value)
+    if keep_strides and overlaps and storage_root(node) is not node:
+        source = copied(graph, operand(node), keep_strides)
+        return graph.node_copy(node, lambda argument: source if argument is operand(node) else argument)
+    copy = graph.call_function(aten.clone.default, (node,))
+    with value.fake_mode:
+        keep = keep_strides and not overlaps
+        new = value.new_empty_strided(value.shape, value.stride()) if keep else torch.empty_like(value)
+    copy.meta = {**node.meta, "val": new}
+    return copy
+
+
 def separate_outputs(module: GraphModule, forward_outputs: int, totals: int) -> None:
     """Forward outputs share storage with no input, no constant and no other output: aliases are rebuilt outside.
 
@@ -208,13 +223,7 @@ def separate_outputs(module: GraphModule, forward_outputs: int, totals: int) -> 
             continue  # autograd keeps a copy of such a gradient by itself
         if root in claimed or (forward and root.op in ("placeholder", "get_attr")):
             with module.graph.inserting_before(closing):
-                copy = module.graph.call_function(aten.clone.default, (node,))
-            copy.meta.update(node.meta)
-            value = node.meta["val"]
-            with value.fake_mode:
-                keep = forward and not torch_interface.overlaps(value)
-                copy.meta["val"] = value.new_empty_strided(value.shape, value.stride()) if keep else torch.empty_like(value)
-            outputs[index] = copy
+                outputs[index] = copied(module.graph, node, forward)
         claimed.add(root)
     closing.args = (tuple(outputs),)
 

@@ -75,3 +75,12 @@ def test_tensors_that_are_written_and_read_again_in_a_list(name: str) -> None:
         run(x, y)
         shown.append((x, y))
     torch.testing.assert_close(shown[1], shown[0])
+
+
+def test_what_a_list_operator_changes_is_not_used_by_an_older_backward() -> None:
+    weight, average = torch.ones(3, requires_grad=True), torch.ones(3)
+    product = weight * average
+    minicompile.compile(lambda tensors: torch._foreach_mul_(tensors, 0.9))([average, torch.ones(2)])
+    assert average._version == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()

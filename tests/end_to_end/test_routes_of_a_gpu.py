@@ -65,6 +65,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], set[str]]] = {
     "padded product": (lambda x, w: torch.tanh(x @ w), (leaf(9, 13, dtype=BF16), leaf(13, 11, dtype=BF16)),
                        {"pointwise", "torch.ops.aten.mm.out"}),
     "rows of a table": (lambda w, i: F.embedding(i, w).tanh(), (leaf(4, 5), torch.arange(40) % 4), {"looped"}),
+    "constants at places": (lambda i: torch.ones(2).expand(4, 2)[i].sin(), (torch.arange(5) % 4,), {"pointwise"}),
     "updates": (updated, ([leaf(n, 3) for n in (2, 5, 7)], [leaf(n, 3) for n in (2, 5, 7)]), {"batch"}),
     "convolutions": (Convolutions(), (leaf(2, 3, 7, 7),), {"torch.ops.aten.convolution.default"}),
 }  # fmt: skip
