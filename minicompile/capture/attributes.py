@@ -434,8 +434,11 @@ def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     written = tracer.effects.attributes.get((id(owner), name))
     if written is not None:
         return written[1]
+    real = tracer.reals.get(id(owner))
     if name == "nbytes":
         return owner.numel() * owner.element_size()
+    if name == "is_leaf" and real is not None and real.requires_grad:
+        outside_attribute(tracer, owner, name, real.is_leaf)  # which the guard of a tensor's kind does not see
     if name in torch_interface.METADATA_PROPERTIES:
         return getattr(owner, name)
     if name in torch_interface.VIEW_PROPERTIES:
@@ -446,7 +449,6 @@ def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return tensor_class(tracer, owner)
     if name in torch_interface.TENSOR_METHODS:
         return TensorMethod(owner, name)
-    real = tracer.reals.get(id(owner))
     if name == "grad" and real is not None:
         return outside_attribute(tracer, owner, name, real.grad)
     if hasattr(torch.Tensor, name):

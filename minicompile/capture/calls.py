@@ -649,6 +649,13 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
     return False
 
 
+def has_backward_hooks(module: Module) -> bool:
+    """Whether there are hooks on the gradients of a module, its own or those of all modules."""
+    of_all = torch.nn.modules.module
+    return bool(module._backward_hooks or module._backward_pre_hooks
+                or of_all._global_backward_hooks or of_all._global_backward_pre_hooks)
+
+
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call an `nn.Module`: its `forward` directly if there are no hooks."""
     kind = type(module)
@@ -659,7 +666,7 @@ def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: d
         raise Break("unknown call", "a scripted module is called")
     if not module_has_hooks(tracer, module):
         return call(tracer, get_attribute(tracer, module, "forward"), args, kwargs)
-    if module._backward_hooks or module._backward_pre_hooks:
+    if has_backward_hooks(module):
         raise Break("tensor hook", f"the module {kind.__name__} has backward hooks")
     return tracer.inline(Module._call_impl, (module, *args), kwargs)
 

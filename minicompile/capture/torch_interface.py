@@ -290,7 +290,7 @@ METHODS_NEVER_IN_GRAPH: dict[str, str] = {name: kind for kind, names in {
     "tensor hook": "register_hook register_post_accumulate_grad_hook",
     "real memory": """
         data_ptr untyped_storage storage is_set_to __reduce_ex__ __deepcopy__ set_ share_memory_ __hash__ resize_ resize_as_
-        pin_memory is_shared __dlpack__ to_mkldnn __setstate__ storage_offset""",
+        pin_memory is_shared __dlpack__ to_mkldnn __setstate__ storage_offset _is_view""",
     "input or output": "__repr__ __str__ __format__ __dir__",
     "sparse tensor": "to_sparse to_sparse_csr",
     "tensor subclass": "as_subclass",
@@ -304,8 +304,8 @@ VIEW_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 METADATA_PROPERTIES = frozenset({
     "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout", "is_cuda", "is_cpu", "is_sparse",
     "is_quantized", "is_meta", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "itemsize", "nbytes", "names",
-    "is_sparse_csr", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "output_nr",
-})
+    "is_sparse_csr", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia",
+}) & set(dir(torch.Tensor))
 
 
 ROLES: dict[Any, str] = {**dict.fromkeys(NEVER_IN_GRAPH, "never"), **dict.fromkeys(STATE_CHANGES, "state"),

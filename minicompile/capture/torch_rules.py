@@ -24,13 +24,14 @@ from minicompile.capture.side_effects import contents
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import EXAMPLES, is_symbolic
 from minicompile.capture.texts import leaves
-from minicompile.capture.torch_interface import FakeTensor, is_of_optimizers, with_default_device
+from minicompile.capture.torch_interface import FakeTensor, any_autocast, is_of_optimizers, with_default_device
 from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
 
 POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
              torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
 CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)
+FAST_PATH = torch.backends.mha.get_fastpath_enabled
 
 
 @special(CHECKPOINT)
@@ -203,6 +204,33 @@ def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"
         raise RunEager(reason) if len(tracer.frames) == 1 else Break("unsupported tensor", reason)
     return torch.compiler.is_compiling()
+
+
+@special(FAST_PATH)
+def rule_fast_path(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """Whether one operator does all of an encoder's layer: only with masks or autocast, of which that operator alone makes what
+    it does."""
+    code, variables = tracer.frames[-1].code, tracer.frames[-1].variables
+    of_layer = code is torch.nn.TransformerEncoderLayer.forward.__code__ and not any_autocast()
+    if of_layer and all(tracer.resolve(variables[name]) is None for name in ("src_mask", "src_key_padding_mask")):
+        return False
+    return tracer.inline(FAST_PATH, args, kwargs)
+
+
+@special(torch._native_multi_head_attention)
+def rule_native_attention(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """The operator that does all of attention of a sequence to itself; without a mask, the operators that it consists of."""
+    force(tracer, args)
+    query, key, value, *settings, mask, need_weights, average, _ = args
+    if mask is not None or query is not key or key is not value or any_autocast():
+        return tracer.operation("call_function", torch._native_multi_head_attention, args)
+    by_length = tracer.operation("call_method", "transpose", (query, 0, 1))
+    result, weights = tracer.operation(
+        "call_function", F.multi_head_attention_forward,
+        (by_length, by_length, by_length, *settings[:4], None, None, False, 0.0, *settings[4:]),
+        {"training": False, "need_weights": need_weights, "average_attn_weights": average})
+    result = tracer.operation("call_method", "transpose", (result, 0, 1))
+    return tracer.operation("call_method", "contiguous", (result,)), weights
 
 
 @special(torch._C._group_tensors_by_device_and_dtype)

@@ -20,7 +20,7 @@ from minicompile.capture import copying, custom_function, kernel_launch, opcodes
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.builtin_rules import call_class
-from minicompile.capture.calls import DISABLED_MARK, call, module_has_hooks
+from minicompile.capture.calls import DISABLED_MARK, call, has_backward_hooks, module_has_hooks
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.expectations import Rewind, check_expectations
@@ -159,7 +159,7 @@ class Attempt:
                 raise RunEager("a scripted module")
             if not module_has_hooks(tracer, target):
                 return get_attribute(tracer, target, "forward"), args, kwargs
-            if target._backward_hooks or target._backward_pre_hooks:
+            if has_backward_hooks(target):
                 raise RunEager("the module has backward hooks")
             return torch.nn.Module._call_impl, (target, *args), kwargs
         caller = type(target).__call__ if not isinstance(target, type) else None

@@ -395,6 +395,23 @@ def test_attention_of_scores_by_a_function_is_one_break() -> None:
     assert [broken.kind for broken in compiled.graph_breaks] == ["higher-order operator"]
 
 
+@pytest.mark.parametrize("kind", ["layer", "encoder", "attention", "attention with weights"])
+def test_attention_without_gradients_is_one_graph_at_every_length(kind: str) -> None:
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    encoder, attention = torch.nn.TransformerEncoder(layer, 2), torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+
+    @torch.no_grad()
+    def forward(x: Tensor) -> Any:
+        if "attention" in kind:
+            return attention(x, x, x, need_weights="weights" in kind)
+        return (layer if kind == "layer" else encoder)(x)
+
+    compiled = minicompile.compile(forward, fullgraph=True, options={"suppress_errors": False})
+    for length in (3, 5, 2, 8):
+        check(forward, torch.randn(2, length, 4), compile=lambda _: compiled, backward=False)
+    assert len(compiled.recompiles) <= 1
+
+
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:minicompile runs")
 def test_an_encoder_without_gradients_leaves_out_padding_as_eager_does(outer: bool) -> None:

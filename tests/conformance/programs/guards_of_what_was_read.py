@@ -8,7 +8,7 @@ import functools
 import sys
 import types
 
-from tests.conformance.catalogue import after, call, count, program
+from tests.conformance.catalogue import after, call, count, leaf, normal, program
 
 
 def helper(x, k=2.0, *, m=1.0):
@@ -786,4 +786,45 @@ def a_descriptor_whose_class_is_given_more_methods():
         call(count(3)),
         after(lambda: setattr(Five, "__set__", lambda self, owner, value: None), count(3)),
         after(lambda: delattr(Five, "__set__"), count(3)),
+    ]
+
+
+@program
+def whether_a_tensor_is_a_leaf():
+    weights = [leaf(3), normal(3)]
+
+    def outer(x):
+        return x * (2 if x.is_leaf else 3) + sum(weight.is_leaf for weight in weights)
+
+    return outer, [
+        call(leaf(3)),
+        call(leaf(3) * 2),
+        call(normal(3)),
+        after(lambda: weights.__setitem__(0, leaf(3) * 2), leaf(3)),
+        after(lambda: weights.__setitem__(0, leaf(3)), leaf(3)),
+    ]
+
+
+@program
+def whether_a_tensor_is_a_view():
+    def outer(x):
+        return x * (2 if x._is_view() else 3) + x.output_nr
+
+    return outer, [call(normal(3)), call(normal(2, 3)[0]), call(leaf(2, 3).unbind()[1]), call(normal(3))]
+
+
+@program
+def whether_an_object_is_callable():
+    class Thing:
+        pass
+
+    thing = Thing()
+
+    def outer(x):
+        return x * (2 if callable(thing) else 3)
+
+    return outer, [
+        call(count(3)),
+        after(lambda: setattr(Thing, "__call__", lambda self: 1), count(3)),
+        after(lambda: delattr(Thing, "__call__"), count(3)),
     ]

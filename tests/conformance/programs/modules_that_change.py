@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.conformance.catalogue import after, call, count, normal, program
+from tests.conformance.catalogue import after, call, count, leaf, normal, program
 
 
 # --- modules: attributes, buffers, hooks changed between calls
@@ -141,6 +141,22 @@ def global_module_hook_appears():
             after(lambda: hs[0].remove(), normal(2, 3)),
         ],
         log,
+    )
+
+
+@program
+def global_backward_hook_appears():
+    m = nn.Linear(3, 3)
+    hs = []
+    register = torch.nn.modules.module.register_module_full_backward_pre_hook
+    return (
+        lambda x: m(x) * 1,
+        [
+            call(leaf(2, 3)),
+            after(lambda: hs.append(register(lambda mod, gradients: (gradients[0] * 2,))), leaf(2, 3)),
+            after(lambda: hs[0].remove(), leaf(2, 3)),
+        ],
+        m,
     )
 
 
