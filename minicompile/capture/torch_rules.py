@@ -208,13 +208,20 @@ def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 @special(FAST_PATH)
 def rule_fast_path(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """Whether one operator does all of an encoder's layer: only with masks or autocast, of which that operator alone makes what
-    it does."""
+    """Whether one operator does all of an encoder's layer: only with masks, which that operator alone reads as it does."""
     code, variables = tracer.frames[-1].code, tracer.frames[-1].variables
     of_layer = code is torch.nn.TransformerEncoderLayer.forward.__code__ and not any_autocast()
     if of_layer and all(tracer.resolve(variables[name]) is None for name in ("src_mask", "src_key_padding_mask")):
         return False
     return tracer.inline(FAST_PATH, args, kwargs)
+
+
+@special(torch._transformer_encoder_layer_fwd)
+def rule_encoder_layer(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """That operator; under autocast (which on a GPU never comes here) the operators inside of it run in halves."""
+    if any_autocast():
+        raise Break("unknown call", "an encoder's layer in one operator looks at autocast by itself")
+    return tracer.operation("call_function", torch._transformer_encoder_layer_fwd, args, kwargs)
 
 
 @special(torch._native_multi_head_attention)

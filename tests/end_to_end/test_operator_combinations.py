@@ -412,6 +412,12 @@ def test_attention_without_gradients_is_one_graph_at_every_length(kind: str) -> 
     assert len(compiled.recompiles) <= 1
 
 
+def test_the_layer_of_an_encoder_under_autocast_gives_halves_as_in_eager() -> None:
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        check(layer, torch.randn(2, 3, 4), backward=False)
+
+
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:minicompile runs")
 def test_an_encoder_without_gradients_leaves_out_padding_as_eager_does(outer: bool) -> None:
