@@ -214,6 +214,8 @@ def function_name(function: Any) -> str:
     if isinstance(function, types.FunctionType) and not is_ours_or_torchs(function):
         raise NotKeyed(function)
     qualified = str(getattr(function, "__qualname__", ""))
+    if "<locals>" in qualified:  # max pooling, one function made of two
+        qualified = function.__name__
     candidates: Iterable[str] = (getattr(function, "__module__", None) or "",)
     if isinstance(function, (types.BuiltinFunctionType, types.BuiltinMethodType)):
         qualified, candidates = qualified.rpartition(".")[2], (*candidates, *MODULES_OF_BUILTINS)

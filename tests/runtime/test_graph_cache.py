@@ -73,6 +73,14 @@ def test_inference_skips_the_stages_the_second_time(tmp_path: pathlib.Path, stag
     assert stages.runs == 1
 
 
+def test_a_function_of_torch_that_is_made_of_two_has_a_name(tmp_path: pathlib.Path, stages: Stages) -> None:
+    x = torch.randn(1, 2, 6, 6)
+    for pool in (F.max_pool2d, F.adaptive_max_pool2d):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(lambda x, pool=pool: pool(x, 2) + 1, tmp_path)(x), pool(x, 2) + 1)
+    assert stages.runs == 2
+
+
 def test_training_skips_the_stages_once_the_backward_was_compiled(tmp_path: pathlib.Path, stages: Stages) -> None:
     for run in range(3):
         given, expected = arguments(True), arguments(True)
