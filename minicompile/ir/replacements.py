@@ -216,6 +216,12 @@ def power(function: Any, base: Any, exponent: Any, **options: Any) -> Any:
     return torch.pow(*((known, tensor) if number is base else (tensor, known))).to(tensor.dtype)
 
 
+def trace(original: Any, value: Tensor) -> Tensor:
+    """`trace`, whose gradient counts the elements."""
+    plain = value.dim() == 2 and value.dtype in (torch.float32, torch.float64)
+    return value.diagonal().sum() if plain else original(value)
+
+
 def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -> tuple[Tensor, Tensor] | None:
     """A mask over `value` and what goes there, broadcastable; `None` where that has no gradient, or there is no one mask."""
     masks = [(d, index) for d, index in enumerate(indices) if index is not None]
@@ -255,6 +261,7 @@ REPLACED: dict[Any, Any] = {
     torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_,
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
+    **{function: functools.partial(trace, function) for function in (torch.trace, torch.Tensor.trace)},
     torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d,
 }  # fmt: skip
 
