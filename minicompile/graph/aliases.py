@@ -26,6 +26,7 @@ from minicompile.ir.graph import (
     ViewOutput,
 )
 
+DETACHED = "outputs share memory, with each other or an input, but not its history"
 ViewCalls = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
 
@@ -118,6 +119,8 @@ class OutputAnalysis:
             index = self._by_storage[key]
             traced = self._inputs[index]
             assert traced.value is not None
+            if value.requires_grad and root_of(value) is not traced.value:
+                raise RuntimeError(DETACHED)
             return self._view("input", index, traced.value, value)
         root = self._roots.get(key)
         if self._shared[key] == 1 and not self._has_windows(value) or root is not None and root[1] is value:
@@ -126,8 +129,8 @@ class OutputAnalysis:
         if root is None and key not in self._hidden:
             self._hidden[key] = (self._return(self._node(base), base), base)
         kind, (place, other) = ("output", root) if root is not None else ("hidden", self._hidden[key])
-        if base is not other and (not same_place(base, other) or value.requires_grad and not other.requires_grad):
-            raise RuntimeError("outputs share memory through tensors that are detached from each other")
+        if base is not other and (value.requires_grad or not same_place(base, other)):
+            raise RuntimeError(DETACHED)
         return self._view(kind, place, base if root is not None else other, value)
 
     def _has_windows(self, value: torch.Tensor) -> bool:
@@ -149,7 +152,9 @@ class OutputAnalysis:
             raise RuntimeError("an output is a view by its strides of a tensor whose elements share memory")
         sizes, strides, offset = tuple(value.shape), value.stride(), value.storage_offset() - base.storage_offset()
         geometry = (sizes, strides, offset) if calls is None else ((), (), 0)
-        return ViewOutput(kind, index, *geometry, value.dtype, calls or (), value.requires_grad).mapped(self._size)
+        recorded = not base.requires_grad or value.grad_fn is not None
+        return ViewOutput(
+            kind, index, *geometry, value.dtype, calls or (), value.requires_grad, recorded).mapped(self._size)
 
     def _size(self, value: Any) -> Any:
         """A number of a view, an output of the forward where it varies."""

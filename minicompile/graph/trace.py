@@ -233,6 +233,8 @@ class _Tracer:
                     raise Untraceable("a view is written whose elements share memory, or that leaves some out")
                 if operator_name(node) not in CHANGES_STRIDES:
                     restore(before)
+                elif environment[node].requires_grad and not torch.is_grad_enabled():
+                    raise Untraceable("a tensor with a history gets another shape in place, unknown to autograd")
                 if node in self.separable and isinstance(environment[node], Tensor) and environment[node].requires_grad:
                     uncut[node] = environment[node]
                     environment[node] = uncut[node].detach().requires_grad_()

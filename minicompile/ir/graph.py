@@ -178,7 +178,8 @@ class ViewOutput:
         dtype: differs from the base's for `view(dtype)`.
         view_calls: (operator overload, arguments, keyword arguments) to be applied to the base in order, so that autograd
             sees the same views as in eager; empty when `as_strided` serves.
-        requires_grad: whether the view is made with gradients recorded.
+        requires_grad: whether the view requires a gradient, as one made under `no_grad` does too.
+        recorded: whether it is made with gradients recorded.
 
     A base `hidden` is output `base_index` of the forward graph, a tensor that the user only sees through views.
     """
@@ -191,6 +192,7 @@ class ViewOutput:
     dtype: torch.dtype
     view_calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = ()
     requires_grad: bool = True
+    recorded: bool = True
 
     @functools.cached_property
     def size_outputs(self) -> tuple[SizeOutput, ...]:

@@ -23,6 +23,7 @@ from minicompile.ir.graph import (
 from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected
 from minicompile.runtime.kept_values import Kept, noticing, refuse_changes, still_kept
+from minicompile.runtime.routed_gradients import input_groups, routed, shows
 from minicompile.runtime.second_derivatives import Rerun, is_batch
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
@@ -67,26 +68,16 @@ def _with_gradient(
     function = _autograd_function(plan, tangents, rerun, forward_call, half_call)
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # torch overrides a classmethod of C
-    if 0 < len(plan.unreached) < len(plan.binding.differentiable_inputs):  # without any, results would need no gradient
-        apply = cut_off(plan.unreached, apply)
     connections, gradients = plan.binding.connections, len(plan.binding.differentiable_inputs)
-    if not connections:
+    groups, positions = input_groups(plan), [tangent.position for tangent in tangents]
+    if not connections and not groups:
         return apply
 
-    def split(node: Any, grads: dict[int, Any]) -> tuple[Any, ...]:
-        return node._forward_cls.differentiate(node, grads, "split_backward")
-
-    return lambda *inputs: connected(connections, apply(*inputs), gradients, split)
-
-
-def cut_off(positions: tuple[int, ...], apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`apply` without the inputs at `positions` in its history: a backward would run, and free, what made them."""
-
-    def call(*inputs: Any) -> Any:
-        arguments = list(inputs)
-        for position in positions:
-            arguments[position] = arguments[position].detach()
-        return apply(*arguments)
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        results = apply(*inputs)
+        seen = shows(groups, inputs, len(positions))
+        outputs = routed(groups, inputs, results, positions) if seen else results
+        return connected(connections, outputs, gradients, results[positions[0]].grad_fn) if connections else outputs
 
     return call
 
@@ -156,22 +147,21 @@ def _autograd_function(
         call = half_call(half)
         return run_unrecorded(call, arguments)
 
-    def backward(ctx: Any, *grads: Any) -> Any:
-        gradients: list[Any] = [None] * ctx.input_count
-        by_output = dict(enumerate(grads))
-        given = came(tangents, by_output) << first_tangent
-        if not given:
-            return tuple(gradients)
+    def gradients(ctx: Any, grads: dict[int, Any]) -> dict[int, Any]:
+        """Gradients by input."""
+        given = came(tangents, grads) << first_tangent
         split = binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id()
-        found = differentiate(ctx, by_output, "split_backward" if split else "backward")
-        for slot, gradient in zip(gradient_slots, found):  # the split backward returns more
-            gradients[slot] = gradient
-        for slot, sources in zip(gradient_slots, plan.gradient_sources):
-            gradients[slot] = gradients[slot] if sources & given else None
-        return tuple(gradients)
+        found = differentiate(ctx, grads, "split_backward" if split else "backward")
+        by_input = dict(zip(gradient_slots, found))  # the split backward returns more
+        return by_input | {slot: None for slot, sources in zip(gradient_slots, plan.gradient_sources) if not sources & given}
 
-    members = {name: staticmethod(function) for name, function in
-               (("forward", forward), ("backward", backward), ("differentiate", differentiate))}  # fmt: skip
+    def backward(ctx: Any, *grads: Any) -> Any:
+        by_output = dict(enumerate(grads))
+        found = gradients(ctx, by_output) if came(tangents, by_output) else {}
+        return tuple(map(found.get, range(ctx.input_count)))
+
+    functions = (forward, backward, differentiate, gradients)
+    members = {function.__name__: staticmethod(function) for function in functions}
     return type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
 
 
@@ -246,7 +236,7 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
 
 def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """Write a new value into an input, with autograd watching if the user's write was watched."""
-    with torch.set_grad_enabled(entry.requires_grad and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(entry.requires_grad):
         written = inputs[entry.input_index]
         (written if entry.counted else written.data).copy_(results[entry.output_index])
 
@@ -255,7 +245,7 @@ def rebuilt_view(binding: ViewOutput, base: torch.Tensor, results: Sequence[Any]
     """The view of `base` that a binding describes; the forward's results hold the numbers that vary."""
     if binding.size_outputs:
         binding = binding.mapped(lambda number: results[number.index] if isinstance(number, SizeOutput) else number)
-    with torch.set_grad_enabled(binding.requires_grad and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(binding.recorded):
         if not binding.view_calls:
             value: Any = base.as_strided(binding.sizes, binding.strides, base.storage_offset() + binding.offset)
         else:

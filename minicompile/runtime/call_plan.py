@@ -36,9 +36,9 @@ class CallPlan:
         watches_inputs: whether an input requires a gradient.
         tensor_results: of each output of the forward, whether it is a tensor.
         tangents: what the backward takes for each differentiable output; `None` if there is no backward.
-        gradient_sources: the bits of the backward's placeholders that each gradient depends on, if there are several tangents;
-            one that no tangent is left in (zeros, of an empty batch) counts as depending on all of them.
-        unreached: positions of inputs that require a gradient and get none from any output.
+        gradient_sources: the bits of the backward's placeholders that each gradient depends on, if there are several tangents or
+            some gradient is missing, which depends on none; one that no tangent is left in (zeros, of an empty batch) counts as
+            depending on all of them.
         taken: names of the values that the backward takes.
         grad_enabled: whether gradients were on where the graph starts.
         sizes_vary: whether one program serves several sizes.
@@ -51,7 +51,6 @@ class CallPlan:
     tensor_results: tuple[bool, ...]
     tangents: tuple[Tangent, ...] | None
     gradient_sources: tuple[int, ...] = ()
-    unreached: tuple[int, ...] = ()
     taken: tuple[str, ...] = ()
     grad_enabled: bool = True
     sizes_vary: bool = False
@@ -107,9 +106,8 @@ def facts_of_backward(binding: Binding, backward: torch.fx.GraphModule | None) -
     known |= {node: known[node] | arriving for node in gradients if node is not None and not known[node] & arriving}
     return {
         "tangents": tuple(expected_tangent(at, node.meta["val"]) for at, node in zip(outputs, incoming, strict=True)),
-        "gradient_sources": tuple(known.get(node, 0) for node in gradients) if len(outputs) > 1 else (),
+        "gradient_sources": tuple(known.get(node, 0) for node in gradients) if len(outputs) > 1 or None in gradients else (),
         "taken": tuple(node.name for node in placeholders),
-        "unreached": tuple(slot for slot, node in zip(binding.differentiable_inputs, gradients) if node is None),
     }
 
 

@@ -8,7 +8,7 @@ Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 t
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,11 @@ class ConnectedCall:
 
     Attributes:
         node: the autograd node of the compiled call.
-        split: the split backward's results, from that node and gradients by forward output.
         watched: the sources, as the caller has them.
     """
 
-    def __init__(self, node: Any, split: Callable[[Any, dict[int, Any]], tuple[Any, ...]]) -> None:
-        self.node, self.split = node, split
+    def __init__(self, node: Any) -> None:
+        self.node = node
         self.watched: list[Any] = []
 
     def is_watched(self, anchor: Any) -> bool:
@@ -56,34 +55,26 @@ class _Connect(torch.autograd.Function):
         """To the compiled call, and, if somebody looks, to the sources."""
         call, sources = ctx.call, ctx.connection.sources
         passed: Sequence[Any] = [None] * len(sources)
-        if call.is_watched(ctx.next_functions[-1][0]):
+        if any(grad is not None for grad in grads) and call.is_watched(ctx.next_functions[-1][0]):
             call.node.split_task = torch._C._current_graph_task_id()
             given = dict(zip(ctx.connection.outputs, grads, strict=True))
-            passed = call.split(call.node, given)[ctx.offset : ctx.offset + len(sources)]
+            found = call.node._forward_cls.differentiate(call.node, given, "split_backward")
+            passed = found[ctx.offset : ctx.offset + len(sources)]
         return (None, None, None, *passed, *grads, None)
 
 
-def connected(
-    connections: Sequence[Connection], results: tuple[Any, ...], gradients: int,
-    split: Callable[[Any, Any], tuple[Any, ...]],
-) -> tuple[Any, ...]:  # fmt: skip
+def connected(connections: Sequence[Connection], results: tuple[Any, ...], gradients: int, node: Any) -> tuple[Any, ...]:
     """The results of a compiled call, with what is computed from each other connected.
 
-    `gradients` is how many results of `split` come before those of the connections.
+    `gradients` is how many results of the split backward come before those of the connections; `node` is that of the call.
     """
-    outputs = list(results)
-    call: ConnectedCall | None = None
+    outputs, call = list(results), ConnectedCall(node)
     for connection in connections:
         tensors = [outputs[i] for i in (*connection.sources, *connection.outputs)]
-        if tensors[-1].requires_grad:
-            if call is None:
-                call = ConnectedCall(tensors[-1].grad_fn, split)
-            anchor = torch.empty(0, device=tensors[-1].device, requires_grad=True)
-            made = _Connect.apply(call, connection, gradients, *tensors, anchor)
-            for index, value in zip(connection.outputs, made, strict=True):
-                outputs[index] = value
+        anchor = torch.empty(0, device=tensors[-1].device, requires_grad=True)
+        made = _Connect.apply(call, connection, gradients, *tensors, anchor)
+        for index, value in zip(connection.outputs, made, strict=True):
+            outputs[index] = value
         gradients += len(connection.sources)
-    if call is not None:
-        sources = {index for connection in connections for index in connection.sources}
-        call.watched = [weakref.ref(outputs[index]) for index in sources]
+    call.watched = [weakref.ref(outputs[index]) for index in {index for entry in connections for index in entry.sources}]
     return tuple(outputs)
