@@ -60,7 +60,8 @@ class Join:
         self.__name__ = self.__qualname__ = self.name
 
     def __call__(self, values: Args, *tensors: torch.Tensor) -> Any:
-        return (JoinedOnce if self.once else Joined).apply(self, values, *tensors)
+        kind = type(self.name, (JoinedOnce if self.once else Joined,), {})  # errors and `grad_fn` name the user's class
+        return kind.apply(self, values, *tensors)
 
 
 class Joined(torch.autograd.Function):
@@ -155,12 +156,14 @@ class Application:
             return result
 
     def without_gradient(self, item: Any) -> Any:
-        """A result that is not differentiable: an input that was not changed comes back as another object."""
-        if not any(item is tensor for tensor in self.tensors) or any(item is tensor for tensor in self.context.dirty_tensors):
+        """A result that is not differentiable: an input comes back as another object, but for one that was changed and needs
+        no gradient."""
+        if not self.is_input(item):
             return item
         if item.requires_grad:
             return self.tracer.operation("call_method", "detach", (item,))
-        return self.tracer.operation("call_method", "view_as", (item, item))
+        is_changed = any(item is tensor for tensor in self.context.dirty_tensors)
+        return item if is_changed else self.tracer.operation("call_method", "view_as", (item, item))
 
     def join(self, outputs: list[Any], joined: list[int]) -> tuple[Any, ...]:
         """The differentiable results, as results of the joining node."""

@@ -295,9 +295,9 @@ class OutputGraph:
                 self.data_aliases[key] = (alias, owner, alias._version)
                 if self.is_saved_for_a_gradient(owner):
                     reason = "a tensor of which `.data` was taken is changed in place"
-                    if args and args[0] is alias:
+                    if self.traced[id(owner)].source is not None and args and args[0] is alias:
                         raise Break("autograd call", reason)
-                    raise RunEager(f"{reason} through a view", "autograd call")
+                    raise RunEager(f"{reason}, through a view or where the graph made it", "autograd call")
 
     def is_saved_for_a_gradient(self, owner: Any) -> bool:
         """Whether an operation of the graph may need the value of a tensor for its gradient."""
