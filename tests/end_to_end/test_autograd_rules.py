@@ -594,6 +594,101 @@ def gradients_in_batches(wrap: Wrap) -> Any:
     return once, mapped, several, derivatives, torch.autograd.grad(out.sum(), w)
 
 
+@scenario
+def losses_of_one_call_that_are_differentiated_one_after_the_other(wrap: Wrap) -> Any:
+    generator, critic, seen = nn.Linear(2, 3), nn.Linear(3, 1), []
+    generator.weight.register_hook(lambda gradient: seen.append(gradient * 2))
+    losses = wrap(lambda real, made: (F.softplus(-critic(real)).mean() + F.softplus(critic(made.detach())).mean(),
+                                      F.softplus(-critic(made)).mean()))  # fmt: skip
+    for made in (generator(torch.randn(4, 2)).tanh(), wrap(generator)(torch.randn(4, 2))):
+        of_critic, of_generator = losses(torch.randn(4, 3), made)
+        of_critic.backward()
+        seen.append(generator.weight.grad if not seen else None)
+        of_generator.backward()
+        both = losses(torch.randn(4, 3), generator(torch.randn(4, 2)).tanh())
+        sum(both).backward()
+    return seen, [parameter.grad for model in (generator, critic) for parameter in model.parameters()]
+
+
+@scenario
+def heads_of_which_one_is_used(wrap: Wrap) -> Any:
+    body, first, second, mask = nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(3, 2), torch.eye(2, 3)
+    second.weight.register_hook(lambda gradient: gradient * mask)
+    second.weight.register_post_accumulate_grad_hook(lambda parameter: shown.append(parameter.grad.clone()))
+    shown: list[Any] = []
+    step = wrap(lambda x: (first(z := body(x).relu()), second(z), z.sum()))
+    for used in ([0], [2], [0, 1], [1], [2, 0, 1]):
+        results = step(torch.randn(2, 3))
+        sum(results[i].pow(2).sum() for i in used).backward()
+        shown.append([None if p.grad is None else p.grad.clone() for m in (body, first, second) for p in m.parameters()])
+    return shown
+
+
+@scenario
+def towers_apart(wrap: Wrap) -> Any:
+    a, b, seen = leaf(3), leaf(3), []
+    x, y = a.exp(), b.exp()
+    y.register_hook(seen.append)
+    first, second, mixed = wrap(lambda x, y: (x.sin(), y.cos(), y.tanh()))(x, y)
+    first.register_hook(seen.append)
+    from_second = torch.autograd.grad(mixed.sum(), y, retain_graph=True)
+    second.sum().backward(retain_graph=True)
+    (first.sum() + second.sum()).backward()
+    return seen, from_second, a.grad, b.grad, attempt(lambda: first.sum().backward())
+
+
+@scenario
+def a_view_in_other_modes_than_its_surroundings(wrap: Wrap) -> Any:
+    def views(x: Tensor, h: Tensor) -> Any:
+        silent = h[:, 1:]
+        with torch.enable_grad():
+            heard, result = h[:, 1:], x.sin()
+        return silent, heard, result
+
+    shown = []
+    for x in (torch.ones(2, 3), leaf(2, 3)):
+        start = leaf(2, 3)
+        h = start.exp()
+        with torch.no_grad():
+            views_of = wrap(views)(x, h)
+        shown.append([(view.requires_grad, view.is_leaf) for view in views_of])
+        views_of[1].sum().backward()
+        shown.append(start.grad)
+    return shown
+
+
+@scenario
+def a_view_of_an_input_that_is_written_with_gradients_later(wrap: Wrap) -> Any:
+    x, w = torch.ones(2, 3), leaf(2, 3)
+    view, _ = wrap(lambda x: (x.view(-1), x * 2))(x)
+    x.mul_(w)
+    view.sum().backward()
+    return w.grad, view
+
+
+@scenario
+def lists_written_in_place_are_writes(wrap: Wrap) -> Any:
+    def write(h: Tensor, w: Tensor) -> Tensor:
+        torch._foreach_mul_([h], 0.5)
+        with torch.no_grad():
+            torch._foreach_add_([w], 1.0)
+        return h * 3
+
+    a, w = leaf(3), leaf(3)
+    h, kept = a * 1, (w * w).sum()
+    out = wrap(write)(h, w)
+    (out.sum() + h.sum()).backward()
+    return a.grad, w._version, attempt(kept.backward)
+
+
+@scenario
+def a_custom_function_writes_a_leaf_that_nobody_differentiates(wrap: Wrap) -> Any:
+    x = leaf(3)
+    with torch.no_grad():
+        out = wrap(lambda x: Doubled.apply(x))(x)
+    return x, out, out is x
+
+
 @pytest.mark.parametrize("function", SCENARIOS, ids=lambda function: function.__name__.replace("_", " "))
 def test_the_caller_sees_what_it_sees_in_eager(function: Callable[[Wrap], Any]) -> None:
     torch.manual_seed(7)
@@ -796,3 +891,47 @@ def test_the_gradient_of_a_loss_shows_where_values_are_no_numbers(loss: Callable
         x, y = (torch.tensor(values, requires_grad=True) for values in ([math.nan, 0.5, -3.0, math.inf, 1.0], [0.0, math.nan, 1.0, 0.0, 1.0]))
         found.append(torch.autograd.grad(function(x, y, reduction=reduction).sum(), [x, y]))
     torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+def the_memory_of_an_input(x: Tensor, h: Tensor) -> Any:
+    taken = h.detach()
+    taken.copy_(x)
+    return taken
+
+
+def the_memory_of_a_result(x: Tensor, h: Tensor) -> Any:
+    first = h * 2
+    second = first.detach()
+    second.mul_(x)
+    return first, second
+
+
+def a_result_written_through_data(x: Tensor, h: Tensor) -> Any:
+    normal = F.layer_norm(h, (3,))
+    normal.data.mul_(3)
+    return normal * x
+
+
+def a_result_of_another_shape_without_gradients(x: Tensor, h: Tensor) -> Any:
+    result = h * x
+    with torch.no_grad():
+        result.unsqueeze_(0)
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("function", [the_memory_of_an_input, the_memory_of_a_result, a_result_written_through_data,
+                                      a_result_of_another_shape_without_gradients])  # fmt: skip
+def test_what_no_graph_says_is_left_to_eager(function: Callable[..., Any]) -> None:
+    values, weights = torch.randn(2, 2, 3), torch.randn(2, 3)
+    shown = []
+    for run in (function, minicompile.compile(function)):
+        x, start = (value.clone().requires_grad_() for value in values)
+        results = leaves(run(x, start * 1))
+        sum((result * weights).sum() for result in results[-1:]).backward()
+        shown.append([*results, x.grad, start.grad])
+    for one, other in zip(*shown, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one.shape, one.requires_grad) == (other.shape, other.requires_grad)
+            torch.testing.assert_close(one, other)
