@@ -110,7 +110,7 @@ class Emitter:
         if source is not None:
             return self.writer.fetch(source)
         data_alias = self.tracer.graph.data_aliases.get(id(value))
-        if data_alias is not None:
+        if data_alias is not None and not value.requires_grad:
             name = self.assign(f"{self.value(data_alias[1])}.data", "data")
         elif isinstance(value, FakeTensor) or is_symbolic(value):
             name = self.output(value)

@@ -899,6 +899,12 @@ def the_memory_of_an_input(x: Tensor, h: Tensor) -> Any:
     return taken
 
 
+def the_data_of_an_input(x: Tensor, h: Tensor) -> Any:
+    taken = h.data
+    taken *= x
+    return taken
+
+
 def the_memory_of_a_result(x: Tensor, h: Tensor) -> Any:
     first = h * 2
     second = first.detach()
@@ -920,8 +926,8 @@ def a_result_of_another_shape_without_gradients(x: Tensor, h: Tensor) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:minicompile runs")
-@pytest.mark.parametrize("function", [the_memory_of_an_input, the_memory_of_a_result, a_result_written_through_data,
-                                      a_result_of_another_shape_without_gradients])  # fmt: skip
+@pytest.mark.parametrize("function", [the_memory_of_an_input, the_data_of_an_input, the_memory_of_a_result,
+                                      a_result_written_through_data, a_result_of_another_shape_without_gradients])  # fmt: skip
 def test_what_no_graph_says_is_left_to_eager(function: Callable[..., Any]) -> None:
     values, weights = torch.randn(2, 2, 3), torch.randn(2, 3)
     shown = []
