@@ -27,6 +27,7 @@ from minicompile.capture.attributes import (
     generic_attribute,
     generic_set,
     get_attribute,
+    python_method,
     set_attribute,
     tensor_class,
 )
@@ -520,23 +521,14 @@ def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return result
 
 
-def is_callable(tracer: Tracer, value: Any) -> bool:
-    """Whether the class of a value says how it is called."""
-    if isinstance(value, (TensorMethod, type, FakeTensor)):
-        return not isinstance(value, FakeTensor)
-    caller, base = class_lookup(tracer, type(value), "__call__")
-    if base is not None:
-        class_value(tracer, base, "__call__", caller)
-    return base is not None
-
-
 def refused(reason: str, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The rule of a builtin that capture leaves to Python."""
     raise Break("unsupported value", reason)
 
 
 direct({
-    callable: is_callable,
+    callable: lambda tracer, value: isinstance(value, (TensorMethod, type)) or not isinstance(value, FakeTensor) and (
+        python_method(tracer, type(value), "__call__") or class_lookup(tracer, type(value), "__call__")[0]) is not MISSING,
     setattr: set_attribute, delattr: lambda tracer, owner, name: set_attribute(tracer, owner, name, MISSING),
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),

@@ -651,9 +651,8 @@ def module_has_hooks(tracer: Tracer, module: Module) -> bool:
 
 def has_backward_hooks(module: Module) -> bool:
     """Whether there are hooks on the gradients of a module, its own or those of all modules."""
-    of_all = torch.nn.modules.module
-    return bool(module._backward_hooks or module._backward_pre_hooks
-                or of_all._global_backward_hooks or of_all._global_backward_pre_hooks)
+    of_all = vars(torch.nn.modules.module)
+    return any(getattr(module, name) or of_all[f"_global{name}"] for name in HOOK_TABLES[:2])
 
 
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
