@@ -837,6 +837,7 @@ def metaclasses_answering_isinstance():
 @program
 def attribute_access_hooks_on_everything():
     LOG.clear()
+    ST.update(k=1)
 
     class G:
         def __init__(self, v):
