@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import decimal
 import enum
+import fractions
 import functools
 import inspect
 import math
@@ -599,7 +601,7 @@ VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", 
 
 def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool = True) -> Any:
     """Let Python run a native function; what it raises is raised in the traced program."""
-    if function not in SYMBOLIC_ARITHMETIC or any(type(item) in NUMPY_NUMBERS for item in args):
+    if function not in SYMBOLIC_ARITHMETIC or any(type(item) in OTHER_NUMBERS for item in args):
         args = tuple(map(concrete, args))
     owner = getattr(function, "__self__", None)
     for value in (*args, *kwargs.values(), owner):
@@ -624,6 +626,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
 
 
 OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "BooleanAtom", "Expr")  # the last two are words of sympy's
+OTHER_NUMBERS = NUMPY_NUMBERS | {complex, decimal.Decimal, fractions.Fraction}  # which PyTorch's numbers do not know
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(

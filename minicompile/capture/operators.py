@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from minicompile.capture.attributes import class_lookup, get_attribute
+from minicompile.capture.attributes import TensorMethod, class_lookup, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import KEY_WRAPPER, TORCH_NUMBERS, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
@@ -50,7 +50,8 @@ BITWISE = frozenset({"and", "or", "xor", "lshift", "rshift"})
 NEVER_NEGATIVE = {operator.lt: False, operator.ge: True}
 """How a number that is not negative compares with one that is not positive, whichever they are."""
 COMPARABLE = CONSTANT_TYPES | {torch.torch_version.TorchVersion, KEY_WRAPPER}
-COMPARED_BY: dict[type, tuple[str, ...]] = {types.MethodType: ("__func__", "__self__"), types.SimpleNamespace: ("__dict__",)}
+COMPARED_BY: dict[type, tuple[str, ...]] = {types.MethodType: ("__func__", "__self__"), TensorMethod: ("__name__", "__self__"),
+                                            types.SimpleNamespace: ("__dict__",)}
 NUMBERS = (int, float, *SYMBOLIC)
 VIEWS = (type({}.keys()), type({}.items()))
 NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
@@ -162,6 +163,8 @@ def exact_operands(tracer: Tracer, name: str, left: Any, right: Any) -> tuple[An
 
 def user_binary(tracer: Tracer, name: str, left: Any, right: Any, in_place: bool) -> Any:
     """The special methods of user classes for a binary operator, in Python's order."""
+    if isinstance(left, FakeTensor) and isinstance(right, int | float | complex):
+        return NotImplemented  # the tensor does not leave it to a number, of whatever class
     attempts: list[tuple[Any, str, Any]] = [(left, f"__{name}__", right), (right, f"__r{name}__", left)]
     first, second = (class_lookup(tracer, type(one), f"__r{name}__")[0] for one in (left, right))
     if type(left) in type(right).__mro__ and first is not second:
@@ -201,8 +204,9 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if type(left) in COMPARABLE and type(right) in COMPARABLE:
         return run_native(tracer, function, (left, right), {})
     if symbol in ("==", "!=") and type(left) is type(right) and type(left) in COMPARED_BY:
-        parts = [(get_attribute(tracer, left, name), get_attribute(tracer, right, name)) for name in COMPARED_BY[type(left)]]
-        return all(is_same(tracer, *pair) or truth(tracer, compare(tracer, "==", *pair)) for pair in parts) is (symbol == "==")
+        pairs = [[get_attribute(tracer, one, name) for one in (left, right)] for name in COMPARED_BY[type(left)]]
+        return all(is_same(tracer, *pair) or name != "__self__" and truth(tracer, compare(tracer, "==", *pair))
+                   for name, pair in zip(COMPARED_BY[type(left)], pairs, strict=True)) is (symbol == "==")
     attempts = [(left, method, right), (right, reflected, left)]
     if type(right) is not type(left) and type(left) in type(right).__mro__:
         attempts.reverse()
@@ -221,6 +225,8 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         note_identity(tracer, left, right)
     if symbol in ("==", "!=") and left is right and unhelpful(left) is not left:
         return symbol == "=="
+    if is_symbolic(left) or is_symbolic(right):
+        left, right = plain_number(left), plain_number(right)
     return run_native(tracer, function, (unhelpful(standing_inside(tracer, left)), unhelpful(standing_inside(tracer, right))), {})
 
 
@@ -231,6 +237,12 @@ def comparable(left: Any, right: Any) -> tuple[Any, Any]:
     endless = any(type(item) is float and not math.isfinite(item) for item in (left, right))
     left, right = (int(item) if type(item) is bool else real_of(item) if endless else item for item in (left, right))
     return left, right
+
+
+def plain_number(value: Any) -> Any:
+    """The value of a number of a subclass of `int` or `float`, which numbers that vary do not know; anything else as it is."""
+    base = next((base for base in (int, float) if isinstance(value, base) and type(value) is not bool), None)
+    return value if base is None else base.__pos__(value)
 
 
 def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
@@ -353,7 +365,7 @@ INDEXED = (FakeTensor, list, tuple, str, bytes, range, collections.deque)
 def as_index(tracer: Tracer, key: Any) -> Any:
     """A subscript with the numbers that its objects stand for (`__index__` written in Python)."""
     kind = type(key)
-    if kind in (int, str):
+    if isinstance(key, int | str):
         return key
     if kind is tuple:
         return tuple(as_index(tracer, item) for item in key)

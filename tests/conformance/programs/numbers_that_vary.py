@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
+import enum
+import fractions
 import json
 import math
 
@@ -196,3 +199,38 @@ def sizes_as_json():
         return x * 2, json.dumps({"rows": x.shape[0], "sizes": [*x.shape]})
 
     return outer, [call(normal(n, 2)) for n in (3, 4, 5)]
+
+
+class Stage(enum.IntEnum):
+    WARM = 1
+    MAIN = 2
+    COOL = 4
+
+
+class Steps(int):
+    pass
+
+
+class Rate(float):
+    pass
+
+
+@program
+def numbers_that_vary_compared_with_numbers_of_other_types():
+    others = [Stage.MAIN, Steps(4), Rate(2.0), Rate(2.5), fractions.Fraction(5, 2), fractions.Fraction(2), decimal.Decimal(4), 2 + 0j]
+
+    def compared(n):
+        found = [n == other for other in others], [other != n for other in others], [other < n for other in others[:-1]]
+        return *found, n in others, [n, 1] == [Stage.MAIN, 1], (n,) == (2 + 0j,), others.count(n), {"n": n} == {"n": Rate(2.5)}
+
+    def scheduled(x, n, rate):
+        if n == Stage.WARM:
+            x = x * 0.5
+        elif n in (Stage.MAIN, Stage.COOL):
+            x = x + n
+        match n:
+            case Stage.COOL:
+                x = x.cos()
+        return x, compared(n), compared(rate), fractions.Fraction(3, 2) ** n, n + fractions.Fraction(1, 3), Stage.COOL - n
+
+    return scheduled, [call(normal(3), n, rate) for n, rate in ((1, 1.5), (2, 2.0), (3, 4.0), (4, 2.5), (2, 3.0))]

@@ -513,3 +513,62 @@ def texts_made_of_objects():
         )
 
     return f, [call(count(2), 1), call(count(2), 2), call(count(2), 4)]
+
+
+@program
+def numbers_with_reflected_methods_beside_tensors():
+    class Weight(float):
+        def __mul__(self, other):
+            return other * float(self) * ST["k"]
+
+        __rmul__ = __radd__ = __rtruediv__ = __mul__
+
+    class Place(int):
+        def __radd__(self, other):
+            return "added"
+
+        def __index__(self):
+            return ST["k"]
+
+    def f(x, weight):
+        place = Place(2)
+        y = x * weight
+        y += Weight(3.0)
+        return y, weight * x, 2.0 * weight, x / weight, x + place, 1 + place, x[place], [1, 2, 3][place], x[:place]
+
+    return f, [after(lambda k=k: ST.update(k=k), count(4), Weight(1.5)) for k in (1, 3, 1)]
+
+
+@program
+def methods_of_equal_objects_compared():
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+        def __eq__(self, other):
+            return self.value == other.value
+
+        __hash__ = None
+
+        def show(self):
+            return self.value
+
+        shown = show
+
+    def f(x, first, second):
+        methods = first.show, second.show
+        return (
+            first == second,
+            methods[0] == methods[1],
+            methods[0] == first.show,
+            methods[0] == first.shown,
+            methods[0] != second.show,
+            methods.count(first.show),
+            second.show in [first.show],
+            x.add == x.add,
+            x.add != x.sub,
+            x.add == x.clone().add,
+        )
+
+    box = Box(1)
+    return f, [call(count(2), box, Box(1)), call(count(2), box, box), call(count(2), box, Box(2))]
