@@ -36,7 +36,7 @@ from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.texts import TensorText, is_of_users_class, is_tensor_text
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, TraceAgain, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside
+from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside, overruled
 
 TABLE_ITERATORS = {type(iter(set())): (iter, set, "__iter__")} | {
     type(made(getattr({}, view)())): (made, dict, view) for made in (iter, reversed) for view in ("keys", "values", "items")}
@@ -138,7 +138,7 @@ class Emitter:
             if isinstance(value, types.BuiltinFunctionType) and not isinstance(
                 value.__self__, (types.ModuleType, type, type(None))
             ):
-                return f"({self.value(value.__self__)}).{value.__name__}"
+                return bound_native_method(self, value)
             return self.constant(value, getattr(value, "__name__", kind.__name__))
         if kind in ITERATORS:
             return build_iterator(self, value)
@@ -205,6 +205,12 @@ def has_plain_layout(value: Any) -> bool:
     kind = type(value)
     made_by_python = kind is object or kind.__flags__ & HEAP_TYPE and not kind.__flags__ & NEVER_INSTANTIATED
     return bool(made_by_python) and (kind.__new__ is object.__new__ or isinstance(kind.__new__, types.FunctionType))
+
+
+def bound_native_method(emitter: Emitter, method: types.BuiltinFunctionType) -> str:
+    """A method written in C, bound to an object."""
+    owner, native = emitter.value(method.__self__), overruled(method)
+    return f"({owner}).{method.__name__}" if native is None else f"{emitter.constant(native, method.__name__)}.__get__({owner})"
 
 
 def build_by_reduction(emitter: Emitter, value: Any) -> str:

@@ -130,8 +130,16 @@ def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
         return wrap_identity(tracer, real, source)
     tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
                        f"`{{0}}` is the method {real.__name__}", "identity")
-    bound = getattr(concrete(wrap(tracer, owner, Attribute(source, "__self__"))), real.__name__)
-    return tracer.register(bound, real, source)
+    owner, native = concrete(wrap(tracer, owner, Attribute(source, "__self__"))), overruled(real)
+    return tracer.register(getattr(owner, real.__name__) if native is None else native.__get__(owner), real, source)
+
+
+def overruled(method: types.BuiltinFunctionType) -> types.MethodDescriptorType | None:
+    """The method behind a bound one written in C, if the owner's class has another one of its name (`super().append`)."""
+    name, classes = method.__name__, type(method.__self__).__mro__
+    found = [vars(base)[name] for base in classes if name in vars(base)]
+    native = next((one for one in found if isinstance(one, types.MethodDescriptorType)), None)
+    return None if native is None or native is found[0] else native
 
 
 def wrap_tensor(tracer: Tracer, real: torch.Tensor, source: Source) -> Any:

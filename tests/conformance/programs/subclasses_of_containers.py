@@ -747,3 +747,58 @@ def ordered_dicts_and_counters_changed_outside():
         ],
         (o, d, c),
     )
+
+
+class Meter(list):
+    def append(self, value):
+        super().append(value.item() + 1)
+
+    def extend(self, values):
+        put = super().extend
+        print(end="")
+        put(value * 2 for value in values)
+
+    def pop(self, *place):
+        return super().pop(*place) * 10
+
+    def plain_append(self):
+        return super().append
+
+
+class Settings(dict):
+    def get(self, name, default=None):
+        return super().get(str(name) + "!", default)
+
+    def setdefault(self, name, value):
+        return super().setdefault(name + "!", value.item())
+
+
+class Unique(set):
+    def add(self, value):
+        super().add(value.item() * 2)
+
+
+class Failure(ValueError):
+    def add_note(self, note):
+        super().add_note(f"{note} {next(NOTES)}")
+
+
+NOTES = iter(lambda: 7, 0)
+
+
+@program
+def overridden_methods_of_containers_around_breaks():
+    kept = Meter([1.0])
+
+    def f(x, append):
+        meter, settings, unique, failure = Meter(), Settings(), Unique(), Failure("failed")
+        for owner in (meter, kept):
+            owner.append(x.sum())
+        meter.extend([1, 2])
+        settings.setdefault("a", x.max())
+        unique.add(x.min())
+        failure.add_note("noted")
+        append(x.shape[0])
+        return x + meter.pop(), meter, settings.get("a"), settings, unique, failure.__notes__
+
+    return f, [call(count(3), kept.plain_append()), call(count(3), kept.plain_append()), call(count(4), [].append)], kept
