@@ -300,12 +300,12 @@ class OutputGraph:
                     raise RunEager(f"{reason}, through a view or where the graph made it", "autograd call")
 
     def is_saved_for_a_gradient(self, owner: Any) -> bool:
-        """Whether an operation of the graph may need the value of a tensor for its gradient."""
+        """Whether an operation of the graph may need the value of a tensor for its gradient; what writes a leaf does not."""
         entry = self.traced[id(owner)]
         if not owner.requires_grad:
             return False
-        return entry.source is None or any(needs_gradient(user.meta["example_value"])
-                                           for user in (entry.node.users if entry.node is not None else ()))
+        results = [user.meta["example_value"] for user in (entry.node.users if entry.node is not None else ())]
+        return entry.source is None or any(needs_gradient(it) and not (it is owner and owner.is_leaf) for it in results)
 
     def state_call(self, function: Any, args: tuple[Any, ...], location: Location | None) -> Any:
         """Record a change of thread-local torch state, and make it while tracing."""

@@ -414,3 +414,18 @@ def test_a_cached_function_marked_as_constant_is_called_whatever_was_changed_bef
 
     compiled, seen = capture(program, fullgraph=True), [0]
     assert equal(compiled(torch.ones(2, 3), seen), torch.full((2, 3), 2.0)) and seen == [0, 2]
+
+
+def test_weights_are_clipped_through_data_in_the_graph_that_has_stepped() -> None:
+    def step(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            weight.sub_(gradient, alpha=0.5)
+        weight.data.clamp_(-0.5, 0.5)
+        return weight.square()
+
+    one, two = (torch.linspace(-2, 2, 5).requires_grad_() for _ in range(2))
+    compiled, gradient = capture(step, fullgraph=True), torch.arange(5.0)
+    results = [function(weight, gradient) for function, weight in ((step, one), (compiled, two))]
+    for result in results:
+        result.sum().backward()
+    assert equal(results[0], results[1]) and equal(one.detach(), two.detach()) and equal(one.grad, two.grad)
