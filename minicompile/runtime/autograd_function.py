@@ -111,7 +111,7 @@ def _autograd_function(
         if silent:
             ctx.mark_non_differentiable(*[results[i] for i in silent if isinstance(results[i], torch.Tensor)])
         ctx.set_materialize_grads(False)
-        ctx.input_count = len(inputs)
+        ctx.input_count, ctx.split_tasks = len(inputs), set()
         if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
         ctx.noticed, ctx.inputs = notice(inputs, results), rerun.notice(inputs)
@@ -127,7 +127,8 @@ def _autograd_function(
         else:
             values = list(ctx.saved_tensors)
             values[len(saved_tensors) : len(saved_tensors)] = ctx.sizes if saved_sizes else ()
-        ctx.kept = still_kept(kept, values, binding.history.shared, given >> first_tangent)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.kept = still_kept(kept, values, binding.history.shared, given >> first_tangent)
         return values
 
     def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
@@ -136,7 +137,7 @@ def _autograd_function(
         given = [grads.get(tangent.position) for tangent in tangents]
         if torch.is_grad_enabled() or any(map(is_batch, given)):
             return rerun.gradients(ctx.inputs, grads, half)
-        if not hasattr(ctx, "split_task"):  # else the node's own backward is still to come
+        if torch._C._current_graph_task_id() not in ctx.split_tasks:  # else the node's own backward is still to come
             ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
             if grad is not None or tangent.shape is None:
@@ -150,7 +151,8 @@ def _autograd_function(
     def gradients(ctx: Any, grads: dict[int, Any]) -> dict[int, Any]:
         """Gradients by input."""
         given = came(tangents, grads) << first_tangent
-        split = binding.connections and ctx.__dict__.pop("split_task", None) == torch._C._current_graph_task_id()
+        split = (task := torch._C._current_graph_task_id()) in ctx.split_tasks
+        ctx.split_tasks.discard(task)
         found = differentiate(ctx, grads, "split_backward" if split else "backward")
         by_input = dict(zip(gradient_slots, found))  # the split backward returns more
         return by_input | {slot: None for slot, sources in zip(gradient_slots, plan.gradient_sources) if not sources & given}

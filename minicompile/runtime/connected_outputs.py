@@ -56,7 +56,7 @@ class _Connect(torch.autograd.Function):
         call, sources = ctx.call, ctx.connection.sources
         passed: Sequence[Any] = [None] * len(sources)
         if any(grad is not None for grad in grads) and call.is_watched(ctx.next_functions[-1][0]):
-            call.node.split_task = torch._C._current_graph_task_id()
+            call.node.split_tasks.add(torch._C._current_graph_task_id())
             given = dict(zip(ctx.connection.outputs, grads, strict=True))
             found = call.node._forward_cls.differentiate(call.node, given, "split_backward")
             passed = found[ctx.offset : ctx.offset + len(sources)]

@@ -6,6 +6,7 @@ node of its own, and so does each set of inputs that the same results depend on.
 and leave what came in; the first of the others computes all gradients. Nothing here looks into the graphs.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,29 +18,43 @@ Groups = Mapping[int, tuple[int, ...]]
 """Positions of inputs by the bits of the tangents that their gradients depend on; 0 for those that get none."""
 
 
+class _Passing:
+    """What came in and was not used yet, by result, and what was found and not taken yet, by input, in one backward."""
+
+    def __init__(self) -> None:
+        self.tangents, self.found = dict[int, Any](), dict[int, Any]()
+
+
 class Routes:
-    """What came in and what was found in the running backward of one call; `node` is the call's own, alive with its `token`."""
+    """What the running backwards of one call share; `node` is the call's own, alive with its `token`."""
 
     def __init__(self, result: torch.Tensor) -> None:
         self.node: Any = result.grad_fn
         self._token = _Inputs.apply(None, (), result)
-        self._task, self._tangents, self._found = -1, dict[int, Any](), dict[int, Any]()
+        self._running: Any = weakref.WeakValueDictionary[int, _Passing]()
+
+    def _passing(self) -> _Passing:
+        """What belongs to the running backward, in whose hooks others may run; the engine holds it as long as that one runs."""
+        task = torch._C._current_graph_task_id()
+        passing = self._running.get(task)
+        if passing is None:
+            passing = self._running[task] = _Passing()
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: passing)
+        return passing
 
     def leave(self, position: int, tangent: Any) -> None:
         """Take the gradient of a result."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task, self._tangents, self._found = task, {}, {}
-        self._tangents[position] = tangent
+        self._passing().tangents[position] = tangent
 
     def take(self, positions: Sequence[int]) -> list[Any]:
         """The gradients of inputs; all that their results can send has been left."""
-        if self._tangents:
-            tangents, self._tangents = self._tangents, {}
+        passing = self._passing()
+        if passing.tangents:
+            tangents, passing.tangents = passing.tangents, {}
             for position, gradient in self.node._forward_cls.gradients(self.node, tangents).items():
-                earlier = self._found.get(position)
-                self._found[position] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
-        return [self._found.pop(position, None) for position in positions]
+                earlier = passing.found.get(position)
+                passing.found[position] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
+        return [passing.found.pop(position, None) for position in positions]
 
 
 class _Inputs(torch.autograd.Function):

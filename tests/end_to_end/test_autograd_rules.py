@@ -689,6 +689,65 @@ def a_custom_function_writes_a_leaf_that_nobody_differentiates(wrap: Wrap) -> An
     return x, out, out is x
 
 
+def parts(x: Tensor, y: Tensor) -> Any:
+    return x.sin() * 2, y.exp() * 2, x * y
+
+
+class Nothing(torch.autograd.Function):
+    """Gives nothing, and hands on no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None
+
+
+def once(call: Callable[[], Any]) -> Callable[[Tensor], None]:
+    """A hook that makes a call when it is called first."""
+    calls = [call]
+    return lambda gradient: calls.pop()() if calls else None
+
+
+@scenario
+def a_gradient_asked_for_in_a_hook(wrap: Wrap) -> Any:
+    a, b, c, seen = leaf(3), leaf(3), leaf(3), []
+    x, y = a * 2, b * 2
+    results = wrap(parts)(x, y)
+    losses = [result.sum() for result in results]
+    results[1].register_hook(once(lambda: seen.append(torch.autograd.grad(losses[0], [x], retain_graph=True))))
+    sum(losses).backward()
+    h, loss = wrap(lambda c: (h := c.sin(), h.square().sum()))(c)
+    h.register_hook(once(lambda: seen.append(torch.autograd.grad(loss, [c], retain_graph=True))))
+    loss.backward(retain_graph=True)
+    return seen, a.grad, b.grad, c.grad
+
+
+@scenario
+def a_hook_that_raises_leaves_nothing_behind(wrap: Wrap) -> Any:
+    a, b = leaf(3), leaf(3)
+    x, y = a * 2, b * 2
+    p, q, r = wrap(parts)(x, y)
+    hook = p.register_hook(lambda gradient: gradient.new_empty(2).view(3))
+    failed = attempt(lambda: (p.sum() + q.sum()).backward(retain_graph=True))
+    hook.remove()
+    Nothing.apply(r).sum().backward(retain_graph=True)
+    return failed, a.grad, b.grad
+
+
+@scenario
+def losses_of_one_call_after_gradients_that_kept_it(wrap: Wrap) -> Any:
+    shown = []
+    for x, y in ((leaf(3), leaf(3)), (leaf(3) * 2, leaf(3) * 2)):
+        p, q, _ = wrap(parts)(x, y)
+        losses = [p.sum(), q.sum()]
+        shown.append(torch.autograd.grad(losses, [x, y], retain_graph=True))
+        shown += [attempt(lambda: torch.autograd.grad(losses[i], (x, y)[i])) for i in (0, 1, 0)]
+    return shown
+
+
 @pytest.mark.parametrize("function", SCENARIOS, ids=lambda function: function.__name__.replace("_", " "))
 def test_the_caller_sees_what_it_sees_in_eager(function: Callable[[Wrap], Any]) -> None:
     torch.manual_seed(7)
