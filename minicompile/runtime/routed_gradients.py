@@ -24,6 +24,10 @@ class _Passing:
     def __init__(self) -> None:
         self.tangents, self.found = dict[int, Any](), dict[int, Any]()
 
+    def end(self) -> None:
+        """Let go of what nobody took."""
+        self.found.clear()
+
 
 class Routes:
     """What the running backwards of one call share; `node` is the call's own, alive with its `token`."""
@@ -39,7 +43,7 @@ class Routes:
         passing = self._running.get(task)
         if passing is None:
             passing = self._running[task] = _Passing()
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: passing)
+            torch.autograd.Variable._execution_engine.queue_callback(passing.end)
         return passing
 
     def leave(self, position: int, tangent: Any) -> None:
