@@ -101,8 +101,7 @@ def check_expectations(tracer: Tracer) -> None:
     if tracer.failed is not None:
         if tracer.failed.device.type == "cuda" and any(map(may_stop_device, tracer.graph.graph.nodes)):
             raise TraceAgain(expects=False)
-        tensors = [entry.value for entry in tracer.graph.inputs if isinstance(entry.value, torch.Tensor)]
-        if tracer.graph.mutated_inputs() or any(tensor.is_inference() for tensor in tensors):  # these count no changes
+        if tracer.graph.mutated_inputs():
             raise TraceAgain(expects=False)
 
 

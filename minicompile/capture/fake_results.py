@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, storage_key
-from minicompile.ir.operator_names import overloads
+from minicompile.ir.operator_names import overloads, packets
 
 aten = torch.ops.aten
 SCALARS = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -26,6 +27,9 @@ MOVES = overloads(
     "view _unsafe_view permute transpose.int t expand unsqueeze squeeze.dim select.int slice.Tensor unbind.int split.Tensor "
     "split_with_sizes clone")
 """Operators that make PyTorch's fake tensors import `torch.distributed.tensor`; some give views that eager refuses."""
+RUNNING_STATISTICS = packets("native_batch_norm cudnn_batch_norm miopen_batch_norm")
+"""Operators that write, in training, what their schemas do not say."""
+
 MOST_RESULTS = 20_000
 RESULTS: dict[Any, Any] = {}
 """By operator and arguments: the type of the container of the results, if any, and what each was; of the whole process."""
@@ -39,7 +43,15 @@ class NotRemembered(Exception):
 
 
 class RememberingFakeMode(FakeMode):
-    """Fake tensors, with remembered results where nothing is symbolic."""
+    """Fake tensors, with remembered results where nothing is symbolic.
+
+    Attributes:
+        written: a tensor of each storage that was written, by the storage's key.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.written: dict[int, Any] = {}
 
     @functools.cached_property
     def avoid_device_init(self) -> bool:
@@ -49,6 +61,8 @@ class RememberingFakeMode(FakeMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is FAKE_DEVICE and not args[0].fake_mode.in_kernel_invocation:
             return args[0].fake_device
+        for value in written_by(func, args, kwargs or {}):
+            self.written[storage_key(value)] = value
         tensors: list[FakeTensor] = []
         key = self.key_of(func, args, kwargs or {}, tensors)
         known = RESULTS.get(key)
@@ -147,6 +161,18 @@ def check_place(value: torch.Tensor, dim: int, index: int | torch.SymInt) -> Non
     """Guard that an index is within a dimension, as eager demands; the fake kernel of torch 2.11 takes any symbolic one."""
     if value.dim() and not -value.shape[dim] <= index < value.shape[dim]:
         raise IndexError(f"select(): index {index} out of range for tensor of size {list(value.shape)} at dimension {dim}")
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an operator writes."""
+    written: list[Any] = []
+    if func.overloadpacket in RUNNING_STATISTICS and args[5]:
+        written = [args[3], args[4]]
+    elif func._schema.is_mutable:
+        parameters = func._schema.arguments
+        written = [value for parameter, value in zip(parameters, args, strict=False) if parameter.is_write]
+        written += [kwargs.get(parameter.name) for parameter in parameters if parameter.is_write]
+    return [value for value in tree_leaves(written) if value is not None]
 
 
 @functools.cache

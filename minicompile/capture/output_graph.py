@@ -19,7 +19,7 @@ from minicompile.capture.source import PLAIN_VALUE, Source, identifier, plain_va
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode
 from minicompile.errors import Location
-from minicompile.ir.fake_mode import python_dispatcher
+from minicompile.ir.fake_mode import python_dispatcher, storage_key
 from minicompile.ir.float_input import Hints
 from minicompile.ir.graph import GraphInput, GraphModule
 from minicompile.ir.replacements import called
@@ -364,7 +364,7 @@ class OutputGraph:
     def mutated_inputs(self) -> list[Traced]:
         """The inputs whose data some node has changed."""
         return [entry for entry in self.inputs if isinstance(entry.value, torch.Tensor)
-                and not entry.value.is_inference() and entry.value._version != entry.version]
+                and storage_key(entry.value) in self.fake_mode.written]
 
     def finish(self, outputs: list[Any]) -> torch.fx.GraphModule:
         """Close the graph with the values in `outputs` (fake tensors or symbolic numbers)."""

@@ -275,3 +275,35 @@ def test_two_forwards_that_write_a_weight_through_data_come_before_their_backwar
         shown.append((loss, first.grad, second.grad, weight, weight.grad, weight._version))
     torch.testing.assert_close(shown[1], shown[0])
     assert not compiled.graph_breaks
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("write", [
+    lambda x: x.add_(1), lambda x: x.data.add_(1), lambda x: x.detach().zero_(), lambda x: torch.add(x, 1, out=x.data),
+    lambda x: torch._foreach_add_([x.data], 1.0), lambda x: torch.nn.functional.batch_norm(torch.eye(4), x, x + 1, training=True),
+])  # fmt: skip
+def test_a_write_that_nothing_counts_is_seen_in_an_input_of_the_same_memory(write: Callable[[torch.Tensor], Any], mode: Any) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        write(x)
+        return y * 2
+
+    shown = []
+    for run in (function, minicompile.compile(function)):
+        for offset in (4, 2, 4):  # apart, shared, apart again
+            with mode():
+                memory = torch.arange(8.0)
+                shown.append((run(memory[:4], memory[offset : offset + 4]), memory))
+    torch.testing.assert_close(shown[3:], shown[:3])
+
+
+def test_a_test_of_values_under_inference_mode_is_no_break_where_nothing_is_written() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        assert (x > 0).all(), "not positive"
+        return x * 2
+
+    compiled = minicompile.compile(function, fullgraph=True)
+    with torch.inference_mode():
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+        with pytest.raises(AssertionError, match="not positive"):
+            compiled(torch.zeros(3))
