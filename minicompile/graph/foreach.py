@@ -57,8 +57,10 @@ def each(name: str, function: Callable[..., Tensor], *arguments: Any, **keywords
 def one_after_the_other(function: Any, *arguments: Any, **keywords: Any) -> Any:
     """An operator over lists, in place, as eager does it where a tensor that it writes is read again later in the lists."""
     torch.autograd.graph.increment_version(arguments[0])  # functional tensors count no writes of such operators
-    lists = [value for value in (*arguments, *keywords.values()) if isinstance(value, (list, tuple))]
+    given = (*arguments, *keywords.values())
+    lists = [value for value in given if isinstance(value, (list, tuple))]
     places = [(number, value) for values in lists for number, value in enumerate(values) if isinstance(value, Tensor)]
+    places += [(-1, value) for value in given if isinstance(value, Tensor) and not value.dim()]  # each element reads it
     written = {storage_key(value): number for number, value in enumerate(arguments[0])}
     if all(written.get(storage_key(value), number) == number for number, value in places):
         return function(*arguments, **keywords)

@@ -63,6 +63,9 @@ SHARED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "each other": lambda x, y: torch._foreach_add_([x, y], [y, x]),
     "parts of one": lambda x, y: torch._foreach_sub_([x[:1], x[1:2]], [x[1:2], x[:1]], alpha=3),
     "itself": lambda x, y: torch._foreach_mul_([x, y], [x, y]),
+    "one for all": lambda x, y: torch._foreach_mul_([x, one := y.sum(), y], one),
+    "one for all, at the end": lambda x, y: torch._foreach_add_([x, y, one := y.sum()], one, alpha=2),
+    "numbers read first": lambda x, y: torch._foreach_addcmul_([x[:1], x[1:], y], [y[:1], y[1:], x], [y[:1], y[1:], x], x),
     "weighed": lambda x, y: torch._foreach_lerp_([x, x], [y, y], 0.5),
 }
 
