@@ -146,7 +146,7 @@ class GraphLowering:
             if node.args[0].op != "placeholder":  # type: ignore[union-attr]  # a node
                 raise Unsupported("in-place operator", f"{node.name} writes something other than an input of the graph")
             self._save_old_contents(node)
-        new = target in EMPTY_STRIDED and node.meta["val"].dtype in LOOP_DTYPES
+        new = target in EMPTY_STRIDED and value.dtype in LOOP_DTYPES and value.device == self.builder.device
         args = self._arguments(node.args[:1] if new else node.args)
         kwargs = {key: self._arguments(argument) for key, argument in node.kwargs.items()}
         return self._apply(node, target, args, kwargs)

@@ -118,3 +118,25 @@ def test_a_constant_stays_on_the_host_where_the_host_computes_with_it(planned: C
     assert [values[name] for name in program.host_constants] == [[1.0, 2.0]]
     assert '[1.0, 2.0], dtype=torch.float32).to("cpu")' in program.text
     assert '[3.0, 4.0], dtype=torch.float32).to("cuda:0")' in program.text
+
+
+def memory_on_the_host(x: torch.Tensor) -> Any:
+    first = torch.empty_strided((2, 3), (1, 2), device="cpu").fill_(3)
+    second = x.new_empty_strided((2, 3), (3, 1), device="cpu").copy_(first)
+    return x.exp(), first, second + 1
+
+
+def test_memory_on_the_host_is_taken_with_its_strides(planned: Callable[..., Program]) -> None:
+    program = planned(memory_on_the_host, torch.rand(5, 2))
+    assert 'aten_empty_strided([2, 3], [1, 2], device=torch.device("cpu")' in program.text
+    assert 'aten_new_empty_strided(x, [2, 3], [3, 1], device=torch.device("cpu")' in program.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes_vary", [False, True])
+def test_memory_on_the_host_in_a_graph_on_a_gpu(sizes_vary: bool) -> None:
+    compiled = minicompile.compile(memory_on_the_host, dynamic=sizes_vary, options={"suppress_errors": False})
+    x = torch.rand(5, 2, device="cuda")
+    found, wanted = compiled(x), memory_on_the_host(x)
+    torch.testing.assert_close(found, wanted)
+    assert [value.stride() for value in found] == [value.stride() for value in wanted]
