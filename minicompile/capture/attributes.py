@@ -387,9 +387,11 @@ def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
         return tracer.load_global(owner.__dict__, name)
     if type(owner) is not types.ModuleType and is_trusted_module(owner.__name__):  # such as `torch.backends.cudnn.enabled`
         return tracer.wrap(getattr(owner, name), Attribute(Baked(owner, owner.__name__), name))
-    if is_trusted_module(owner.__name__) or hasattr(types.ModuleType, name):
+    if hasattr(types.ModuleType, name):
         return native_attribute(owner, name)
     tracer.absent_globals.setdefault(id(owner.__dict__), (owner.__dict__, set()))[1].add(name)
+    if is_trusted_module(owner.__name__):
+        return native_attribute(owner, name)
     kind: Any = type(owner)
     if kind is not types.ModuleType and not isinstance(kind.__getattribute__, types.FunctionType):
         return object_attribute(tracer, owner, name)
@@ -554,7 +556,7 @@ def set_through_descriptor(tracer: Tracer, owner: Any, name: str, value: Any, ra
             write_attribute(tracer, owner, name, value)
         elif value is MISSING:
             run_by_python(raw.__delete__, owner)
-        else:
+        if value is not MISSING and (not is_outside(tracer, owner) or isinstance(owner, collections.defaultdict)):
             raw.__set__(owner, value)
     else:
         special = "__set__" if value is not MISSING else "__delete__"

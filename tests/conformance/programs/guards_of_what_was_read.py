@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import enum
 import functools
+import string
 import sys
 import types
 
@@ -828,3 +830,34 @@ def whether_an_object_is_callable():
         after(lambda: setattr(Thing, "__call__", lambda self: 1), count(3)),
         after(lambda: delattr(Thing, "__call__"), count(3)),
     ]
+
+
+@program
+def a_name_that_a_library_does_not_have_yet():
+    def outer(x):
+        return x * getattr(string, "factor_of_a_plugin", 2), hasattr(string, "factor_of_a_plugin")
+
+    return outer, [
+        call(count(3)),
+        after(lambda: setattr(string, "factor_of_a_plugin", 3), count(3)),
+        after(lambda: setattr(string, "factor_of_a_plugin", 4), count(3)),
+        after(lambda: delattr(string, "factor_of_a_plugin"), count(3)),
+    ]
+
+
+@program
+def factories_of_a_dictionary_replaced_inside():
+    table = collections.defaultdict(list)
+
+    def counted():
+        table.default_factory = dict
+        return len(table)
+
+    def outer(x, factory):
+        table.default_factory = factory
+        made = table[len(table)]
+        copied = table.copy()["other"]
+        table.default_factory = counted
+        return x + 1, made, copied, table["counted", len(table)], table["then", len(table)], table.default_factory
+
+    return outer, [call(count(3), list), call(count(3), dict), call(count(3), lambda: [1]), call(count(3), list)], table
