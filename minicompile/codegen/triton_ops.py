@@ -150,9 +150,8 @@ def _shift(op: Operation) -> Text:
         inside = infix(infix(amount, ">=", Text("0")), "&", inside)
     if op.name == "right_shift" and op.dtype not in UNSIGNED:
         return convert(infix(value, ">>", call("tl.where", inside, amount, str(bits - 1))), op.dtype)
-    nothing = convert(infix(value, "*", Text("0")), op.dtype)
     shifted = infix(value, operator, call("tl.where", inside, amount, "0"))
-    return call("tl.where", inside, convert(shifted, op.dtype), nothing)
+    return convert(call("tl.where", inside, shifted, "0"), op.dtype)
 
 
 def _sigmoid(op: Operation) -> Text:

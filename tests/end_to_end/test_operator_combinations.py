@@ -287,6 +287,8 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "mixture of experts": (lambda x, g, w: (lambda t: sum((t.values.softmax(-1) * (t.indices == e)).sum(-1, keepdim=True) * (x @ w[e]) for e in range(3)))((x @ g).topk(2, -1)), lambda: (leaf(5, 4), leaf(4, 3), leaf(3, 4, 4))),
     "powers of a number, of every width": (lambda *given: [base**x for x in given for base in (2, 0, 1, -2, True)],
                                           lambda: tuple(integers(6, low=0, dtype=d) for d in (torch.int8, torch.int32, torch.int64))),
+    "numbers shifted by tensors, of every width": (lambda *given: [shifted for x in given for shifted in (1 << x, -7 >> x)],
+                                                   lambda: tuple(torch.tensor([0, 3, 7, 8, 31, 32, 100]).to(d) for d in (torch.int8, torch.int32, torch.int64))),
     "exponents shifted": (lambda x, y: torch.ldexp(x, y) * 2, lambda: (leaf(5), integers(5, dtype=torch.int32))),
     "complex numbers that are none": (lambda x: (x * complex(NAN, 1), x + complex(INF, -INF), torch.full_like(x, complex(-0.0, INF)),
                                                  torch.logaddexp(x, x)), lambda: (values(1.0, -2.0, dtype=torch.complex64),)),
