@@ -425,7 +425,9 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
             return ruled(tracer, SPECIAL[method], method, (of, *rest), kwargs)
         if bound or isinstance(of, NATIVE_OWNERS):
             return call_native_method(tracer, of, function if bound else function.__get__(of), rest, kwargs)
-    if isinstance(owner, type) and issubclass(owner, Module | torch.autograd.Function):
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        if (method := inspect.getattr_static(owner, name)) in SPECIAL:
+            return ruled(tracer, SPECIAL[method], method, (owner, *args), kwargs)
         raise Break("custom autograd function", f"`{owner.__name__}.{name}` is called")
     if is_pure_native(function):
         return call_pure(tracer, function, args, kwargs)

@@ -6,7 +6,9 @@ node is an ordinary differentiable call.
 """
 
 import dataclasses
+import inspect
 import operator
+import types
 from typing import Any
 
 import torch
@@ -96,24 +98,32 @@ class JoinedOnce(Joined):
         return Joined.backward(ctx, *gradients)
 
 
-@special(torch.autograd.Function.apply.__func__)
+@special(getattr(torch.autograd.Function.apply, "__func__", vars(torch._C._FunctionBase)["apply"]))  # torch 2.15: written in C
 def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
     """`kind.apply(*inputs)`."""
     kind, *inputs = args
     if kwargs or not all(isinstance(vars(base).get(name, staticmethod(len)), staticmethod)
                          for base in kind.__mro__ for name in ("forward", "backward", "setup_context")):
         raise Break(KIND, f"`{kind.__name__}.apply` is called in a way that is not followed")
+    if getattr(kind, "boxed_grads_call", False) or kind.clear_saved_tensors_on_access:  # the first not before torch 2.13
+        raise Break(KIND, f"`{kind.__name__}` frees memory within its backward")
     try:
         return Application(tracer, kind, inputs).run()
     except Break as stop:
         raise Break(KIND, f"`{kind.__name__}`: {stop.reason}") from None
 
 
+def is_combined(kind: type) -> bool:
+    """Whether the forward fills the context itself."""
+    return kind.setup_context is _SingleLevelFunction.setup_context  # type: ignore[attr-defined]
+
+
 class Application:
     """One call of a custom function."""
 
     def __init__(self, tracer: Tracer, kind: type, inputs: list[Any]) -> None:
-        self.tracer, self.kind, self.inputs = tracer, kind, inputs
+        self.tracer, self.kind = tracer, kind
+        self.inputs = inputs = inputs if is_combined(kind) else self.with_defaults(inputs)
         self.tensors = [item for item in inputs if isinstance(item, FakeTensor)]
         tracer.fresh.add(id(Context))
         needs = tuple(isinstance(item, FakeTensor) and item.requires_grad for item in inputs)
@@ -123,6 +133,14 @@ class Application:
     def refuse(self, reason: str) -> Break:
         """A graph break at the call."""
         return Break(KIND, f"`{self.kind.__name__}` {reason}")
+
+    def with_defaults(self, inputs: list[Any]) -> list[Any]:
+        """The inputs and the defaults of the parameters that none was given for, as a `setup_context` sees them."""
+        function = get_attribute(self.tracer, self.kind, "forward")
+        if not isinstance(function, types.FunctionType) or function.__code__.co_kwonlyargcount:
+            raise self.refuse("has a `forward` whose defaults are not followed")
+        bound = [self.tracer.resolve(item) for item in self.tracer.bind(function, tuple(inputs), {}).values()]
+        return [*bound[:-1], *bound[-1]] if function.__code__.co_flags & inspect.CO_VARARGS else bound
 
     def run(self) -> Any:
         """The result of the call."""
@@ -149,7 +167,7 @@ class Application:
         tracer, kind = self.tracer, self.kind
         with tracer.graph.without_gradients(tracer.location()):
             function = get_attribute(tracer, kind, "forward")
-            if kind.setup_context is _SingleLevelFunction.setup_context:
+            if is_combined(kind):
                 return call(tracer, function, (self.context, *self.inputs), {})
             result = call(tracer, function, tuple(self.inputs), {})
             call(tracer, get_attribute(tracer, kind, "setup_context"), (self.context, tuple(self.inputs), result), {})

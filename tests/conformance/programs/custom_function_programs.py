@@ -537,3 +537,76 @@ def custom_function_for_several_sizes():
         return KeepsIntermediate.apply(y) + SortWithIndex.apply(y)[0].sum() * x.shape[0]
 
     return outer, [call(leaf(size)) for size in (2, 3, 5, 7, 11)]
+
+
+@program
+def custom_function_whose_forward_has_defaults():
+    class Scaled(Function):
+        @staticmethod
+        def forward(x, factor=3.0, *more):
+            return x * factor + len(more)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            x, ctx.factor, *ctx.more = inputs
+            ctx.save_for_backward(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.saved_tensors[0] * ctx.factor, None, *(None for _ in ctx.more)
+
+    def outer(x):
+        return Scaled.apply(x).sin() + Scaled.apply(x, 2.0) + Scaled.apply(x, 2.0, 5, 7)
+
+    return outer, [call(leaf(3)), call(leaf(4))]
+
+
+@program
+def custom_function_that_takes_its_gradients_in_a_list():
+    class Boxed(Function):
+        boxed_grads_call = True  # not before torch 2.13
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradients):
+            return (gradients.pop() if isinstance(gradients, list) else gradients) * 7
+
+    def outer(x):
+        return Boxed.apply(x).sin()
+
+    return outer, [call(leaf(3))]
+
+
+@program
+def custom_function_whose_apply_calls_the_one_of_its_base():
+    class Doubled(Exp):
+        @classmethod
+        def apply(cls, x):
+            return super().apply(x * 2)
+
+    def outer(x):
+        return Doubled.apply(x) + 1
+
+    return outer, [call(leaf(3))]
+
+
+@program
+def custom_function_that_sets_the_dtype_of_its_gradient():
+    class InDouble(Function):
+        @staticmethod
+        def forward(ctx, x):
+            if hasattr(ctx, "set_output_grad_dtype"):  # torch 2.15
+                ctx.set_output_grad_dtype(torch.float64)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return (gradient * (7 if gradient.dtype == torch.float64 else 5)).float()
+
+    def outer(x):
+        return InDouble.apply(x).sin()
+
+    return outer, [call(leaf(3))]
