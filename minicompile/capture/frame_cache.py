@@ -192,18 +192,20 @@ class CallCache:
                           self.session.compile_graph, self.session.records.graph_breaks.append,
                           self.session.run_original, self.raise_originally, self.expects)
         try:
-            entry = capture_call(context, function, args, kwargs)
+            entry: Variant | None = capture_call(context, function, args, kwargs)
         except DynamicGraphFailed as failure:
             if self.plan.give_up(failure.takes_floats) == "size":
                 reason = f"{type(failure.__cause__).__name__}: {str(failure.__cause__)[:200]}"
                 self.session.fall_back(self.name, f"it is compiled for each size: {reason}", None)
-            return self.add(function, args, kwargs)
+            entry = None
         except Unsupported:
             raise
         except Exception as error:  # a defect of the compiler must not stop the program
             if not self.session.config.suppress_errors:
                 raise
             entry = self.internal_failure(error)
+        if entry is None:  # tried again where nothing is being handled that the user's code could see
+            return self.add(function, args, kwargs)
         self.session.records.sources.append(entry.source)
         if entry.eager is not None and not entry.expected:
             self.session.fall_back(self.name, entry.eager, entry.location)

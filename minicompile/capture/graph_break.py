@@ -19,7 +19,7 @@ from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.reconstruct import Emitter
 from minicompile.capture.resume import one_instruction
 from minicompile.capture.side_effects import Lazy
-from minicompile.capture.tracer import NULL, Frame, Tracer
+from minicompile.capture.tracer import NULL, Frame, Handling, Tracer
 from minicompile.capture.user_line import call_at, looks_at_callers, seen_from_user_lines, with_user_line
 
 Lines = list[str]
@@ -242,6 +242,17 @@ def executed_step(cutter: Cutter) -> Step:
     return Step(taken, [f"[{', '.join(names)}] = {function}({', '.join(texts)})"], pushes)
 
 
+def group_match_step(cutter: Cutter) -> Step:
+    """The match of an `except*` clause, executed by Python; what it catches is handled from there on."""
+    stack, emitter, now = cutter.frame.stack, cutter.emitter, Handling(Exception())
+    handled = emitter.memo[id(now.error)] = emitter.assign(emitter.value(stack[-5].error), "handled")
+    emitter.alive.append(now.error)
+    stack[-5] = now
+    step = executed_step(cutter)
+    step.lines.append(f"{handled} = {handled} if {step.pushes[1]} is None else {step.pushes[1]}")
+    return step
+
+
 def import_from_step(cutter: Cutter) -> Step:
     """`from module import name` of something not loaded."""
     name, (kept,), module = cutter.result(), cutter.operands(1), cutter.tracer.resolve(cutter.frame.stack[-1])
@@ -251,12 +262,14 @@ def import_from_step(cutter: Cutter) -> Step:
 OPERANDS: dict[str, int | Callable[[int], int]] = {
     **{name: count for table in (COMPUTED, EFFECTS, DISPLAYS) for name, (count, _) in table.items()},
     **dict.fromkeys(("BEFORE_WITH", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "MATCH_SEQUENCE", "MATCH_MAPPING"), 1),
-    "MATCH_KEYS": 2, "DICT_MERGE": 4 if VERSION >= (3, 13) else 3,  # its errors name the function that is called
+    "MATCH_KEYS": 2, "CHECK_EG_MATCH": 2,
+    "DICT_MERGE": 4 if VERSION >= (3, 13) else 3,  # its errors name the function that is called
 }
 STEPS: dict[str, Callable[[Cutter], Step]] = {
     **dict.fromkeys(OPERANDS, executed_step),
     "CALL": call_step, "CALL_KW": call_step, "CALL_FUNCTION_EX": call_ex_step, "WITH_EXCEPT_START": with_exit_step,
-    "IMPORT_FROM": import_from_step, "IMPORT_NAME": text_step("__import__({name!r}, {namespace}, None, {1}, {0})"),
+    "CHECK_EG_MATCH": group_match_step, "IMPORT_FROM": import_from_step,
+    "IMPORT_NAME": text_step("__import__({name!r}, {namespace}, None, {1}, {0})"),
     "LOAD_DEREF": lambda cutter: text_step(
         f"{cutter.emitter.value(cutter.frame.cells[cutter.instruction.value])}.cell_contents")(cutter),
     **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), lambda cutter: text_step(

@@ -14,11 +14,11 @@ from minicompile.capture.calls import call
 from minicompile.capture.cpython_interface import MATCHES_ITSELF
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
-from minicompile.capture.opcodes import by_python, computed, function_text, opcode, refuse_unless, top
+from minicompile.capture.opcodes import by_python, computed, function_text, opcode, refuse_unless, take, top
 from minicompile.capture.operators import get_item, truth
-from minicompile.capture.resume import RAISED
 from minicompile.capture.source import Baked, Item, is_trusted_module
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
+from minicompile.capture.values import force
 
 
 @opcode("KW_NAMES")
@@ -181,16 +181,47 @@ def check_exc_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> N
     frame.stack.extend(by_python(tracer, instruction, (tracer.resolve(frame.stack.pop()), kinds), 2))
 
 
-@computed(2, "CALL_INTRINSIC_2")
-def parts_of_generic_functions(tracer: Tracer, at: Instruction, first: Any, second: Any) -> Any:
-    """Bounds of type parameters, and functions that have some."""
-    raise Break("unsupported instruction", f"intrinsic {at.arg} of two values")
+@opcode("CHECK_EG_MATCH")
+def check_group_match(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Split an exception into what an `except*` clause leaves and what it catches, which is handled from there on."""
+    error, kinds = take(tracer, frame, 2)
+    break_unless_made_here(tracer, error)
+    # Python's instruction sets what is being handled: a generator's own, which ends with it.
+    rest, match = next(by_python(tracer, instruction, (error, kinds), 2) for _ in "1")
+    frame.stack.extend((remember_groups(tracer, rest), remember_groups(tracer, match)))
+    if match is not None:
+        frame.stack[-5] = Handling(match)
 
 
-@opcode("CHECK_EG_MATCH", "PREP_RERAISE_STAR")
-def handle_group(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
-    """An `except*` clause, which is reached only where something was raised."""
-    raise Break("unsupported instruction", "`except*` handles an exception")
+@computed(2, "PREP_RERAISE_STAR", "CALL_INTRINSIC_2")
+def raised_by_group_handlers(tracer: Tracer, at: Instruction, original: Any, raised: Any) -> Any:
+    """What a `try` with `except*` clauses raises in the end, or `None`."""
+    if at.name == "CALL_INTRINSIC_2" and at.arg != 1:
+        raise Break("unsupported instruction", f"intrinsic {at.arg} of two values")  # parts of generic functions
+    force(tracer, raised)
+    if any(error is not None for error in raised):
+        break_unless_made_here(tracer, original)
+    return remember_groups(tracer, *by_python(tracer, at, (original, raised), 1))
+
+
+def break_unless_made_here(tracer: Tracer, error: Any) -> None:
+    """Leave it to Python to take a group of exceptions apart, unless all of it is known here and C alone will do it."""
+    if isinstance(error, BaseExceptionGroup):
+        notes, kind = getattr(error, "__notes__", None), type(error)
+        own_methods = kind.derive is not BaseExceptionGroup.derive or kind.split is not BaseExceptionGroup.split
+        if own_methods or id(error) in tracer.sources or id(notes) in tracer.sources:
+            raise Break("unsupported value", "`except*` takes a group of exceptions apart that it cannot see into")
+        for part in error.exceptions:
+            break_unless_made_here(tracer, part)
+
+
+def remember_groups(tracer: Tracer, error: Any) -> Any:
+    """The exception; the groups in it, of which C may have made some, are remembered as made while tracing."""
+    if isinstance(error, BaseExceptionGroup) and id(error) not in tracer.sources:
+        tracer.made(error)
+        for part in error.exceptions:
+            remember_groups(tracer, part)
+    return error
 
 
 @opcode("RERAISE")
@@ -216,17 +247,17 @@ def raise_varargs(tracer: Tracer, frame: Frame, instruction: Instruction) -> Non
         error = tracer.handled()
         if error is None:
             raise RaisedInUserCode(RuntimeError("No active exception to reraise"))
-        raise RaisedInUserCode(error, again=frame.handled() is not None)
+        raise RaisedInUserCode(error, again=True)
     cause = tracer.resolve(frame.stack.pop()) if instruction.arg == 2 else None
     error = make_exception(tracer, tracer.resolve(frame.stack.pop()), "exceptions")
     cause = cause if cause is None else make_exception(tracer, cause, "exception causes")
-    raised_before = frame.program.instructions[frame.index - 2].value == RAISED  # in the call ahead of this resume function
-    if id(error) in tracer.sources and not raised_before and (
-            instruction.arg == 2 or tracer.handled() is not None):
-        raise Break("unsupported value", "an exception made outside is raised, and its context or cause changes")
+    if id(error) in tracer.sources:
+        raise Break("unsupported value", "an exception made outside is raised, and its traceback and context change")
     if instruction.arg == 2:
         error.__cause__ = cause
-    raise RaisedInUserCode(error)
+    tracer.add_context(error)
+    tracer.add_line(frame, error)
+    raise RaisedInUserCode(error, again=True)
 
 
 def make_exception(tracer: Tracer, value: Any, role: str) -> Any:

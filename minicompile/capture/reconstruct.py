@@ -427,9 +427,9 @@ def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
         emitter.body.append(f"{name}.__traceback__ = {emitter.constant(value.__traceback__, 'trace_of_error')}")
     if value.__context__ is not None:
         emitter.body.append(f"{name}.__context__ = {emitter.value(value.__context__)}")
-    for base in type(value).__mro__ if not isinstance(value, BaseExceptionGroup) else ():
+    for base in type(value).__mro__:
         for attribute, raw in base.__dict__.items():  # `StopIteration.value`, `AttributeError.name`
-            if isinstance(raw, types.MemberDescriptorType) and base.__module__ == "builtins":
+            if isinstance(raw, types.MemberDescriptorType) and base.__module__ == "builtins" and base is not BaseExceptionGroup:
                 held = raw.__get__(value)
                 if held is not None and held is not False:
                     emitter.body.append(f"{name}.{attribute} = {emitter.value(held)}")

@@ -100,7 +100,7 @@ def split_body(block: Any, target_ordinal: int, shape: ResumeShape) -> tuple[lis
         if ordinal == target_ordinal:
             after = Label()  # a loop that comes here again does not raise
             raising = [Instr("JUMP_FORWARD", after), label, Instr("LOAD_FAST", RAISED), Instr("DELETE_FAST", RAISED),
-                       Instr("RAISE_VARARGS", 1), after]
+                       Instr("RERAISE", 0), after]
             for step in raising if shape.raises else [label]:
                 body.append(step if isinstance(step, Label) else Instr(step.name, step.arg, location=item.location))
         if item.name not in UNCOUNTED:

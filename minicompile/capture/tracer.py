@@ -11,6 +11,7 @@ import builtins
 import dataclasses
 import functools
 import linecache
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -221,6 +222,7 @@ class Tracer:
         picks: whether 0-d tensors may be indices, and text that shows tensors be made behind the graph.
         held_numbers: sources and stand-ins of what tensors of the host hold, by what was added and the number before.
         computed_floats: the float that an expression over some sources gives, by both.
+        handled_at_call: what is being handled where the call is made.
         inference_scopes: ids of open `torch.inference_mode`s; the grad mode before, or `None` if the graph runs under it.
     """
 
@@ -230,6 +232,7 @@ class Tracer:
         self.graph = OutputGraph()
         self.effects = SideEffects()
         self.frames: list[Frame] = []
+        self.handled_at_call = sys.exception()
         self.generators: list[Generator] = []
         self.sources: dict[int, Source] = {}
         self.reals: dict[int, Any] = {}
@@ -408,11 +411,11 @@ class Tracer:
     def unwind(self, frame: Frame, error: RaisedInUserCode) -> None:
         """Continue at the handler that covers the current instruction, or let the exception out."""
         position, value = frame.index - 1, error.value
-        handled = self.handled()
         if id(value) not in self.sources and not error.again:
-            if value.__traceback__ is None and handled is not value:
-                value.__context__ = handled
-            value.__traceback__ = as_if_raised_at(value.__traceback__, frame.code, frame.line())
+            if value.__traceback__ is None and value.__cause__ is None:
+                value.__context__ = None  # of native code, which the tracer may have run while it handled something
+                self.add_context(value)
+            self.add_line(frame, value)
         error.again = False
         entry = frame.program.handler_of(position)
         if entry is None:
@@ -425,9 +428,31 @@ class Tracer:
             self.made(error.value)
         frame.index = entry.target
 
+    def add_line(self, frame: Frame, error: BaseException) -> None:
+        """Put the line that a frame is at before the traceback of an exception that comes out of it."""
+        error.__traceback__ = as_if_raised_at(error.__traceback__, frame.code, frame.line())
+
+    def add_context(self, error: BaseException) -> None:
+        """What is being handled becomes the context of an exception that is raised; no chain of contexts leads back to it."""
+        handled = link = self.handled()
+        if handled is None or handled is error:
+            return
+        seen = {id(None)}
+        while id(link) not in seen:
+            seen.add(id(link))
+            if link.__context__ is error:
+                link.__context__ = None
+            link = link.__context__
+        error.__context__ = handled
+
     def handled(self) -> BaseException | None:
         """The exception that the innermost handler handles, as `sys.exception()` gives it."""
-        return next((error for frame in reversed(self.frames) if (error := frame.handled()) is not None), None)
+        for frame in reversed(self.frames):
+            if (error := frame.handled()) is not None:
+                return error
+        place = Source(Baked(sys.exception, "sys.exception"), "{0}()", "the exception that is handled at the call")
+        outer: BaseException | None = self.wrapped_once((id(sys), "exception"), self.handled_at_call, place)
+        return outer
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """The value of `function(*args, **kwargs)`."""
