@@ -207,7 +207,7 @@ class OutputGraph:
         if self.inference.used and self.inference.scope is None:
             raise Break("autograd call", f"`{name}` is behind the `inference_mode` that the graph runs under")
         refuse_shared_writes(name, args)
-        if name in PRODUCTS or name in QUOTIENTS:
+        if name in SUMS_AND_PRODUCTS or name in QUOTIENTS:
             refuse_widening(name, *args, **kwargs)
         if name in OFFSET_OF and (args[OFFSET_OF[name] :] or kwargs.get("storage_offset") is not None):
             raise Break("real memory", f"`{name}` counts from the start of the storage")
@@ -403,7 +403,8 @@ SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere",
                                "repeat_interleave", "bincount", "nonzero_static", "where"})
 
 
-PRODUCTS = frozenset({"imul", "__imul__", "mul_", "multiply_", "addcmul_", "addcdiv_"})
+SUMS_AND_PRODUCTS = frozenset({"iadd", "isub", "imul", "__iadd__", "__isub__", "__imul__", "add_", "sub_", "subtract_",
+                               "mul_", "multiply_", "addcmul_", "addcdiv_"})
 QUOTIENTS = frozenset({"itruediv", "__itruediv__", "div_", "divide_", "true_divide_"})
 
 
