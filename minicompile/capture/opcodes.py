@@ -221,7 +221,9 @@ def write_global(tracer: Tracer, name: str, value: Any) -> None:
     """Write a global, or delete it, later."""
     namespace = tracer.frames[-1].globals
     if value is MISSING:
-        tracer.load_global(namespace, name)  # which raises if there is none
+        tracer.load_global(namespace, name)  # guards whether there is one, and raises if there is not even a builtin
+        if tracer.effects.globals.get((id(namespace), name), (None, namespace.get(name, MISSING)))[1] is MISSING:
+            raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
     tracer.effects.globals[(id(namespace), name)] = (namespace, value)
     tracer.keep.append(namespace)
 

@@ -304,9 +304,7 @@ class Tracer:
         key = (id(namespace), name)
         written = self.effects.globals.get(key)
         if written is not None:
-            if written[1] is MISSING:
-                raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
-            return written[1]
+            return self.load_builtin(namespace, name) if written[1] is MISSING else written[1]
         if key in self.global_values:
             return self.global_values[key]
         if name in namespace:
@@ -316,14 +314,18 @@ class Tracer:
         else:
             if not torch_interface.is_library(namespace.get("__name__")):
                 self.absent_globals.setdefault(id(namespace), (namespace, set()))[1].add(name)
-            scope = namespace.get("__builtins__", builtins)
-            table = scope if isinstance(scope, dict) else vars(scope)
-            if name not in table:
-                raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
-            value = table[name]
-            self.read_of_library(table, name, value)
+            value = self.load_builtin(namespace, name)
         self.global_values[key] = value
         return value
+
+    def load_builtin(self, namespace: dict[str, Any], name: str) -> Any:
+        """The value of a name that is not among some globals."""
+        scope = namespace.get("__builtins__", builtins)
+        table = scope if isinstance(scope, dict) else vars(scope)
+        if name not in table:
+            raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
+        self.read_of_library(table, name, table[name])
+        return table[name]
 
     def read_of_library(self, owner: Any, name: str, value: Any) -> None:
         """Remember a function or class read from a trusted module or class; one guard tests all reads of an owner."""
