@@ -14,6 +14,7 @@ from typing import Any
 from minicompile.capture.break_kinds import CLASS_MADE, Break, LooksAtItsFrame, RunEager
 from minicompile.capture.calls import COMPILED_MARK
 from minicompile.capture.instruction import VERSION, Instruction
+from minicompile.capture.native import BREAKING_MODULES
 from minicompile.capture.opcodes import COMPUTED, DISPLAYS, EFFECTS, after_end_for, callable_slots, is_method_form
 from minicompile.capture.opcodes_calls import call_parts
 from minicompile.capture.reconstruct import Emitter
@@ -162,14 +163,15 @@ class Cutter:
 def code_called_by(function: Any) -> Any:
     """The key of the cache for a callee that is cut out of its caller: its code, or its class if that defines `__call__`.
 
-    `None` for what is called as it is: what has been compiled, which has caches, and what no single Python function stands
-    for, classes and functions written in C.
+    `None` for what is called as it is: what has been compiled, which has caches, what no single Python function stands
+    for, classes and functions written in C, and libraries that run as they are.
     """
     target = function.__func__ if isinstance(function, types.MethodType) else function
     while isinstance(target, functools.partial):
         target = target.func
     if isinstance(target, types.FunctionType):
-        return target.__code__
+        package = str(target.__globals__.get("__name__")).partition(".")[0]
+        return None if package in BREAKING_MODULES else target.__code__
     method = None if hasattr(type(target), COMPILED_MARK) else inspect.getattr_static(type(target), "__call__", None)
     return type(target) if isinstance(method, types.FunctionType) and not isinstance(target, type) else None
 
