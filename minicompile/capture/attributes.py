@@ -20,7 +20,7 @@ from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic
 from minicompile.capture.tracer import Generator, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, guard_absent, guard_present, is_outside, slot
+from minicompile.capture.values import CONSTANT_TYPES, TensorMethod, guard_absent, guard_present, is_outside, slot
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, collections.deque)
 ORDINARY_READING = (object.__getattribute__, types.SimpleNamespace.__getattribute__, BaseException.__getattribute__,
@@ -29,15 +29,6 @@ Module = torch.nn.Module
 
 
 OF_METHODS = (frozenset(vars(types.MethodType)) | frozenset(vars(object))) - {"__doc__"}
-
-
-class TensorMethod:
-    """A method of a tensor that has been read but not called."""
-
-    __slots__ = ("tensor", "name")
-
-    def __init__(self, tensor: torch.Tensor, name: str) -> None:
-        self.tensor, self.name = tensor, name
 
 
 def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
@@ -366,9 +357,15 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
     if name == "__annotations__":
         getattr(owner, name, None)  # which gives a class that has none its own empty ones
     meta = type(owner)
+    of_user = not is_trusted_module(meta.__module__)
+    if of_user and python_method(tracer, meta, "__getattribute__") is not None:
+        raise Break("unsupported value", f"`__getattribute__` of the metaclass {meta.__name__}")
     meta_raw, meta_base = class_lookup(tracer, meta, name)
     raw, base = class_lookup(tracer, owner, name)
     if raw is MISSING or (meta_raw is not MISSING and is_data_descriptor(tracer, meta_raw) and meta is not type):
+        if meta_raw is MISSING and of_user and python_method(tracer, meta, "__getattr__") is not None:
+            error = AttributeError(f"type object '{owner.__name__}' has no attribute '{name}'", name=name, obj=owner)
+            return fallback_attribute(tracer, owner, meta, name, RaisedInUserCode(error))
         if meta_raw is MISSING:
             return native_attribute(owner, name)  # an enum member that only its metaclass reaches, or the error
         if meta_base is type or is_trusted_module(meta_base.__module__):

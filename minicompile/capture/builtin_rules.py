@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from minicompile.capture.attributes import (
-    TensorMethod,
     bind_descriptor,
     class_lookup,
     class_value,
@@ -64,6 +63,7 @@ from minicompile.capture.values import (
     NUMPY_NUMBERS,
     PLAIN_ITERATION,
     VALUES,
+    TensorMethod,
     force,
     guard_structure,
     is_outside,

@@ -28,7 +28,6 @@ from torch.overrides import TorchFunctionMode
 from minicompile.capture import torch_interface
 from minicompile.capture.attributes import (
     NEVER_REPLACED,
-    TensorMethod,
     bind_descriptor,
     class_lookup,
     class_value,
@@ -60,6 +59,7 @@ from minicompile.capture.values import (
     IDENTITY_TYPES,
     NUMPY_NUMBERS,
     VALUES,
+    TensorMethod,
     force,
     guard_order,
     guard_structure,

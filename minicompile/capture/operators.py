@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import Mod, PythonMod
 
-from minicompile.capture.attributes import TensorMethod, class_lookup, get_attribute
+from minicompile.capture.attributes import class_lookup, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import KEY_WRAPPER, TORCH_NUMBERS, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
@@ -30,6 +30,7 @@ from minicompile.capture.tracer import Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     VALUES,
+    TensorMethod,
     force,
     guard_absent,
     guard_present,

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import TensorMethod, instance_dict
+from minicompile.capture.attributes import instance_dict
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import Callback
@@ -36,7 +36,15 @@ from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.texts import TensorText, is_of_users_class, is_tensor_text
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, TraceAgain, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, DATES_AND_FRACTIONS, IDENTITY_TYPES, PARTS, is_outside, overruled
+from minicompile.capture.values import (
+    CONSTANT_TYPES,
+    DATES_AND_FRACTIONS,
+    IDENTITY_TYPES,
+    PARTS,
+    TensorMethod,
+    is_outside,
+    overruled,
+)
 
 TABLE_ITERATORS = {type(iter(set())): (iter, set, "__iter__")} | {
     type(made(getattr({}, view)())): (made, dict, view) for made in (iter, reversed) for view in ("keys", "values", "items")}

@@ -33,7 +33,7 @@ from minicompile.capture.source import (
     plain_value,
 )
 from minicompile.capture.symbolic_size import concrete
-from minicompile.capture.torch_interface import is_traceable
+from minicompile.capture.torch_interface import TENSOR_METHODS, FakeTensor, is_traceable
 from minicompile.capture.tracer import Tracer
 
 NUMPY_NUMBERS = frozenset({np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16,
@@ -51,6 +51,21 @@ IDENTITY_TYPES = (type, types.BuiltinFunctionType, types.ModuleType, types.Metho
 VALUES = (str, int, float, bytes)
 """Types of which an instance of a subclass has a value that native code reads; `__eq__` of the type itself compares it."""
 TYPING_MODULES = frozenset({"typing", "types"})
+
+
+class TensorMethod:
+    """A method of a tensor that has been read but not called."""
+
+    __slots__ = ("tensor", "name")
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+        self.tensor, self.name = tensor, name
+
+    @classmethod
+    def of(cls, owner: Any, method: Any) -> "TensorMethod | None":
+        """The stand-in for a bound method, if it is one that tensors have."""
+        name = getattr(method, "__name__", "")
+        return cls(owner, name) if isinstance(owner, FakeTensor) and name in TENSOR_METHODS else None
 
 
 def wrap(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -120,7 +135,7 @@ def wrap_made_of_parts(tracer: Tracer, real: Any, source: Source) -> Any:
     """A bound method, or what `super()` gave: its parts each by their own rules."""
     tracer.guards.type(source, real)
     parts = [wrap(tracer, getattr(real, name), Attribute(source, name)) for name in PARTS[type(real)]]
-    return tracer.register(type(real)(*parts), real, source)
+    return tracer.register(TensorMethod.of(parts[1], real) or type(real)(*parts), real, source)
 
 
 def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -131,7 +146,8 @@ def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
     tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
                        f"`{{0}}` is the method {real.__name__}", "identity")
     owner, native = concrete(wrap(tracer, owner, Attribute(source, "__self__"))), overruled(real)
-    return tracer.register(getattr(owner, real.__name__) if native is None else native.__get__(owner), real, source)
+    made = getattr(owner, real.__name__) if native is None else native.__get__(owner)
+    return tracer.register(TensorMethod.of(owner, made) or made, real, source)
 
 
 def overruled(method: types.BuiltinFunctionType) -> types.MethodDescriptorType | None:

@@ -1,0 +1,249 @@
+"""What a hunt for silent answers found: metaclasses that give attributes, methods of tensors compared, globals over builtins, `json`
+with a function of the user's, and complex numbers added to real tensors.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tests.conformance.catalogue import after, call, count, program
+
+
+@program(raises=RuntimeError)
+def complex_number_added_to_a_real_tensor_in_place():
+    def f(k):
+        k += 1j
+        return k
+
+    return f, [call(count(3)), call(count(4)), call(count(5))]
+
+
+@program
+def methods_of_a_tensor_read_before_and_behind_a_break():
+    def f(x):
+        a = x.add
+        print("b")
+        b = x.add
+        return x + 1, a == b, a != b, a is b, hash(a) == hash(b), a == x.sub, {a: 1}.get(b)
+
+    return f, [call(count(3)), call(count(3))]
+
+
+@program
+def methods_of_a_tensor_found_in_a_list_behind_a_break():
+    def f(x, k):
+        a = [x.add, x.sub]
+        if k:
+            print("b")
+        return x + 1, x.add in a, a.index(x.sub), x.add == x.add
+
+    return f, [call(count(3), 0), call(count(3), 1), call(count(3), 1)]
+
+
+@program
+def method_of_a_tensor_from_outside_compared():
+    def f(x, m):
+        return x + 1, m == x.add, m == x.sub, x.add == m
+
+    x = count(3)
+    return f, [call(x, x.add), call(x, x.sub), call(x, count(3).add)]
+
+
+@program
+def default_of_json_that_prints():
+    state = {"n": 1}
+
+    def default(o):
+        print("asked")
+        return state["n"]
+
+    class T:
+        pass
+
+    t = T()
+
+    def f(x):
+        return x + state["n"], json.dumps({"a": t}, default=default)
+
+    return f, [call(count(3)), after(lambda: state.update(n=2), count(3)), after(lambda: state.update(n=3), count(3))]
+
+
+@program
+def default_of_json_that_reads_before_a_callee_prints():
+    state = {"n": 1}
+
+    def inner():
+        print("asked")
+
+    def default(o):
+        a = state["n"]
+        inner()
+        return a
+
+    class T:
+        pass
+
+    t = T()
+
+    def f(x):
+        return x + 1, json.dumps({"a": t}, default=default)
+
+    return f, [call(count(3)), after(lambda: state.update(n=2), count(3)), after(lambda: state.update(n=3), count(3))]
+
+
+@program
+def what_a_metaclass_gives_by_getattr_changes():
+    table = {"color": 3}
+
+    class Meta(type):
+        def __getattr__(cls, name):
+            if name in table:
+                return table[name]
+            raise AttributeError(name)
+
+    class C(metaclass=Meta):
+        own = 2
+
+    def f(x):
+        return x + C.color + C.own, getattr(C, "nope", None), hasattr(C, "late")
+
+    return f, [
+        call(count(3)),
+        after(lambda: table.update(color=4), count(3)),
+        after(lambda: table.update(late=4), count(3)),
+    ]
+
+
+@program
+def what_a_metaclass_gives_by_getattribute_changes():
+    table = {"color": 3}
+
+    class Meta(type):
+        def __getattribute__(cls, name):
+            if name in table:
+                return table[name]
+            return super().__getattribute__(name)
+
+    class C(metaclass=Meta):
+        own = 2
+
+    def f(x):
+        return x + C.color + C.own
+
+    return f, [
+        call(count(3)),
+        after(lambda: table.update(color=4), count(3)),
+        after(lambda: table.update(own=4), count(3)),
+    ]
+
+
+@program
+def metaclass_of_an_argument_gives_by_getattr():
+    class Meta(type):
+        level = 1
+
+        def __getattr__(cls, name):
+            return len(name) * cls.level
+
+    class C(metaclass=Meta):
+        pass
+
+    c = C()
+
+    def f(x, c):
+        return x + type(c).abc + C.abcd, hasattr(c, "abc")
+
+    return f, [
+        call(count(3), c),
+        after(lambda: setattr(Meta, "level", 2), count(3), c),
+        after(lambda: setattr(C, "abc", 7), count(3), c),
+    ]
+
+
+@program
+def getattr_of_a_metaclass_prints():
+    class Meta(type):
+        def __getattr__(cls, name):
+            print("asked", name)
+            return n[0]
+
+    class C(metaclass=Meta):
+        pass
+
+    n = [1]
+
+    def f(x):
+        return x + C.abc
+
+    return f, [
+        call(count(3)),
+        after(lambda: n.append(n.pop() + 1), count(3)),
+        after(lambda: n.append(n.pop() + 1), count(3)),
+    ]
+
+
+@program
+def getattribute_of_a_metaclass_has_effects():
+    class Meta(type):
+        def __getattribute__(cls, name):
+            log.append(name) if not name.startswith("__") else None
+            return super().__getattribute__(name)
+
+    log = []
+
+    class C(metaclass=Meta):
+        @classmethod
+        def make(cls, x):
+            return x * cls.factor
+
+        factor = 3
+
+    def f(x):
+        return C.make(x)
+
+    return f, [call(count(3)), after(lambda: setattr(C, "factor", 4), count(3))], log
+
+
+@program
+def global_over_a_builtin_made_and_deleted():
+    def f(x, d):
+        global sum
+        a = sum([1, 2])
+        if d:
+            sum = lambda v: 9
+        b = sum([1, 2])
+        if d:
+            del sum
+        return x + a, b, sum([3])
+
+    return f, [call(count(3), 0), call(count(3), 1), call(count(3), 0), call(count(3), 1)]
+
+
+@program(raises=NameError)
+def global_over_a_builtin_deleted_twice():
+    def f(x, d):
+        global min
+        min = lambda *v: 9
+        del min
+        if d:
+            print("x")
+        r = min(1, 2)
+        del min
+        return x + r
+
+    return f, [call(count(3), 0), call(count(3), 1)]
+
+
+@program
+def builtin_read_where_a_global_was_deleted():
+    def f(x):
+        global ord
+        ord = abs
+        first = ord(-3)
+        del ord
+        try:
+            del ord
+        except NameError as error:
+            return x + first, ord("a"), str(error)
+
+    return f, [call(count(3)), call(count(4))]
