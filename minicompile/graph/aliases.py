@@ -60,9 +60,11 @@ class OutputAnalysis:
     """
 
     def __init__(
-        self, recorder: Recorder, inputs: list[TracedInput], results: list[Any], views_by_hand: set[int]
+        self, recorder: Recorder, inputs: list[TracedInput], results: list[Any], views_by_hand: set[int],
+        cuts: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         self.views_by_hand = views_by_hand
+        self._before_cut = {id(behind): value for value, behind in cuts}
         self.bindings: list[OutputBinding] = []
         self.mutated_inputs: list[MutatedInput] = []
         self.forward_nodes: list[Any] = []
@@ -129,7 +131,7 @@ class OutputAnalysis:
         if root is None and key not in self._hidden:
             self._hidden[key] = (self._return(self._node(base), base), base)
         kind, (place, other) = ("output", root) if root is not None else ("hidden", self._hidden[key])
-        if base is not other and (value.requires_grad or not same_place(base, other)):
+        if self._before_cut.get(id(base), base) is not other and (value.requires_grad or not same_place(base, other)):
             raise RuntimeError(DETACHED)
         return self._view(kind, place, base if root is not None else other, value)
 

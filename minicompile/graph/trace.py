@@ -160,7 +160,7 @@ class _Tracer:
             with torch.set_grad_enabled(self.captured.grad_enabled), restored_autocast():
                 results = self._interpret(values)
             self._refuse_metadata_mutations()
-            self.analysis = analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand)
+            self.analysis = analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand, self.cuts)
             backward = self._backward(analysis)
             traced = [*backward.gradients, *backward.passed_on]
             nodes = [None if g is None else self.recorder.node_of(torch_interface.from_functional(g)) for g in traced]
@@ -235,13 +235,17 @@ class _Tracer:
                     restore(before)
                 elif environment[node].requires_grad and not torch.is_grad_enabled():
                     raise Untraceable("a tensor with a history gets another shape in place, unknown to autograd")
-                if node in self.separable and isinstance(environment[node], Tensor) and environment[node].requires_grad:
+                if node in self.separable and self._can_be_cut(environment[node]):
                     uncut[node] = environment[node]
                     environment[node] = uncut[node].detach().requires_grad_()
                     self.cuts.append((uncut[node], environment[node]))
                 for dead in last_use.get(node, ()):
                     del environment[dead]
         raise Untraceable("the captured graph has no output")
+
+    def _can_be_cut(self, value: Any) -> bool:
+        """Whether a result may be cut off from what is computed with it; a view of one that was cut off may not."""
+        return isinstance(value, Tensor) and value.requires_grad and all(value._base is not behind for _, behind in self.cuts)
 
     def _windows(self, values: list[Any]) -> list[tuple[Tensor, Tensor]]:
         """Views through which functionalization cannot write, and their plain values as they are now."""

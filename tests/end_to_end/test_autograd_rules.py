@@ -726,6 +726,23 @@ def a_gradient_asked_for_in_a_hook(wrap: Wrap) -> Any:
 
 
 @scenario
+def a_result_beside_views_of_it(wrap: Wrap) -> Any:
+    def views(x: Tensor) -> Any:
+        h = x.exp()
+        turned = h.t()
+        return h, turned, h[0], turned.square().sum() + h.sin().sum()
+
+    x = leaf(2, 3)
+    h, turned, row, loss = wrap(views)(x)
+    found = torch.autograd.grad(loss + turned.sum() + (row * 2).sum(), [h, x], retain_graph=True)
+    alone = [torch.autograd.grad(part.sum(), [h], retain_graph=True) for part in (turned, row, loss)]
+    h.retain_grad()
+    h.register_hook(lambda gradient: gradient * 2)
+    (loss + row.sum()).backward()
+    return found, alone, h.grad, x.grad, turned._base is h, storage(h) == storage(row)
+
+
+@scenario
 def a_hook_that_raises_leaves_nothing_behind(wrap: Wrap) -> Any:
     a, b = leaf(3), leaf(3)
     x, y = a * 2, b * 2
