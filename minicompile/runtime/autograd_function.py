@@ -127,7 +127,7 @@ def _autograd_function(
         else:
             values = list(ctx.saved_tensors)
             values[len(saved_tensors) : len(saved_tensors)] = ctx.sizes if saved_sizes else ()
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not torch._C._autograd._get_current_graph_task_keep_graph() and is_last(ctx):
             ctx.kept = still_kept(kept, values, binding.history.shared, given >> first_tangent)
         return values
 
@@ -137,7 +137,7 @@ def _autograd_function(
         given = [grads.get(tangent.position) for tangent in tangents]
         if torch.is_grad_enabled() or any(map(is_batch, given)):
             return rerun.gradients(ctx.inputs, grads, half)
-        if torch._C._current_graph_task_id() not in ctx.split_tasks:  # else the node's own backward is still to come
+        if is_last(ctx):
             ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
             if grad is not None or tangent.shape is None:
@@ -165,6 +165,11 @@ def _autograd_function(
     functions = (forward, backward, differentiate, gradients)
     members = {function.__name__: staticmethod(function) for function in functions}
     return type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
+
+
+def is_last(ctx: Any) -> bool:
+    """Whether the running backward comes to the node of a call itself: what passes through its results is found before."""
+    return torch._C._current_graph_task_id() not in ctx.split_tasks
 
 
 def came(tangents: Sequence[Tangent], grads: Any) -> int:

@@ -762,6 +762,8 @@ def losses_of_one_call_after_gradients_that_kept_it(wrap: Wrap) -> Any:
         losses = [p.sum(), q.sum()]
         shown.append(torch.autograd.grad(losses, [x, y], retain_graph=True))
         shown += [attempt(lambda: torch.autograd.grad(losses[i], (x, y)[i])) for i in (0, 1, 0)]
+        first, hidden, loss = wrap(lambda x, y: (x.sin(), h := y.exp(), (h * x).sum()))(x, y)
+        shown += [torch.autograd.grad(first.sum(), x), torch.autograd.grad(loss, [hidden, y])]
     return shown
 
 
