@@ -75,7 +75,8 @@ def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
     """The joint graph of a captured graph; raises `CompileFailed` for what must run eagerly."""
     graph = captured.module.graph
     results, custom = results_with_users(graph), frozenset(node for node in graph.nodes if is_custom(node.target))
-    attempts = [(results, False)] if results else []
+    unwritten = frozenset(node for node in results if not was_written(node))
+    attempts = [(nodes, False) for nodes in dict.fromkeys((results, unwritten)) if nodes]
     failure: Exception = Untraceable("results are cut in place")
     location = None
     # What is written in place cannot be cut; if that was not the reason of a failure, the next attempt tells.
@@ -95,6 +96,12 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
     """Nodes that the graph returns and also computes with: a gradient of one result may go through them."""
     closing = next(iter(reversed(graph.nodes)))
     return frozenset(n for n in closing.all_input_nodes if len(n.users) > 1 and n.op not in ("placeholder", "get_attr"))
+
+
+def was_written(node: Node) -> bool:
+    """Whether a result was written in place, as far as its version tells."""
+    value = node.meta["example_value"]
+    return isinstance(value, torch.Tensor) and not value.is_inference() and value._version > 0
 
 
 @dataclasses.dataclass

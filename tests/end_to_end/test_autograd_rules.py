@@ -743,6 +743,19 @@ def a_result_beside_views_of_it(wrap: Wrap) -> Any:
 
 
 @scenario
+def a_result_beside_one_that_is_written_in_place(wrap: Wrap) -> Any:
+    def function(x: Tensor) -> Any:
+        h = x.exp()
+        k = h * 2
+        k.mul_(1.5)
+        return h, k, h.sin().sum()
+
+    x = leaf(3)
+    h, k, loss = wrap(function)(x)
+    return torch.autograd.grad(loss + k.sum(), [h, x])
+
+
+@scenario
 def a_hook_that_raises_leaves_nothing_behind(wrap: Wrap) -> Any:
     a, b = leaf(3), leaf(3)
     x, y = a * 2, b * 2
