@@ -130,7 +130,7 @@ class GraphLowering:
         if target is operator.getitem:
             container, position = node.args
             return self.values[container][position]
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             try:
                 return size_index(value)
