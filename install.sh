@@ -8,7 +8,7 @@
 set -eu
 cd "$(dirname "$0")"
 extra="${1:-}"
-torch='torch>=2.11,<2.14'
+torch='torch>=2.11,<2.16'
 
 supported='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
 python=

@@ -115,7 +115,7 @@ def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
 
 def is_combined(kind: type) -> bool:
     """Whether the forward fills the context itself."""
-    return kind.setup_context is _SingleLevelFunction.setup_context  # type: ignore[attr-defined]
+    return kind.setup_context is _SingleLevelFunction.setup_context
 
 
 class Application:

@@ -15,7 +15,7 @@ from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import call, run_native, special
 from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
-from minicompile.capture.torch_interface import FakeTensor, restore_state
+from minicompile.capture.torch_interface import FakeTensor, named, restore_state
 from minicompile.capture.tracer import TraceAgain, Tracer
 from minicompile.ir.autocast import open_blocks
 
@@ -50,6 +50,12 @@ def rule_check_tensor_all(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[st
     if right is None or not may_be_tested(tracer, right):
         raise Break("tensor value", "`_check_tensor_all` looks at a tensor")
     expect(tracer, right, True)
+
+
+@special(*named("distributions.distribution._all_true_or_runtime_assert"))  # torch 2.15
+def rule_all_true(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Whether a tensor is true throughout, which the caller tests by a jump: still a tensor."""
+    return tracer.operation("call_function", torch._is_all_true, args[:1])
 
 
 def expect(tracer: Tracer, value: torch.Tensor, expected: bool) -> None:

@@ -371,7 +371,7 @@ UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
           "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.",
-          "LRScheduler.__init__.<locals>.", "autocast.")
+          "LRScheduler.__init__.<locals>.", "autocast.", "_CheckpointedFunction.", "_make_checkpoint_wrapper")
 
 
 OPTIMIZERS = str(Path(torch.optim.__file__).parent)

@@ -24,31 +24,45 @@ from minicompile.capture.side_effects import contents
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import EXAMPLES, is_symbolic
 from minicompile.capture.texts import leaves
-from minicompile.capture.torch_interface import FakeTensor, any_autocast, is_of_optimizers, with_default_device
+from minicompile.capture.torch_interface import FakeTensor, any_autocast, is_of_optimizers, named, with_default_device
 from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
 
 POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
              torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
 CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)
+CHECKPOINT_OPTIONS = {"preserve_rng_state": True} | (CHECKPOINT.__kwdefaults__ or {})
+FOLLOWED_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop")
 FAST_PATH = torch.backends.mha.get_fastpath_enabled
 
 
 @special(CHECKPOINT)
 def rule_checkpoint(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=..., **kwargs)`."""
-    options = {"use_reentrant": None, "preserve_rng_state": True, "context_fn": checkpointing.noop_context_fn,
-               "determinism_check": "default", "debug": False, "early_stop": True}
-    settings = {name: kwargs.get(name, default) for name, default in options.items()}
-    rest = {name: value for name, value in kwargs.items() if name not in options}
+    if not args:
+        raise Break("checkpoint", "`checkpoint` is called without a function")
+    settings = {name: kwargs.get(name, default) for name, default in CHECKPOINT_OPTIONS.items()}
+    rest = {name: value for name, value in kwargs.items() if name not in settings}
+    return checkpointed(tracer, args[0], args[1:], rest, settings)
+
+
+@special(*named("utils.checkpoint._checkpoint_impl"))
+def rule_decorated(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """What a function calls that `checkpoint` has decorated, in torch 2.15."""
+    function, inputs, keywords = args
+    return checkpointed(tracer, function, inputs, keywords, {**CHECKPOINT_OPTIONS, **kwargs})
+
+
+def checkpointed(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, settings: Keywords) -> Any:
+    """The result of `function(*args, **kwargs)`, its nodes marked."""
     reentrant = settings["use_reentrant"]
-    plain = settings["context_fn"] is options["context_fn"] and not settings["debug"]
-    if type(reentrant) is not bool or not plain or (reentrant and (rest or not some_input_needs_grad(tracer, args[1:]))):
+    plain = all(settings[name] is CHECKPOINT_OPTIONS[name] for name in settings if name not in FOLLOWED_OPTIONS)
+    if type(reentrant) is not bool or not plain or (reentrant and (kwargs or not some_input_needs_grad(tracer, args))):
         raise Break("checkpoint", "`checkpoint` is called in a way that warns, raises or has contexts of its own")
     before = state_of(tracer)
     try:
         with tracer.graph.checkpointed():
-            result = call(tracer, args[0], args[1:], rest)
+            result = call(tracer, function, args, kwargs)
     except Break as stop:
         raise Break("checkpoint", stop.reason) from None
     if torch.is_grad_enabled():

@@ -256,3 +256,50 @@ def checkpoint_with_a_graph_break_inside():
         return checkpoint(inner, x * 2, use_reentrant=False) + 1
 
     return outer, [call(leaf(2)), call(normal(3))]
+
+
+@program
+def checkpoint_as_a_decorator():
+    layer = nn.Linear(3, 3)
+
+    def body(x, scale=1.0):
+        return layer(x).sin() * scale
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x).cos()
+
+    try:
+        decorated = checkpoint(use_reentrant=False)(body)
+        Model.forward = checkpoint(use_reentrant=False)(Model.forward)
+    except TypeError:  # before torch 2.15
+        decorated = functools.partial(checkpoint, body, use_reentrant=False)
+    model = Model()
+
+    def outer(x):
+        return decorated(x, scale=2.0) + model(x) * 3
+
+    return outer, [call(leaf(2, 3)), call(normal(2, 3))], model
+
+
+@program(raises=TypeError)
+def checkpoint_is_called_without_its_function():
+    def outer(x):
+        return checkpoint(use_reentrant=False)(torch.sin)(x) + checkpoint(use_reentrant=7, debug=3)
+
+    return outer, [call(leaf(2, 3))]
+
+
+@program
+def checkpoint_takes_every_keyword_that_this_torch_has():
+    def body(x, **others):
+        return x.sin() * (1 + len(others))
+
+    def outer(x):
+        return checkpoint(body, x, use_reentrant=False, early_stop=True, respect_saved_tensors_hooks=None)
+
+    return outer, [call(leaf(2, 3))]
