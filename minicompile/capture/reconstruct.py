@@ -6,6 +6,7 @@ so that aliases and cycles survive. Must not decide what is captured.
 
 import collections
 import contextlib
+import contextvars
 import enum
 import functools
 import gc
@@ -348,6 +349,12 @@ def written_down(iterator: Any) -> tuple[Any, ...]:
         return reduced
 
 
+def build_token(emitter: Emitter, value: contextvars.Token[Any]) -> str:
+    """The token of a `ContextVar` that was set to what it was: of setting it so again."""
+    variable = emitter.constant(value.var, "variable")
+    return emitter.assign(f"{variable}.set({variable}.get())", "token")
+
+
 def build_iterator(emitter: Emitter, value: Any) -> str:
     """A builtin iterator at its present position."""
     try:
@@ -465,7 +472,7 @@ BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell,
     functools.partial: build_partial, TensorText: build_text, types.SimpleNamespace: build_instance, Generator: build_generator,
-    Remaining: build_remaining, Iterables: build_remaining,
+    Remaining: build_remaining, Iterables: build_remaining, contextvars.Token: build_token,
     **dict.fromkeys(PARTS, build_of_parts),
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",

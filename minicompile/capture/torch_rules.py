@@ -4,6 +4,7 @@
 graph break does.
 """
 
+import contextvars
 import functools
 import inspect
 import operator
@@ -33,6 +34,7 @@ POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operato
 CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)
 CHECKPOINT_OPTIONS = {"preserve_rng_state": True} | (CHECKPOINT.__kwdefaults__ or {})
 FOLLOWED_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop")
+PRIORITY = getattr(torch.nn.attention, "_sdpa_kernel_uses_priority", contextvars.ContextVar("not before torch 2.15"))
 FAST_PATH = torch.backends.mha.get_fastpath_enabled
 
 
@@ -71,6 +73,17 @@ def checkpointed(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, se
         if reentrant:
             check_reentrant_result(result)
     return result
+
+
+@special(PRIORITY.set)
+def rule_priority(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`sdpa_kernel` (torch 2.15) notes here whether its kernels have an order: they have none, as outside."""
+    if args[0] is not PRIORITY.get():
+        raise Break("unknown call", "`sdpa_kernel` gives its kernels an order")
+    return contextvars.copy_context().run(PRIORITY.set, args[0])
+
+
+special(PRIORITY.reset)(lambda *_: None)
 
 
 def some_input_needs_grad(tracer: Tracer, args: Args) -> bool:

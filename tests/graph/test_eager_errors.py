@@ -21,7 +21,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "fp32 filled": lambda x: torch.full_like(x, 1e300),
     "bytes filled": lambda x: x.to(torch.uint8).fill_(300),
     "bytes chosen": lambda x: torch.where(x > 1, x.to(torch.uint8), 300),
-    "bytes clamped": lambda x: x.to(torch.uint8).clamp(max=300),
+    "bytes clamped": lambda x: x.to(torch.uint8).clamp(min=300),
     "integers from infinity": lambda x: torch.full((2,), float("inf"), dtype=torch.int64) + x[:2],
     "truth subtracted": lambda x: x - True,
     "a mask subtracted": lambda x: x - (x > 1),
