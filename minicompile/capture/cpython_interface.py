@@ -8,7 +8,7 @@ every dictionary holds a number that every change of it replaces (PEP 509), the 
 Nobody tells of an object's new type or `__dict__`. CPython 3.11 to 3.14 keep the type in the second word of an object, and the
 `__dict__`, if it exists as an object of its own, in the third word ahead of it. All such words are read at once.
 
-Private name used, the same in torch 2.11 to 2.13: `torch._C._dynamo.guards.dict_version`. All of this is tried when this is
+Private name used, the same in torch 2.11 to 2.15: `torch._C._dynamo.guards.dict_version`. All of this is tried when this is
 imported, and not used where it fails. Must not know what is in the dictionaries, nor decide which are worth watching.
 CPython's flags of classes are named here, too.
 """

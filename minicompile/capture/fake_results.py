@@ -5,7 +5,7 @@ operator met again with arguments of the same metadata gets new tensors with the
 was a view is a view again. Remembered are PyTorch's own operators that write nothing and read no values, on fixed sizes.
 Everything else is PyTorch's affair.
 
-Private names used, the same in torch 2.11 to 2.13: `FakeTensorMode.dispatch`, `FakeTensor`'s attributes
+Private names used, the same in torch 2.11 to 2.15: `FakeTensorMode.dispatch`, `FakeTensor`'s attributes
 `fake_mode`, `fake_device` and `constant`, `torch._C._dispatch_keys`. Must not know what the results are for.
 """
 

@@ -1,6 +1,6 @@
 """Every use that capture makes of torch's private interfaces, and its classification of torch's public functions.
 
-Written against torch 2.11 and 2.13. Private names used: `torch._subclasses.FakeTensorMode`, `ShapeEnv`,
+Written against torch 2.11, 2.13 and 2.15. Private names used: `torch._subclasses.FakeTensorMode`, `ShapeEnv`,
 `torch._C._dynamo.guards.TensorGuards`, `torch._guards.Source`, `_is_compiling_flag` of `torch.compiler`, the
 function and dispatch mode stacks, `_device_constructors`, the functorch interpreter stack. Must not know about bytecode,
 sources or the user's program.

@@ -202,7 +202,7 @@ def _file_text(
 
 
 def _fast_helpers(host: HostWriter, device: torch.device) -> list[str]:
-    """Imports that replace the file's own helper functions (torch 2.11 to 2.13)."""
+    """Imports that replace the file's own helper functions (torch 2.11 to 2.15)."""
     names = {"reinterpret": "_reinterpret_tensor as reinterpret"}
     if device.type in ("cuda", "cpu"):
         names["empty_strided"] = f"_empty_strided_{device.type} as empty_strided"

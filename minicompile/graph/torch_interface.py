@@ -1,6 +1,6 @@
 """Every private interface of PyTorch that the graph stage stands on, behind public names.
 
-All of it was read in, and runs on, torch 2.11 to 2.13: functional tensors (`torch._to_functional_tensor` and its kin,
+All of it was read in, and runs on, torch 2.11 to 2.15: functional tensors (`torch._to_functional_tensor` and its kin,
 the C++ functionalization that every later wrapper in PyTorch also uses), fake tensors (`torch._subclasses`), autograd
 sequence numbers, and the decomposition table. No other module of this package may touch a name of torch with a leading
 underscore, operators aside.

@@ -1,6 +1,6 @@
 """The fake tensors of capture and graph: PyTorch's, with eager's strides where PyTorch's own fake kernels give others.
 
-Written against torch 2.11 and 2.13; private: `torch._subclasses.fake_tensor`, `torch._library.simple_registry`,
+Written against torch 2.11, 2.13 and 2.15; private: `torch._subclasses.fake_tensor`, `torch._library.simple_registry`,
 `torch._prims_common`, and what the constructor of `FakeTensor` does in C++. This module must not know graphs.
 """
 

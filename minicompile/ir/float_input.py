@@ -1,6 +1,6 @@
 """A Python float that a graph takes as an input: PyTorch's operators can be called with it, but nobody learns its value.
 
-Stands on private interfaces of PyTorch 2.11 to 2.13: `torch.fx.experimental.sym_node.SymNode`, and that operators take a
+Stands on private interfaces of PyTorch 2.11 to 2.15: `torch.fx.experimental.sym_node.SymNode`, and that operators take a
 `torch.SymFloat` as a scalar. This module must not know where the float comes from.
 """
 

@@ -1,6 +1,6 @@
 """An expression over symbolic sizes as nodes of an FX graph, for every stage that writes one.
 
-Written against `torch.utils._sympy` of torch 2.11 to 2.13. This module must not know where a symbol's value comes from.
+Written against `torch.utils._sympy` of torch 2.11 to 2.15. This module must not know where a symbol's value comes from.
 """
 
 import math

@@ -5,7 +5,7 @@ fake kernels and of `__torch_dispatch__` (`torch._compile._disable_dynamo`). Unt
 changed those settings, and there is nothing to keep out. Where a version of PyTorch differs from what is written here, it is
 imported after all.
 
-Written against torch 2.11 and 2.13; private: the two methods of `FakeTensorMode`, `_disable_dynamo`,
+Written against torch 2.11, 2.13 and 2.15; private: the two methods of `FakeTensorMode`, `_disable_dynamo`,
 `TorchDispatchMode._should_skip_dynamo`. Must not know fake kernels.
 """
 

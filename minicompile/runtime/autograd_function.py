@@ -28,7 +28,7 @@ from minicompile.runtime.second_derivatives import Rerun, is_batch
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
-# Private, the same in torch 2.11 to 2.13: inside, operators neither record gradients nor track views (tensors made there
+# Private, the same in torch 2.11 to 2.15: inside, operators neither record gradients nor track views (tensors made there
 # are plain) nor count versions, and dispatch is shorter.
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 

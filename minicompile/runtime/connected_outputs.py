@@ -3,7 +3,7 @@
 One autograd node computes all of them, so that plain `backward()` runs one compiled graph. A second node per connection
 stands between the outputs and their sources, for callers who look at the gradient of a source: by a hook, `retain_grad`,
 or as an argument of `torch.autograd.grad`. Only then gradients really pass through the sources, by the split backward.
-Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 to 2.13:
+Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 to 2.15:
 `torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks`.
 """
 

@@ -9,7 +9,7 @@ that was started on the stream of the last one.
 
 A program with work on the CPU is not recorded, because a graph would repeat its first result; nor is anything when a
 recording fails. `fallback` then says why, and calls run the program itself. Private interface:
-`torch._C._storage_Use_Count` (torch 2.11 to 2.13).
+`torch._C._storage_Use_Count` (torch 2.11 to 2.15).
 """
 
 import dataclasses

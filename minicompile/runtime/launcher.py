@@ -1,6 +1,6 @@
 """Launching a compiled kernel with as little Python as possible.
 
-`torch._C._StaticCudaLauncher` (torch 2.11 to 2.13) loads a cubin and launches it without a C compiler at run time; where
+`torch._C._StaticCudaLauncher` (torch 2.11 to 2.15) loads a cubin and launches it without a C compiler at run time; where
 it is missing, Triton's own dispatcher launches the kernel. This module is the only one that touches either.
 """
 

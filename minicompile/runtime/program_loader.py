@@ -34,7 +34,7 @@ from minicompile.runtime.worker_pool import MOST_HERE, POOL, most_workers
 RECORDED = ("attention_forward", "attention_backward", "mask_bounds", "fused_matmul")
 Call = Callable[[list[Any]], tuple[Any, ...]]
 
-# Private, the same in torch 2.11 to 2.13.
+# Private, the same in torch 2.11 to 2.15.
 _autocast_is_on = torch._C._is_any_autocast_enabled
 _autocast_off = torch._C._DisableAutocast
 
