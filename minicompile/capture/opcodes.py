@@ -202,7 +202,8 @@ def formatted(tracer: Tracer, at: Instruction, value: Any, specification: Any = 
 @opcode("BUILD_STRING")
 def build_string(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An f-string made of its parts."""
-    frame.stack[-instruction.arg :] = [joined(tracer, frame.stack[-instruction.arg :])]
+    first = len(frame.stack) - instruction.arg
+    frame.stack[first:] = [joined(tracer, frame.stack[first:])]
 
 
 def attribute_of_super(tracer: Tracer, at: Instruction, function: Any, kind: Any, instance: Any) -> Any:

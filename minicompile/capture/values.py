@@ -344,10 +344,11 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
             text = "not {0}" if plain else "dict.__len__({0}) == 0"
             tracer.guards.test(source, text, (), "`{0}` is empty", "structure", keys)
         else:
-            text = "list({0}) == {1}" if plain else "list(dict.keys({0})) == {1}"
-            tracer.guards.test(source, text, (keys,), f"`{{0}}` has the keys {shown(keys)}"[:200], "structure", keys)
+            found = "{0}" if plain else "dict.keys({0})"
+            words = f"`{{0}}` has the keys {shown(keys)}"[:200]
+            tracer.guards.test(source, f"list({found}) == {{1}}", (keys,), words, "structure", keys)
             if not all(isinstance(key, str) for key in keys):
-                tracer.guards.test(source, "list(map({1}, {0})) == {2}", (typed, list(map(typed, keys))),
+                tracer.guards.test(source, f"list(map({{1}}, {found})) == {{2}}", (typed, list(map(typed, keys))),
                                    "`{0}` has keys of the same types", "structure", keys)
 
 

@@ -955,3 +955,11 @@ def errors_in_a_loop_with_breaks():
         return x * n, log, repr(last)
 
     return outer, [call(count(3), 1), call(count(3), 3), call(count(3), 4)]
+
+
+@program
+def f_strings_with_an_empty_spec():
+    def outer(x, value, name):
+        return x + 1, f"{value:}", name + f"{name!r:}" + f"{name:}{value!s:}", [name, name, f"{name:}"]
+
+    return outer, [call(count(2), 3, "a"), call(count(2), 4, "b"), call(count(2), 1.5, "b"), call(count(2), None, "")]

@@ -802,3 +802,27 @@ def overridden_methods_of_containers_around_breaks():
         return x + meter.pop(), meter, settings.get("a"), settings, unique, failure.__notes__
 
     return f, [call(count(3), kept.plain_append()), call(count(3), kept.plain_append()), call(count(4), [].append)], kept
+
+
+@program
+def dictionaries_with_keys_of_numbers_and_an_order_of_their_own():
+    asked = []
+
+    class Newest(dict):
+        def __iter__(self):
+            asked.append(len(self))
+            return iter(sorted(dict.keys(self), reverse=True)[:2])
+
+    table = Newest({1: 2.0, 2: 3.0, 3: 4.0})
+
+    def outer(x):
+        for key, factor in dict.items(table):
+            x = x * factor + key
+        return x, list(table), len(asked)
+
+    return outer, [
+        call(count(3)),
+        call(count(3)),
+        after(lambda: table.__setitem__(4, 5.0), count(3)),
+        after(lambda: table.pop(1), count(3)),
+    ], asked
