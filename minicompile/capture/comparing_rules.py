@@ -39,7 +39,7 @@ def searching(name: str, tracer: Tracer, owner: Any, args: Args, kwargs: Keyword
     seen = standing_inside(tracer, owner)
     before = elements(seen)
     search = functools.partial(getattr(native_base(owner), name), seen)
-    result = run_native(tracer, search, tuple(standing(tracer, item) for item in args), kwargs)
+    result = run_native(tracer, search, (*(standing(tracer, item) for item in args[:1]), *args[1:]), kwargs)
     if name == "remove" and seen is not owner:
         place = next(place for place, item in enumerate(before) if place == len(seen) or item is not seen[place])
         native_base(owner).__delitem__(owner, place)

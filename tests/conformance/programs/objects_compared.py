@@ -688,3 +688,15 @@ def filter_none_of_user_objects():
         return x * 2, [m.v for m in filter(None, n)], [m.v for m in itertools.filterfalse(None, n)]
 
     return f, [call(normal(5, 2), N(1), N(2)), call(normal(5, 2), N(2), N(1))]
+
+
+@program
+def numbers_that_vary_as_bounds_of_a_search():
+    def outer(x, items, start, stop):
+        try:
+            return x * stop, items.index(3, start, stop), (1, 3, 3, 3, 3, 3).index(3, start), collections.deque(items).index(3, start)
+        except (TypeError, ValueError) as error:
+            return x, str(error)
+
+    items = [3, -2, 3, 0, 3, 3, 3]
+    return outer, [call(count(2), items, start, stop) for start, stop in ((2, 4), (2, 5), (3, 6), (4, 7), (3, 4), (3, 1))]
