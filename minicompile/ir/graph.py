@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import operator
 import re
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ class GraphModule(torch.fx.GraphModule):
         """Run the graph, without the hooks that calling a module runs; if it fails, the modes that it has set are left."""
         kind = type(self)
         if kind.forward is GraphModule.forward:
-            with readable_powers(self.graph):
+            with readable_powers(self.graph), functions_not_names(self.graph):
                 super().recompile()  # which gives the class, one a graph, a `forward` of its own
         recording, casts, blocks = torch.is_grad_enabled(), autocast.settings(), autocast.open_blocks()
         try:
@@ -54,6 +55,18 @@ def readable_powers(graph: torch.fx.Graph) -> Iterator[None]:
     yield
     for node in negative:
         node.target = operator.pow
+
+
+@contextlib.contextmanager
+def functions_not_names(graph: torch.fx.Graph) -> Iterator[None]:
+    """Functions of torch as objects while a graph is written to be run: FX writes names, and users replace what these name."""
+    named = [n for n in graph.nodes if isinstance(n.target, types.FunctionType | types.BuiltinFunctionType)
+             and (n.target.__module__ or "").startswith("torch")]
+    for node in named:
+        node.target = functools.update_wrapper(functools.partial(node.target), node.target, ("__name__",), ())
+    yield
+    for node in named:
+        node.target = node.target.func
 
 
 def dependencies(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:

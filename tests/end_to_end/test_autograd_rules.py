@@ -1032,3 +1032,16 @@ def test_what_no_graph_says_is_left_to_eager(function: Callable[..., Any]) -> No
         if one is not None:
             assert (one.shape, one.requires_grad) == (other.shape, other.requires_grad)
             torch.testing.assert_close(one, other)
+
+
+def test_second_gradients_where_a_function_of_torch_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.tanh
+    monkeypatch.setattr(torch, "tanh", lambda value: real(value) * 2)
+
+    def critic(x: Tensor) -> Tensor:
+        return torch.tanh(x).sum()
+
+    x = leaf(3)
+    for expected, actual in ((hessian(critic, x), hessian(minicompile.compile(critic), x)),
+                             (third(critic, x), third(minicompile.compile(critic), x))):
+        torch.testing.assert_close(actual, expected)

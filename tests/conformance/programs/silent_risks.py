@@ -65,6 +65,21 @@ def torch_function_replaced():
 
 
 @program
+def torch_function_that_is_called_by_its_replacement():
+    real = torch.tanh
+
+    def outer(x):
+        return torch.tanh(x), real(x)
+
+    return outer, [
+        call(leaf(2)),
+        after(lambda: setattr(torch, "tanh", lambda v: real(v) * 2), leaf(2)),
+        call(leaf(3)),
+        after(lambda: setattr(torch, "tanh", real), leaf(2)),
+    ]
+
+
+@program
 def torch_module_method_replaced():
     m = torch.nn.Linear(2, 2)
     real = torch.nn.Linear.forward
