@@ -155,14 +155,16 @@ def is_mixture_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a plain number is beyond what a dtype holds; unsigned ones take negative numbers too."""
-    if type(value) not in (int, float) or dtype.is_complex or dtype == torch.bool:
+    """Whether a number is beyond what a dtype holds, a guard where it varies; unsigned ones take negative numbers too."""
+    if type(value) not in (int, float, torch.SymInt) or dtype.is_complex or dtype == torch.bool:
         return False
-    if dtype.is_floating_point:
-        return math.isfinite(value) and abs(value) > torch.finfo(dtype).max
-    limits = torch.iinfo(dtype)
+    if isinstance(value, float) and not math.isfinite(value):
+        return not dtype.is_floating_point
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    if isinstance(value, torch.SymInt) and limits.max >= torch.iinfo(torch.int64).max:
+        return False
     lowest = limits.min if isinstance(value, float) else min(limits.min, -limits.max)
-    return not math.isfinite(value) or not lowest <= value <= limits.max
+    return not int(lowest) <= value <= int(limits.max)
 
 
 def is_truth(value: Any) -> bool:

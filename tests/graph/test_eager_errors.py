@@ -244,6 +244,23 @@ def test_compiled_where_eager_computes(name: str) -> None:
     assert not compiled.graph_breaks and not compiled.records.fallbacks
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float16])
+@pytest.mark.parametrize("function", [
+    lambda x, n: x.clamp(max=n), lambda x, n: x.masked_fill(x > 2, n), lambda x, n: torch.where(x > 2, x, n),
+    lambda x, n: torch.full_like(x, n), lambda x, n: torch.add(x, x, alpha=n)])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_an_integer_that_varies_beyond_the_dtype_is_refused_as_in_eager(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    compiled = minicompile.compile(function, options={"cache": False})
+    for number in (200, 100, 70000, -5, -70000, 7):
+        outcomes = []
+        for run in (function, compiled):
+            try:
+                outcomes.append(run(torch.tensor([1, 3, 100]).to(dtype), number).tolist())
+            except RuntimeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
 def test_an_operator_that_python_cannot_name_is_left_to_eager() -> None:
     results = []
     for function in (torch.Tensor.random_, minicompile.compile(lambda x, low, high: x.random_(low, high))):
