@@ -529,6 +529,8 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     values = tuple(plain(native_argument(tracer, item)) for item in args)
     keywords = {key: plain(native_argument(tracer, item)) for key, item in kwargs.items()}
     for item in (*values, *keywords.values()):
+        if id(item) in tracer.reals and hasattr(type(item), "__next__"):
+            raise Break("unsupported value", "an iterator from outside is used up by native code")
         check_safe(item)
     return tracer.resolve(run_native(tracer, function, values, keywords))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import io
 import itertools
+import operator
 
 import torch
 
-from tests.conformance.catalogue import call, count, normal, program
+from tests.conformance.catalogue import after, call, count, normal, program
 
 
 @program(core=True)
@@ -537,3 +540,20 @@ def context_manager_around_a_break():
         return x
 
     return outer, [call(count(2)), call(count(3))], log
+
+
+@program
+def iterators_from_outside_used_up_by_native_code():
+    lines = io.StringIO("a\nb\na\nc\n")
+    items = iter([3, 4, 3, 5])
+
+    def outer(x):
+        counted = collections.Counter(lines)
+        return x + len(counted), counted, operator.countOf(items, 3), list(items)
+
+    def again():
+        nonlocal items
+        lines.seek(0)
+        items = iter([3, 3])
+
+    return outer, [call(count(2)), call(count(2)), after(again, count(2)), call(count(2)), after(again, count(2))]
