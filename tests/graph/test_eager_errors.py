@@ -261,6 +261,17 @@ def test_an_integer_that_varies_beyond_the_dtype_is_refused_as_in_eager(function
         assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("function", [
+    lambda x, n: (x + n) // 2, lambda x, n: (n - x).float(), lambda x, n: torch.sub(x, n, alpha=3) > 0, lambda x, n: torch.rsub(x, n, alpha=2),
+    lambda x, n: x + 70000, lambda x, n: (x - 0x9E3779B9) >> 1])  # fmt: skip
+def test_a_sum_with_an_integer_beyond_the_dtype_wraps_around_in_the_graph(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    compiled = minicompile.compile(function, options={"cache": False, "suppress_errors": False})
+    x = torch.tensor([1, 3, 100]).to(dtype)
+    for number in (200, 70000, -5, -70000, 2**31, -(2**40) - 7):
+        torch.testing.assert_close(compiled(x, number), function(x, number))
+
+
 def test_an_operator_that_python_cannot_name_is_left_to_eager() -> None:
     results = []
     for function in (torch.Tensor.random_, minicompile.compile(lambda x, low, high: x.random_(low, high))):
