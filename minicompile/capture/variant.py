@@ -325,8 +325,9 @@ class Assembly:
             module = graph.finish(self.emitter.outputs)
             inputs = graph.graph_inputs()
             inferring = graph.inference.used
+            recording = tracer.state[0] and not (inferring or tracer.state[3])
             captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name,
-                                     tracer.state[0] and not inferring, start_of(self.attempt.frame))
+                                     recording, start_of(self.attempt.frame))
             with torch.inference_mode() if inferring else contextlib.nullcontext():
                 compiled = self.context.compile_graph(captured)
             arguments = ", ".join(self.writer.fetch(entry.source) for entry in graph.inputs if entry.source)

@@ -960,6 +960,17 @@ def test_nothing_is_differentiated_under_inference_mode() -> None:
     assert all(result.requires_grad for result in compiled(x))
 
 
+def test_gradients_switched_on_under_inference_mode_stay_off_behind_a_break() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            print(end="")
+            return x.diag()
+
+    with torch.inference_mode():
+        result = minicompile.compile(function, options={"cache": False})(torch.randn(3, 3, requires_grad=True))
+    assert result.is_inference() and not result.requires_grad
+
+
 def test_a_weight_masked_through_data_refuses_a_second_derivative() -> None:
     layer = torch.nn.Linear(4, 1)
     mask = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
