@@ -121,9 +121,10 @@ class OutputAnalysis:
             index = self._by_storage[key]
             traced = self._inputs[index]
             assert traced.value is not None
-            if value.requires_grad and root_of(value) is not traced.value:
+            detached = root_of(value) is not traced.value
+            if value.requires_grad and detached:
                 raise RuntimeError(DETACHED)
-            return self._view("input", index, traced.value, value)
+            return self._view("input", index, traced.value, value, detached)
         root = self._roots.get(key)
         if self._shared[key] == 1 and not self._has_windows(value) or root is not None and root[1] is value:
             return FreshOutput(self._return(self._node(value), value), value.requires_grad)
@@ -131,9 +132,10 @@ class OutputAnalysis:
         if root is None and key not in self._hidden:
             self._hidden[key] = (self._return(self._node(base), base), base)
         kind, (place, other) = ("output", root) if root is not None else ("hidden", self._hidden[key])
-        if self._before_cut.get(id(base), base) is not other and (value.requires_grad or not same_place(base, other)):
+        detached = self._before_cut.get(id(base), base) is not other
+        if detached and (value.requires_grad or not same_place(base, other)):
             raise RuntimeError(DETACHED)
-        return self._view(kind, place, base if root is not None else other, value)
+        return self._view(kind, place, base if root is not None or detached else other, value, detached)
 
     def _has_windows(self, value: torch.Tensor) -> bool:
         """Whether elements of a view may share memory, so that no memory of its own can be laid out like it."""
@@ -143,7 +145,7 @@ class OutputAnalysis:
     def _node(self, value: torch.Tensor) -> Node:
         return self._recorder.node_of(torch_interface.from_functional(value))
 
-    def _view(self, kind: Any, index: int, base: torch.Tensor, value: torch.Tensor) -> ViewOutput:
+    def _view(self, kind: Any, index: int, base: torch.Tensor, value: torch.Tensor, detached: bool) -> ViewOutput:
         if value.requires_grad and torch_interface.storage_key(value) in self.views_by_hand:
             raise RuntimeError("an output is a view with a backward of the user's own")
         base_node, node = self._node(base), self._node(value)
@@ -153,6 +155,10 @@ class OutputAnalysis:
         if calls is None and value.requires_grad and torch_interface.overlaps(base_node.meta["val"]):
             raise RuntimeError("an output is a view by its strides of a tensor whose elements share memory")
         sizes, strides, offset = tuple(value.shape), value.stride(), value.storage_offset() - base.storage_offset()
+        if detached:
+            if calls is None:
+                raise RuntimeError(DETACHED)
+            calls = ((torch.ops.aten.detach.default, (), {}), *(() if node is base_node else calls))
         geometry = (sizes, strides, offset) if calls is None else ((), (), 0)
         recorded = not base.requires_grad or value.grad_fn is not None
         return ViewOutput(

@@ -971,6 +971,21 @@ def test_gradients_switched_on_under_inference_mode_stay_off_behind_a_break() ->
     assert result.is_inference() and not result.requires_grad
 
 
+DETACHED = [lambda x: (y := x * 2, y.detach()), lambda x: ((y := x * 2).detach(), y.detach()), lambda x: ((y := (x * 2).detach()), y.detach()),
+            lambda x: (y := x * 2, y.detach()[0]), lambda x: ((y := x * 2)[1:], y.detach()), lambda x: (x, x.data[1:]), lambda x: (x, x.detach()[0])]  # fmt: skip
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("function", DETACHED)
+def test_a_detached_result_does_not_follow_what_becomes_of_the_other(function: Callable[..., Any], gradient: bool) -> None:
+    found = []
+    for run in (function, minicompile.compile(function, options={"cache": False})):
+        first, second = run(torch.ones(3, 4, requires_grad=gradient) + 0)
+        first.mul_(torch.tensor(3.0, requires_grad=True))
+        found.append((first.requires_grad, second.requires_grad, second._is_view(), second._base is first, second.tolist()))
+    assert found[0] == found[1]
+
+
 def test_a_weight_masked_through_data_refuses_a_second_derivative() -> None:
     layer = torch.nn.Linear(4, 1)
     mask = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
