@@ -371,7 +371,8 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
         if meta_base is type or is_trusted_module(meta_base.__module__):
             return native_attribute(owner, name)
         return bind_descriptor(tracer, class_value(tracer, meta_base, name, meta_raw), owner, meta)
-    if is_trusted_module(owner.__module__) and not isinstance(raw, (types.FunctionType, classmethod, staticmethod, bool)):
+    changes = type(raw) in (bool, int) or (id(base), name) in tracer.effects.attributes
+    if is_trusted_module(owner.__module__) and not (changes or isinstance(raw, (types.FunctionType, classmethod, staticmethod))):
         return native_attribute(owner, name)
     return bind_descriptor(tracer, class_value(tracer, base, name, raw), MISSING, owner)
 

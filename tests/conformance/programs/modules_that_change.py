@@ -601,3 +601,17 @@ def numpy_values_as_settings():
         call(normal(4), np.float64(1.5)),
         call(normal(4), 2.5),
     ]
+
+
+@program
+def hooks_registered_in_one_call_have_keys_of_their_own():
+    """The class of the handles counts them, and belongs to torch."""
+    layer = torch.nn.Linear(3, 3)
+
+    def hooked(x):
+        handles = [layer.register_forward_hook(lambda module, args, out, by=by: out * by) for by in (2, 3)]
+        result = layer(x)
+        handles[0].remove()
+        return result, layer(x), len(layer._forward_hooks), handles[1].id - handles[0].id
+
+    return hooked, [call(count(2, 3)), call(count(2, 3)), after(layer._forward_hooks.clear, count(2, 3))]
