@@ -67,7 +67,7 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     converts = packet in CONVERT_NUMBERS or packet is aten.scalar_tensor and not result.dtype.is_floating_point
     # The other operand of a sum is a tensor to its kernel: it wraps around, and only `alpha` is converted.
     numbers = args[2:] if packet in SUMS and not result.dtype.is_floating_point else args
-    if converts and any(overflows(value, result.dtype) for value in (*numbers, *kwargs.values())):
+    if converts and any(overflows(value, result.dtype, packet is not aten.clamp) for value in (*numbers, *kwargs.values())):
         return f"a number that {result.dtype} does not hold"
     if type(kwargs.get("alpha")) is float and result.dtype == torch.bool:
         return "a float and truth values"
@@ -157,8 +157,8 @@ def is_mixture_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     return (found if isinstance(found, torch.Tensor) else found[0]).dtype != dtype
 
 
-def overflows(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a number is beyond what a dtype holds, a guard where it varies; unsigned ones take negative numbers too."""
+def overflows(value: Any, dtype: torch.dtype, wraps: bool = True) -> bool:
+    """Whether a number is beyond what a dtype holds, a guard where it varies; where it `wraps`, unsigned ones take negative numbers."""
     if type(value) not in (int, float, torch.SymInt) or dtype.is_complex or dtype == torch.bool:
         return False
     if isinstance(value, float) and not math.isfinite(value):
@@ -166,7 +166,7 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     if isinstance(value, torch.SymInt) and limits.max >= torch.iinfo(torch.int64).max:
         return False
-    lowest = limits.min if isinstance(value, float) else min(limits.min, -limits.max)
+    lowest = limits.min if isinstance(value, float) or not wraps else min(limits.min, -limits.max)
     return not int(lowest) <= value <= int(limits.max)
 
 

@@ -64,9 +64,10 @@ def test_captured_floats_are_exact_and_compile_little(name: str) -> None:
 
 
 ONE_FOR_EACH_WHOLE_NUMBER = {"whole_part", "as_a_size", "other_types"}
+LEFT_BY_DYNAMO = {"an_error_of_python"}  # by that of torch 2.15, which runs it eagerly from the first zero on
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - ONE_FOR_EACH_WHOLE_NUMBER))
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - ONE_FOR_EACH_WHOLE_NUMBER - LEFT_BY_DYNAMO))
 def test_no_more_graphs_than_torch_compile(name: str) -> None:
     program = PROGRAMS[name]
     torch._dynamo.reset()

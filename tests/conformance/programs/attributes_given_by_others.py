@@ -18,7 +18,7 @@ def complex_number_added_to_a_real_tensor_in_place():
     return f, [call(count(3)), call(count(4)), call(count(5))]
 
 
-@program
+@program(core=True)
 def methods_of_a_tensor_read_before_and_behind_a_break():
     def f(x):
         a = x.add

@@ -62,7 +62,7 @@ def programs(inner):
     return f, [call(count(3), k, []) for k in (*range(7), *range(7))]
 
 
-@program
+@program(core=True)
 def group_split_behind_a_break_in_the_try():
     def inner(x, k, log):
         e = make(k)
