@@ -126,7 +126,8 @@ class OutputAnalysis:
                 raise RuntimeError(DETACHED)
             return self._view("input", index, traced.value, value, detached)
         root = self._roots.get(key)
-        if self._shared[key] == 1 and not self._has_windows(value) or root is not None and root[1] is value:
+        own = value.grad_fn is not None or not value.requires_grad  # no view made under `no_grad`
+        if self._shared[key] == 1 and own and not self._has_windows(value) or root is not None and root[1] is value:
             return FreshOutput(self._return(self._node(value), value), value.requires_grad)
         base = root_of(value)
         if root is None and key not in self._hidden:

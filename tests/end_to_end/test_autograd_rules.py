@@ -971,6 +971,22 @@ def test_gradients_switched_on_under_inference_mode_stay_off_behind_a_break() ->
     assert result.is_inference() and not result.requires_grad
 
 
+def test_a_view_made_without_gradients_of_what_has_them_stays_in_the_graph() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            y = x * 0.5
+            z = x.exp()
+        return y.view(-1), z[0], z
+
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch.no_grad():
+        flat, row, z = minicompile.compile(function, options={"cache": False, "suppress_errors": False})(x)
+    (flat.sum() + row.sum()).backward()
+    assert flat.is_leaf and flat.requires_grad and row._base is z and x.grad is None
+    z.sum().backward()
+    torch.testing.assert_close(x.grad, x.exp())
+
+
 DETACHED = [lambda x: (y := x * 2, y.detach()), lambda x: ((y := x * 2).detach(), y.detach()), lambda x: ((y := (x * 2).detach()), y.detach()),
             lambda x: (y := x * 2, y.detach()[0]), lambda x: ((y := x * 2)[1:], y.detach()), lambda x: (x, x.data[1:]), lambda x: (x, x.detach()[0])]  # fmt: skip
 
