@@ -307,3 +307,25 @@ def test_a_test_of_values_under_inference_mode_is_no_break_where_nothing_is_writ
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
         with pytest.raises(AssertionError, match="not positive"):
             compiled(torch.zeros(3))
+
+
+@pytest.mark.parametrize("part", [lambda y: y.detach(), lambda y: y.data, lambda y: y.detach()[1:], lambda y: y.detach().view(-1)])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_a_detached_result_is_no_view_of_the_one_beside_it(
+    part: Callable[[torch.Tensor], torch.Tensor], first: bool, differentiable: bool
+) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return (part(y), y) if first else (y, part(y))
+
+    shown = []
+    for run in (function, minicompile.compile(function)):
+        results = run(torch.ones(2, 3, requires_grad=differentiable))
+        y, detached = results[::-1] if first else results
+        detached.requires_grad_()
+        with torch.no_grad():
+            detached.add_(1)
+        shown.append((y.requires_grad, detached.requires_grad, detached.is_leaf, y._is_view(), y.detach()))
+    assert shown[0][:4] == shown[1][:4]
+    assert torch.equal(shown[0][4], shown[1][4])
