@@ -154,8 +154,7 @@ def compile(
 
 def compiled(target: Any, config: Config) -> Any:
     """The compiled form of a function or module under `config`."""
-    if isinstance(target, (CompiledFunction, CompiledModule)):
-        target = target.__wrapped__
+    target = original(target)
     if isinstance(target, type):
         raise TypeError(f"minicompile.compile takes a function or an nn.Module object, not the class {target.__name__}")
     if isinstance(target, torch.jit.ScriptModule):
@@ -166,6 +165,17 @@ def compiled(target: Any, config: Config) -> Any:
     if not callable(target):
         raise TypeError(f"minicompile.compile takes a function or an nn.Module object, not {type(target).__name__}")
     return CompiledFunction(target, config)
+
+
+def original(target: Any) -> Any:
+    """What a compiled function or module was made of, also where it is that of a bound method or of a partial."""
+    if isinstance(target, (CompiledFunction, CompiledModule)):
+        return target.__wrapped__
+    if type(target) is types.MethodType and (inner := original(target.__func__)) is not target.__func__:
+        return types.MethodType(inner, target.__self__)
+    if type(target) is functools.partial and (inner := original(target.func)) is not target.func:
+        return functools.partial(inner, *target.args, **target.keywords)
+    return target
 
 
 def python_function(target: Callable[..., Any]) -> Callable[..., Any]:

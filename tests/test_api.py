@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import pickle
@@ -238,6 +239,22 @@ def test_compiling_twice_compiles_the_original() -> None:
     assert again.__wrapped__ is double_plus_one
     module = Small()
     assert minicompile.compile(minicompile.compile(module)).__wrapped__ is module
+
+
+def test_methods_and_partials_of_what_is_compiled_are_compiled_from_the_original() -> None:
+    class Scaled:
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+        @minicompile.compile
+        def apply(self, x: torch.Tensor, more: float = 0.0) -> torch.Tensor:
+            return x * self.by + more
+
+    scaled = Scaled(2.0)
+    for target in (scaled.apply, functools.partial(Scaled.apply, scaled), functools.partial(scaled.apply, more=0.0)):
+        compiled = minicompile.compile(target, fullgraph=True)
+        torch.testing.assert_close(compiled(X), X * 2)
+        assert compiled.stats.graphs == 1 and compiled.stats.fallbacks == 0
 
 
 def test_what_is_compiled_already_keeps_its_own_breaks_where_a_compiled_function_calls_it() -> None:
