@@ -158,7 +158,7 @@ def is_mixture_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def overflows(value: Any, dtype: torch.dtype, wraps: bool = True) -> bool:
-    """Whether a number is beyond what a dtype holds, a guard if it varies; where it `wraps`, negative ones fit unsigned dtypes."""
+    """Whether a number is beyond what a dtype holds, a guard if it varies; if it `wraps`, negative ones fit unsigned dtypes."""
     if type(value) not in (int, float, torch.SymInt) or dtype.is_complex or dtype == torch.bool:
         return False
     if isinstance(value, float) and not math.isfinite(value):
