@@ -370,8 +370,20 @@ def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: 
     return out
 
 
+def guard_tensor_method(tracer: Tracer, name: str) -> None:
+    """Guard that a method of tensors is PyTorch's own; in a graph, one of the user's would be called by what it calls."""
+    method = vars(torch.Tensor).get(name)
+    if method is not torch_interface.WRITTEN_IN_TENSOR.get(name):
+        raise Break("tensor attribute", f"the method `{name}` of tensors was replaced")
+    if method is None:
+        tracer.absent_in_classes.setdefault(torch.Tensor, set()).add(name)
+    else:
+        tracer.read_of_library(torch.Tensor, name, method)
+
+
 def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of a tensor."""
+    guard_tensor_method(tracer, name)
     if name in torch_interface.TENSOR_QUERY_METHODS:
         return run_native(tracer, getattr(tensor, name), args, kwargs)
     if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)):

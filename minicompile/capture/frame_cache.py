@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.break_kinds import CLASS_MADE
+from minicompile.capture.break_kinds import CLASS_MADE, RunEager
 from minicompile.capture.collector import collection_postponed
 from minicompile.capture.dynamic import DynamicPlan
 from minicompile.capture.graph_break import code_called_by
@@ -103,8 +103,11 @@ class Session:
             cache = self.callees[key] = CallCache(self, name_of(function))
         return finished(cache.call(function, args, kwargs))
 
-    def compile_graph(self, captured: CapturedGraph) -> Callable[..., Sequence[Any]]:
-        """Hand a graph to the backend; if that fails, run the captured graph as it is."""
+    def compile_graph(self, captured: CapturedGraph, writes: bool) -> Callable[..., Sequence[Any]]:
+        """Hand a graph to the backend; if that fails, run the captured graph as it is.
+
+        A graph that `writes` its inputs is left to the user's own code: it cannot run again if an operator raises.
+        """
         self.records.graphs.append(captured)
         try:
             return self.backend(captured)
@@ -118,6 +121,9 @@ class Session:
                 raise DynamicGraphFailed(takes_floats) from error
             reason = f"the compiler failed on a graph: {type(error).__name__}: {str(error)[:200]}"
             self.fall_back(captured.name, reason, captured.location)
+            if writes:
+                self.records.graphs.pop()
+                raise RunEager(reason, expected=True) from error
             return captured.module.forward
 
     def run_original(self, error: Exception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -413,6 +413,8 @@ def why_untraced(function: types.FunctionType) -> str | None:
 # Names of the methods of `torch.Tensor` that may become `call_method` nodes.
 TENSOR_METHODS = frozenset(name for name in dir(torch.Tensor) if callable(value := getattr(torch.Tensor, name, None))
                            and not isinstance(value, type))
+WRITTEN_IN_TENSOR = dict(vars(torch.Tensor))
+"""The attributes of the class itself, as PyTorch made them."""
 
 
 def is_library(module: str | None) -> bool:

@@ -73,7 +73,7 @@ class Context:
     plan: DynamicPlan
     resume_point: Callable[..., Any]
     call_compiled: Callable[..., Any]
-    compile_graph: Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
+    compile_graph: Callable[[CapturedGraph, bool], Callable[..., Sequence[Any]]]
     record_break: Callable[[GraphBreak], None]
     run_original: Callable[..., Any]
     raise_originally: Callable[..., Any]
@@ -329,7 +329,7 @@ class Assembly:
             captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name,
                                      recording, start_of(self.attempt.frame))
             with torch.inference_mode() if inferring else contextlib.nullcontext():
-                compiled = self.context.compile_graph(captured)
+                compiled = self.context.compile_graph(captured, bool(graph.mutated_inputs()))
             arguments = ", ".join(self.writer.fetch(entry.source) for entry in graph.inputs if entry.source)
             outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
             function = torch.inference_mode()(compiled) if inferring else compiled

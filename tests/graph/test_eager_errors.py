@@ -236,6 +236,30 @@ def test_refused_as_in_eager(name: str) -> None:
     assert str(compiled.value) == str(eager.value)
 
 
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_what_happened_before_a_refusal_has_happened_once(name: str) -> None:
+    def function(log: list[str], written: torch.Tensor, x: torch.Tensor) -> Any:
+        log.append("before")
+        written.add_(1)
+        try:
+            result = REFUSED[name](x)
+        finally:
+            log.append("after")
+        written.add_(1)
+        log.append("at the end")
+        return result
+
+    compiled = minicompile.compile(function, options={"cache": False})
+    for _ in range(2):
+        log: list[str] = []
+        written = torch.zeros(3)
+        with pytest.raises((RuntimeError, IndexError)):
+            compiled(log, written, torch.arange(4.0))
+        assert log == ["before", "after"]
+        assert written.tolist() == [1.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("name", ALLOWED)
 def test_compiled_where_eager_computes(name: str) -> None:
     x = torch.arange(4.0)

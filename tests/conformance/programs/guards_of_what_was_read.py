@@ -10,6 +10,8 @@ import string
 import sys
 import types
 
+import torch
+
 from tests.conformance.catalogue import after, call, count, leaf, normal, program
 
 
@@ -861,3 +863,19 @@ def factories_of_a_dictionary_replaced_inside():
         return x + 1, made, copied, table["counted", len(table)], table["then", len(table)], table.default_factory
 
     return outer, [call(count(3), list), call(count(3), dict), call(count(3), lambda: [1]), call(count(3), list)], table
+
+
+@program
+def a_method_of_tensors_replaced():
+    relu, norm = torch.Tensor.relu, torch.Tensor.norm
+
+    def outer(x):
+        return x.relu() * 2, x.norm(), x.tanh()
+
+    return outer, [
+        call(normal(3)),
+        after(lambda: setattr(torch.Tensor, "relu", lambda self: relu(self) * 2), normal(3)),
+        after(lambda: delattr(torch.Tensor, "relu"), normal(3)),
+        after(lambda: setattr(torch.Tensor, "norm", lambda self: norm(self) * 2), normal(3)),
+        after(lambda: setattr(torch.Tensor, "norm", norm), normal(3)),
+    ]
