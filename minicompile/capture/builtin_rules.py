@@ -34,6 +34,7 @@ from minicompile.capture.break_kinds import CLASS_MADE, Break, RaisedInUserCode,
 from minicompile.capture.calls import (
     SPECIAL,
     Callback,
+    KeyFunction,
     call,
     call_pure,
     direct,
@@ -262,7 +263,7 @@ for _function in (Generator.__next__, Generator.send, Generator.throw, Generator
 def rule_iter(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`iter(value)`."""
     if len(args) == 2:
-        return tracer.made(iter(lambda: refuse_objects(tracer, Callback(tracer, args[0])()), refuse_objects(tracer, args[1])))
+        return tracer.made(iter(KeyFunction(tracer, args[0]), refuse_objects(tracer, args[1])))
     return get_iterator(tracer, args[0])
 
 
@@ -361,10 +362,8 @@ for _function in CALLS_BACK:
 @special(itertools.groupby)
 def rule_groupby(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`groupby(iterable[, key])`, whose keys native code compares."""
-    given = args[1] if args[1:] else kwargs.get("key")
-    key = Callback(tracer, given) if given is not None else lambda item: item
-    items = native_iterable(tracer, args[0])
-    return tracer.made(run_native(tracer, itertools.groupby, (items, lambda item: refuse_objects(tracer, key(item))), {}))
+    key = KeyFunction(tracer, args[1] if args[1:] else kwargs.get("key"))
+    return tracer.made(run_native(tracer, itertools.groupby, (native_iterable(tracer, args[0]), key), {}))
 
 
 @special(dict)
@@ -642,7 +641,9 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
     if kind.__module__ == "itertools":
         values = args if kind is itertools.repeat else tuple(
             native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
-        return tracer.made(run_native(tracer, kind, values, kwargs))
+        made = tracer.made(run_native(tracer, kind, values, kwargs))
+        tracer.arguments[id(made)] = values, kwargs
+        return made
     if isinstance(meta_call, type):  # of a `TypedDict` it is `dict`
         return call(tracer, meta_call, args, kwargs)
     if isinstance(meta_call, types.FunctionType):

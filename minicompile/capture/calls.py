@@ -139,6 +139,13 @@ class Callback:
         return self.tracer.call_from_native(self.function, *resolved(self.tracer, args, kwargs))
 
 
+class KeyFunction(Callback):
+    """A traced callable, or `None` for what it is given, whose results native code compares."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return refuse_objects(self.tracer, args[0] if self.function is None else super().__call__(*args, **kwargs))
+
+
 def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of `function(*args, **kwargs)`."""
     kind = type(function)

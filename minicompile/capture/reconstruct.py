@@ -7,10 +7,12 @@ so that aliases and cycles survive. Must not decide what is captured.
 import collections
 import contextlib
 import contextvars
+import datetime
 import enum
 import functools
 import gc
 import itertools
+import operator
 import re
 import types
 import typing
@@ -24,13 +26,14 @@ import torch
 from minicompile.capture.attributes import instance_dict
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
-from minicompile.capture.calls import Callback
+from minicompile.capture.calls import KEY_WRAPPER, Callback, KeyFunction
 from minicompile.capture.cpython_interface import HEAP_TYPE, NEVER_INSTANTIATED
 from minicompile.capture.guards import Writer
+from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, Remaining
 from minicompile.capture.liveness import live_locals, reads_all_variables
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, ResumeShape
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, same, typed
+from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, is_changed, same, typed
 from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
@@ -52,12 +55,15 @@ TABLE_ITERATORS = {type(iter(set())): (iter, set, "__iter__")} | {
 """How an iterator over a dictionary or set is made, and of which view."""
 ORDERED = collections.OrderedDict
 ORDERED_ITERATOR = type(iter(ORDERED()))
-ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
+ITERATORS = (reversed, type(iter([])), type(iter(())), type(iter(range(0))), type(reversed([])), enumerate, zip, map, filter,
              type(iter("")), type(iter("é")), type(reversed(range(0))), *TABLE_ITERATORS, ORDERED_ITERATOR, itertools.accumulate,
              itertools.chain, itertools.combinations, itertools.combinations_with_replacement, itertools.compress,
              itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice,
              itertools.permutations, itertools.product, itertools.repeat, itertools.starmap, itertools.takewhile,
-             itertools.zip_longest)
+             itertools.zip_longest, itertools._grouper, itertools._tee, itertools._tee_dataobject, type(iter(NULL.__repr__, "")),
+             type(iter(b"")), type(iter(range(1 << 99))))
+DEQUE_ITERATORS = (type(iter(collections.deque())), type(reversed(collections.deque())))
+HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, torch.finfo, torch.iinfo)
 VIEWS = {type(getattr(owner(), view)()): (owner, view) for owner in (dict, ORDERED) for view in ("keys", "values", "items")}
 
 
@@ -158,14 +164,16 @@ class Emitter:
             items = self.row(elements(value))
             if hasattr(kind, "n_sequence_fields"):
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
-            return self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
+            name = self.memo[id(value)] = self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
+            fill_attributes(self, value, name)
+            return name
         claimed = {"types": types, "typing": typing}.get(kind.__module__)  # by classes that a function made, too
         is_enum = type(kind).__name__ == "pybind11_type" and hasattr(kind, "__members__")
-        if getattr(claimed, kind.__name__, None) is kind or is_enum or isinstance(value, (types.CodeType, property, re.Match)):
+        if getattr(claimed, kind.__name__, None) is kind or is_enum or isinstance(value, HELD_AS_THEY_ARE):
             return self.constant(value, "made")
-        if isinstance(value, (list, dict, set, collections.deque, BaseException, *PLAIN_VALUE)) or has_plain_layout(value):
-            if id(value) in self.tracer.fresh:
-                return build_instance(self, value)
+        built = (list, dict, set, frozenset, collections.deque, BaseException, *PLAIN_VALUE)
+        if (isinstance(value, built) or has_plain_layout(value)) and id(value) in self.tracer.fresh:
+            return build_instance(self, value)
         raise RunEager(f"an object of type {kind.__name__} crosses the end of the captured code")
 
 
@@ -223,9 +231,22 @@ def bound_native_method(emitter: Emitter, method: types.BuiltinFunctionType) -> 
 
 
 def build_by_reduction(emitter: Emitter, value: Any) -> str:
-    """A date, a duration or a fraction, made anew as Python would."""
+    """A date, a duration, a fraction or a getter, made anew as Python would."""
     maker, args = value.__reduce__()[:2]
-    return emitter.assign(f"{emitter.constant(maker, maker.__name__)}({emitter.row(args)})", "made")
+    return emitter.assign(f"{emitter.value(maker)}({emitter.row(args)})", "made")
+
+
+def build_method_of_type(emitter: Emitter, value: Any) -> str:
+    """A special method written in C, bound to an object."""
+    method = emitter.constant(vars(value.__objclass__)[value.__name__], value.__name__)
+    return f"{method}.__get__({emitter.value(value.__self__)})"
+
+
+def build_key(emitter: Emitter, value: Any) -> str:
+    """What `functools.cmp_to_key` gives, or a key that it has made."""
+    function, *compared = held_by(value)
+    made = f"{emitter.constant(functools.cmp_to_key, 'cmp_to_key')}({emitter.value(function)})"
+    return emitter.assign(f"{made}({emitter.value(compared[0])})" if compared else made, "key")
 
 
 def build_list(emitter: Emitter, value: list[Any]) -> str:
@@ -373,6 +394,54 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     return name
 
 
+def held_by(iterator: Any) -> list[Any]:
+    """The objects that an iterator holds, in the order of its fields."""
+    return [held for held in gc.get_referents(iterator) if held is not type(iterator)]  # which it holds since 3.12
+
+
+def build_groups(emitter: Emitter, value: Any) -> str:
+    """A `groupby`: with the key of the group that it is in, which it does not write down once the group's element was taken."""
+    iterator, function, *state = held_by(value)
+    name = emitter.assign(f"{emitter.constant(itertools.groupby, 'groupby')}({emitter.row((iterator, function))})", "groups")
+    if state:
+        group = state[0]
+        key, item = state[1:] if state[2:] else (group, None)
+        emitter.body.append(f"{name}.__setstate__(({emitter.row((key, item, group))}))")
+        if not state[2:]:
+            emitter.body.append(f"next({emitter.constant(itertools._grouper, 'group')}({name}, {emitter.value(group)}))")
+    return name
+
+
+def build_pairs(emitter: Emitter, value: Any) -> str:
+    """A `pairwise`: over the first element of its next pair, and what follows it."""
+    iterator, *first = held_by(value)[: 3 if VERSION < (3, 13) else -1] or [()]
+    chain = emitter.constant(itertools.chain, "chain")
+    return emitter.assign(f"{emitter.constant(itertools.pairwise, 'pairwise')}"
+                          f"({chain}(({emitter.row(first)}), {emitter.value(iterator)}))", "pairs")
+
+
+def build_batches(emitter: Emitter, value: Any) -> str:
+    """A `batched`, which keeps nothing but how it was made."""
+    args, keywords = emitter.tracer.arguments[id(value)]
+    iterator = held_by(value) or [()]
+    given = "".join(f"{key}={emitter.value(item)}, " for key, item in keywords.items() if key != "iterable")
+    return emitter.assign(f"{emitter.constant(type(value), 'batched')}"
+                          f"({emitter.row((*iterator, *args[1:]))}{given})", "batches")
+
+
+def build_deque_iterator(emitter: Emitter, value: Any) -> str:
+    """An iterator over a deque, which has not changed since: else it raises."""
+    maker, (queue, place) = value.__reduce__()
+    shadow = emitter.tracer.effects.shadows.get(id(queue))
+    try:
+        changed = shadow is not None and is_changed(shadow) or next(value, None) is MISSING
+    except RuntimeError:
+        changed = True
+    if changed:
+        raise RunEager("a deque has changed while it is iterated over")
+    return emitter.assign(f"{emitter.constant(maker, 'deque_iterator')}({emitter.value(queue)}, {place})", "iterator")
+
+
 def build_table_iterator(emitter: Emitter, value: Any, table: Any, left: list[Any]) -> str:
     """An iterator over a dictionary or set of which some elements are left; like the original it notices changes."""
     shadow = emitter.tracer.effects.shadows.get(id(table))
@@ -405,6 +474,8 @@ def build_instance(emitter: Emitter, value: Any) -> str:
     elif isinstance(value, tuple(PLAIN_VALUE)):
         plain = plain_value(value)
         name = emitter.assign(f"{type(plain).__name__}.__new__({cls}, {emitter.value(plain)})", kind.__name__)
+    elif isinstance(value, frozenset):
+        name = emitter.assign(f"frozenset.__new__({cls}, ({emitter.row(elements(value))}))", kind.__name__)
     elif isinstance(value, collections.deque):
         name = emitter.assign(f"{cls}(maxlen={value.maxlen})", kind.__name__)
     else:
@@ -472,12 +543,15 @@ BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
     types.FunctionType: build_function, types.CellType: build_cell,
     functools.partial: build_partial, TensorText: build_text, types.SimpleNamespace: build_instance, Generator: build_generator,
-    Remaining: build_remaining, Iterables: build_remaining, contextvars.Token: build_token,
+    itertools.groupby: build_groups, itertools.pairwise: build_pairs, getattr(itertools, "batched", Remaining): build_batches,
+    **dict.fromkeys(DEQUE_ITERATORS, build_deque_iterator), **dict.fromkeys((Remaining, Iterables), build_remaining),
+    contextvars.Token: build_token,
     **dict.fromkeys(PARTS, build_of_parts),
     TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
-    **dict.fromkeys(DATES_AND_FRACTIONS, build_by_reduction),
-    **dict.fromkeys((Callback, Predicate), lambda emitter, value: emitter.value(value.function)),
+    **dict.fromkeys((*DATES_AND_FRACTIONS, operator.itemgetter, operator.attrgetter, operator.methodcaller), build_by_reduction),
+    types.MethodWrapperType: build_method_of_type, KEY_WRAPPER: build_key,
+    **dict.fromkeys((Callback, KeyFunction, Predicate), lambda emitter, value: emitter.value(value.function)),
 }
 
 

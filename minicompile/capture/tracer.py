@@ -214,6 +214,7 @@ class Tracer:
 
     Attributes:
         sources: id of a value to where it came from; reals: id of a value to the user's own object behind it.
+        arguments: id of an iterator of `itertools` to what it was made of.
         fresh: ids of the objects made while tracing.
         known: id of a user's object to (stand-in, source).
         native: native code runs, and what it does to tensors is to be recorded.
@@ -235,6 +236,7 @@ class Tracer:
         self.handled_at_call = sys.exception()
         self.generators: list[Generator] = []
         self.sources: dict[int, Source] = {}
+        self.arguments: dict[int, tuple[Args, Keywords]] = {}
         self.reals: dict[int, Any] = {}
         self.fresh: set[int] = set()
         self.known: dict[int, tuple[Any, Source]] = {}

@@ -127,7 +127,8 @@ def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
 
 
 PARTS: dict[Any, tuple[str, ...]] = {types.MethodType: ("__func__", "__self__"), super: ("__thisclass__", "__self__"),
-                                     slice: ("start", "stop", "step")}
+                                     slice: ("start", "stop", "step"), property: ("fget", "fset", "fdel", "__doc__"),
+                                     **dict.fromkeys((staticmethod, classmethod), ("__func__",))}
 """The attributes of which instances of a class are made, in the order in which it takes them."""
 
 

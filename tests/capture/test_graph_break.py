@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
+import operator
 import sys
 import traceback
 import types
@@ -219,6 +221,43 @@ def test_breaks_in_loops_over_iterators_stay_in_the_loop() -> None:
 
     compiled = same_as_eager(function, X, ["a", "b", "c"], {"a": 1.0, "b": 2.0})
     assert not compiled.records.fallbacks
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2
+
+
+ITERATORS: tuple[Callable[[], Iterator[Any]], ...] = (
+    lambda: itertools.groupby("aab"), lambda: next(itertools.groupby("aab"))[1], lambda: itertools.pairwise([1, 2, 3]),
+    lambda: itertools.tee([1, 2, 3])[1], lambda: iter([3, 0, 2].pop, 0), lambda: iter(collections.deque([1, 2])),
+    lambda: reversed("ab"), lambda: iter(b"ab"), lambda: iter(range(1 << 99, 3 + (1 << 99))), lambda: iter(Level),
+    *((lambda: itertools.batched([1, 2, 3], 2),) if sys.version_info >= (3, 12) else ()),
+)
+
+
+@pytest.mark.parametrize("place", range(len(ITERATORS)))
+def test_every_iterator_crosses_a_break(place: int) -> None:
+    def function(x: torch.Tensor) -> Any:
+        items, out = ITERATORS[place](), []
+        for item in items:
+            print(end="")
+            out.append(item[0] if isinstance(item, tuple) else item)
+        return x * 2, out
+
+    assert not same_as_eager(function, X).records.fallbacks
+
+
+@pytest.mark.parametrize("make", (
+    lambda: (3).__add__, lambda: operator.itemgetter(1), lambda: operator.methodcaller("add", other=2),
+    lambda: functools.cmp_to_key(max), lambda: staticmethod(len), lambda: torch.finfo(torch.float32)))
+def test_small_native_objects_cross_a_break(make: Callable[[], Any]) -> None:
+    def function(x: torch.Tensor) -> Any:
+        made = make()
+        print(end="")
+        return x * 2, type(made)
+
+    assert not same_as_eager(function, X).records.fallbacks
 
 
 def test_a_long_loop_with_a_break_is_a_handful_of_graphs() -> None:

@@ -1,0 +1,227 @@
+"""Values of every kind, live where a graph breaks: iterators at their places, what shares their state, small native objects."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import itertools
+import operator
+import sys
+
+import torch
+
+from tests.conformance.catalogue import call, count, normal, program
+
+
+class Flag(enum.Flag):
+    A = 1
+    B = 2
+
+
+class Tagged(tuple):
+    pass
+
+
+class Frozen(frozenset):
+    pass
+
+
+def twice(outer):
+    return outer, [call(count(2)), call(count(3))]
+
+
+@program(core=True)
+def breaks_in_a_loop_over_groups():
+    def outer(x):
+        out = []
+        for key, group in itertools.groupby([1, 1, 1, 2, 2, 3, 1, 1], key=lambda z: z):
+            print(x.sum().item() + key)
+            out.append((key, next(group) * x))
+            if key == 2:
+                print(len(list(group)))
+        return out
+
+    return twice(outer)
+
+
+@program
+def breaks_in_loops_over_the_members_of_groups():
+    def outer(x):
+        out = []
+        for key, group in itertools.groupby([1, 1, 1, 2, 2, 3, 1, 1]):
+            for item in group:
+                print(x.sum().item() + item)
+                x = x + 1
+                if item == 2:
+                    break
+            out.append(key)
+        return x, out
+
+    return twice(outer)
+
+
+@program
+def a_break_behind_the_first_members_of_groups():
+    def outer(x):
+        out, items = [], iter([1, 1, 1, 2, 2, 3, 1, 1, 1])
+        groups = itertools.groupby(items)
+        for key, group in groups:
+            first = next(group)
+            print(x.sum().item() + first)
+            out.append((key, first))
+            if key == 3:
+                out.append(next(items))
+        old = itertools.groupby("aab")
+        (one, gone), (two, left) = next(old), next(old)
+        print(x.sum().item())
+        return x, out, one, two, list(gone), list(left), list(old)
+
+    return twice(outer)
+
+
+@program
+def breaks_in_loops_over_pairs_and_batches():
+    def outer(x):
+        out, items = [], iter(range(6))
+        pairs = itertools.pairwise(items)
+        out.append(next(pairs))
+        for a, b in itertools.pairwise([x, x + 1, x * 3]):
+            print(a.sum().item())
+            out.append(a * b)
+        out.append(next(items))
+        for a, b in pairs:
+            print(x.sum().item() + a)
+            out.append((a, b, next(items, "end")))
+        if sys.version_info >= (3, 12):
+            items = iter(range(8))
+            for batch in itertools.batched(items, 2):
+                print(x.sum().item())
+                out.append((batch, next(items, "end")))
+            rest = itertools.batched(iterable=[1, 2, 3], n=2)
+            out.append(next(rest))
+            print(x.sum().item())
+            out.append(list(rest))
+        return out
+
+    return twice(outer)
+
+
+@program
+def copies_of_one_iterator_across_breaks():
+    def outer(x):
+        a, b = itertools.tee(x * i for i in range(4))
+        out = [next(b)]
+        for p, q in zip(a, b):
+            print(p.sum().item())
+            out.append(p - q)
+        many, few, none = itertools.tee(range(100), 3)
+        numbers = [[next(many) for _ in range(60)], [next(few) for _ in range(57)]]
+        print(x.sum().item())
+        return out, list(a), list(b), numbers, next(many), next(few), sum(many), sum(few), sum(none)
+
+    return twice(outer)
+
+
+@program
+def breaks_in_loops_over_a_queue_and_over_calls():
+    queue = collections.deque([1, 2])
+
+    def outer(x):
+        left, out = [0, 3, 2, 1], []
+        for item in iter(left.pop, 0):
+            print(x.sum().item() + item)
+            out.append(item)
+        for item in collections.deque(out):
+            print(x.sum().item() + item)
+        for item in reversed((*queue, 5)):
+            print(x.sum().item() + item)
+        own = collections.deque([1, 2, 3])
+        ahead = iter(own)
+        out.append(next(ahead))
+        own.append(4)
+        own.popleft()
+        print(x.sum().item())
+        try:
+            out.append(next(ahead))
+        except RuntimeError as error:
+            out.append(str(error))
+        return x, out, left
+
+    return outer, [call(count(2)), call(count(3))], queue
+
+
+@program
+def breaks_in_a_loop_over_a_queue_that_has_grown():
+    queue = collections.deque([1, 2])
+
+    def outer(x):
+        queue.append(len(queue))
+        for item in queue:
+            print(x.sum().item() + item)
+        return x
+
+    return outer, [call(count(2)), call(count(3))], queue
+
+
+@program
+def breaks_in_a_loop_over_an_enum():
+    def outer(x):
+        out = []
+        for member in Flag:
+            print(x.sum().item(), member.name)
+            out.append(member)
+        for member in reversed(Flag):
+            print(x.sum().item(), member.name)
+        return out, [member.value for member in Flag]
+
+    return twice(outer)
+
+
+@program
+def getters_and_keys_across_a_break():
+    def outer(x):
+        add = operator.methodcaller("add", x, alpha=3)
+        last, name, method = operator.itemgetter(-1, 0), operator.attrgetter("shape"), [x].__len__
+        key = functools.cmp_to_key(lambda a, b: (a > b) - (a < b))
+        small, limits, doubled = key(1), torch.finfo(torch.float32), x * 2
+        parts = property(lambda self: doubled), staticmethod(lambda: doubled + 1)
+        try:
+            raise ValueError("a")
+        except ValueError:
+            _, error, trace = sys.exc_info()
+        print(x.sum().item())
+        values = add(x), last([1, 2, 3]), tuple(name(x)), method(), sorted([3, 1, 2], key=key), small < key(2), limits.max
+        try:
+            raise error.with_traceback(trace)
+        except ValueError as other:
+            return values, parts[0].fget(1), parts[1](), other.args, other is error
+
+    return twice(outer)
+
+
+@program
+def attributes_of_tuples_and_frozen_sets():
+    def outer(x):
+        row, bag = Tagged([1, x]), Frozen([1])
+        row.tag, bag.tag = x + 1, x + 2
+        print(x.sum().item())
+        again = Tagged([x])
+        again.tag = row
+        return row, row.tag, bag, bag.tag, again, again.tag.tag
+
+    return twice(outer)
+
+
+@program
+def attributes_of_a_tuple_that_is_kept():
+    kept = []
+
+    def outer(x):
+        tags = [getattr(row, "tag", None) for row in kept]
+        row = Tagged([x])
+        row.tag = x * 2
+        kept.append(row)
+        return row, tags
+
+    return outer, [call(normal(2)) for _ in range(3)], kept
