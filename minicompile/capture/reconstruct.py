@@ -541,7 +541,8 @@ def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
 Builder = Callable[[Emitter, Any], str]
 BUILDERS: dict[type, Builder] = {
     list: build_list, dict: build_dict, set: build_set, frozenset: build_set, tuple: build_tuple,
-    types.FunctionType: build_function, types.CellType: build_cell,
+    **dict.fromkeys((collections.deque, ORDERED, collections.defaultdict), build_instance), types.FunctionType: build_function,
+    types.CellType: build_cell,
     functools.partial: build_partial, TensorText: build_text, types.SimpleNamespace: build_instance, Generator: build_generator,
     itertools.groupby: build_groups, itertools.pairwise: build_pairs, getattr(itertools, "batched", Remaining): build_batches,
     **dict.fromkeys(DEQUE_ITERATORS, build_deque_iterator), **dict.fromkeys((Remaining, Iterables), build_remaining),

@@ -225,3 +225,16 @@ def attributes_of_a_tuple_that_is_kept():
         return row, tags
 
     return outer, [call(normal(2)) for _ in range(3)], kept
+
+
+@program
+def copies_of_containers_across_a_break():
+    def outer(x, table):
+        queue = collections.deque(table, 3).copy()
+        ordered, filled = collections.OrderedDict(table).copy(), collections.defaultdict(list, table) | {"q": 1}
+        twice = queue + queue
+        print(x.sum().item())
+        filled["n"].append(x)
+        return queue, ordered | {"z": 2}, filled, twice, x * len(twice)
+
+    return outer, [call(count(2), {"a": 1}), call(count(3), {"b": 2, "c": 3})]
