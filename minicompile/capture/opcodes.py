@@ -409,7 +409,10 @@ def unpack(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     value, starred = tracer.resolve(frame.stack.pop()), instruction.name == "UNPACK_EX"
     before, after = (instruction.arg & 0xFF, instruction.arg >> 8) if starred else (instruction.arg, 0)
     if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
-        value = list(itertools.islice(drain(tracer, value), None if starred else before + 1))
+        items = drain(tracer, value)
+        value = list(itertools.islice(items, before + (not starred)))
+        if starred and len(value) == before:
+            value.extend(drain(tracer, items.iterator))  # which asks the iterator for its iterator, as Python does
     parts = by_python(tracer, instruction, (value,), before + starred + after)
     if starred:
         tracer.made(parts[after])

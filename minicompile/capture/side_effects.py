@@ -74,6 +74,12 @@ class SideEffects:
         """Whether the user's objects are not yet what the traced program made of them."""
         return bool(self.attributes or self.globals) or any(map(differs_from_the_original, self.changed_shadows()))
 
+    def written(self) -> list[int]:
+        """The identities of all that is written so far."""
+        held = (contents(shadow.copy) for shadow in self.changed_shadows())
+        parts = ((*now, *now.values()) if isinstance(now, dict) else now for now in held)
+        return [id(item) for part in (self.attributes.values(), self.globals.values(), *parts) for item in part]
+
     def changed_shadows(self) -> list[Shadow]:
         """The shadows whose contents differ from what they were at first."""
         return [shadow for shadow in self.shadows.values() if is_changed(shadow)]

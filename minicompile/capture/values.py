@@ -11,7 +11,7 @@ import fractions
 import functools
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from minicompile.capture.source import (
     Item,
     Source,
     is_trusted,
+    is_trusted_module,
     item_of,
     literal,
     plain_value,
@@ -229,6 +230,7 @@ def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     if not is_structural(source):
         tracer.guards.type(source, real)
     copy = new_dict(tracer, real, source)
+    hashed: set[type] = set()
     plain, keys, values = True, Source(source, "list({0}.keys())"), Source(source, "list({0}.values())")
     for position, (key, value) in enumerate(entries(real)):
         if is_plain_key(key):
@@ -236,6 +238,9 @@ def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
         else:
             plain = False
             stand_in = concrete(wrap(tracer, key, Source(keys, f"{{0}}[{position}]")))
+            if type(key) not in hashed:
+                hashed.add(type(key))
+                check_hashes(tracer, (stand_in,))
             put(copy, stand_in, Lazy(Source(values, f"{{0}}[{position}]"), value))
     result = shadowed(tracer, real, source, copy)
     if not plain:
@@ -256,6 +261,25 @@ def new_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:
     return dict.__new__(kind)
 
 
+def hash_by_looking(tracer: Tracer, key: Any) -> Any:
+    """The hash of an object of the user's; where it writes anything, native code must not ask for it while tracing."""
+    before = tracer.effects.written()
+    answer = tracer.call_from_native(hash, (key,))
+    if before != tracer.effects.written():
+        raise Break("user object", f"hashing an object of type {type(key).__name__} changes something")
+    return answer
+
+
+def check_hashes(tracer: Tracer, keys: Iterable[Any]) -> None:
+    """Have one key of each class of the user's hashed by the tracer, before native code hashes them all."""
+    for kind, key in {type(key): key for key in keys}.items():
+        if isinstance(key, (tuple, frozenset)) and not isinstance(kind.__hash__, types.FunctionType):
+            check_hashes(tracer, elements(key))
+        elif isinstance(kind.__hash__, types.FunctionType) and not (
+                isinstance(key, (torch.Tensor, enum.Enum)) or is_trusted_module(kind.__module__)):
+            hash_by_looking(tracer, key)
+
+
 def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
     """A set: of constants, or of objects in the order in which it gives them."""
     kind, held, text = type(real), elements(real), text_of_elements(real)
@@ -263,6 +287,7 @@ def wrap_set(tracer: Tracer, real: set[Any], source: Source) -> Any:
         tracer.guards.test(source, f"type({{0}}) is {{1}} and len({text}) == {{2}}", (kind, len(held)),
                            f"`{{0}}` is a {kind.__name__} of {len(held)}", "structure", len(held))
         items: Any = [concrete(wrap(tracer, item, Source(source, f"list({text})[{place}]"))) for place, item in enumerate(held)]
+        check_hashes(tracer, items)
         if isinstance(real, frozenset):
             return tracer.register(frozenset.__new__(kind, items), real, source)
     else:
