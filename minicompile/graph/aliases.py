@@ -7,6 +7,7 @@ module must not record nodes other than reads of current values.
 import collections
 import dataclasses
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -61,10 +62,10 @@ class OutputAnalysis:
 
     def __init__(
         self, recorder: Recorder, inputs: list[TracedInput], results: list[Any], views_by_hand: set[int],
-        cuts: list[tuple[torch.Tensor, torch.Tensor]],
+        before_cut: Mapping[int, torch.Tensor],
     ) -> None:
         self.views_by_hand = views_by_hand
-        self._before_cut = {id(behind): value for value, behind in cuts}
+        self._before_cut = before_cut
         self.bindings: list[OutputBinding] = []
         self.mutated_inputs: list[MutatedInput] = []
         self.forward_nodes: list[Any] = []
@@ -82,6 +83,8 @@ class OutputAnalysis:
         # Among outputs that share storage, the first that is nobody's view can serve the others as base; detached ones last.
         best_last = sorted(tensors, key=lambda entry: (entry[1].requires_grad, -entry[0]))
         self._roots = {torch_interface.storage_key(v): (place, v) for place, v in best_last if root_of(v) is v}
+        views = [(place, value) for place, value in reversed(tensors) if value._base is not None and value.grad_fn is not None]
+        self._by_history = {(value.grad_fn, value.output_nr): (place, value) for place, value in views}
         for position, value in enumerate(results):
             self.bindings.append(self._bind(position, value))
 
@@ -93,9 +96,7 @@ class OutputAnalysis:
             node = self._recorder.node_of(torch_interface.from_functional(value))
             if node is self._recorder.node_of(traced.fake):
                 continue
-            # A write under `no_grad` or through `detach()` leaves the history of the input as it was on entry.
-            untouched = value.grad_fn is None or value.grad_fn.name() == "_NonLeafBackward"
-            requires_grad = value.requires_grad and not untouched
+            requires_grad = value.requires_grad and has_history(value)
             position = self._return(node, value if requires_grad else None)
             # Kept for the backward is what a view is of, not the input: then a later write has to be refused.
             counted = value._version > traced.version or is_view(node)
@@ -117,14 +118,17 @@ class OutputAnalysis:
             return RepeatedOutput(self._seen[id(value)])
         self._seen[id(value)] = position
         key = torch_interface.storage_key(value)
+        if (nearest := self._viewed_result(value)) is not None:
+            return self._view("output", *nearest, value, False)
         if key in self._by_storage:
             index = self._by_storage[key]
             traced = self._inputs[index]
             assert traced.value is not None
-            detached = root_of(value) is not traced.value
+            base = root_of(value)
+            detached = self._before_cut.get(id(base), base) is not traced.value
             if value.requires_grad and detached:
                 raise RuntimeError(DETACHED)
-            return self._view("input", index, traced.value, value, detached)
+            return self._view("input", index, traced.value if detached else base, value, detached)
         root = self._roots.get(key)
         own = value.grad_fn is not None or not value.requires_grad  # no view made under `no_grad`
         if self._shared[key] == 1 and own and not self._has_windows(value) or root is not None and root[1] is value:
@@ -137,6 +141,16 @@ class OutputAnalysis:
         if detached and (value.requires_grad or not same_place(base, other)):
             raise RuntimeError(DETACHED)
         return self._view(kind, place, base if root is not None or detached else other, value, detached)
+
+    def _viewed_result(self, value: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        """The result, itself a view, that autograd says `value` is a view of, and its place."""
+        function = value.grad_fn if value._base is not None else None
+        while function is not None and function.next_functions:
+            place, other = self._by_history.get(edge := function.next_functions[0], (0, None))
+            if other is not None and torch_interface.storage_key(other) == torch_interface.storage_key(value):
+                return (place, other) if view_calls(self._node(value), self._node(other)) is not None else None
+            function = edge[0]
+        return None
 
     def _has_windows(self, value: torch.Tensor) -> bool:
         """Whether elements of a view may share memory, so that no memory of its own can be laid out like it."""
@@ -169,6 +183,11 @@ class OutputAnalysis:
         """A number of a view, an output of the forward where it varies."""
         known = self._recorder.sizes.node_or_number(value) if isinstance(value, torch.SymInt) else value
         return SizeOutput(self._return(known, None)) if isinstance(known, Node) else known
+
+
+def has_history(value: torch.Tensor) -> bool:
+    """Whether the graph gave a tensor its history; a write under `no_grad` or through `detach()` leaves that of an input."""
+    return value.grad_fn is not None and value.grad_fn.name() != "_NonLeafBackward"
 
 
 def same_place(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -75,6 +75,12 @@ def replace(value: torch.Tensor, inner: torch.Tensor) -> None:
         torch._sync(value)
 
 
+def view_of(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The view of `base` that `like` is of its own."""
+    with torch.set_grad_enabled(like.grad_fn is not None):
+        return like._view_func(base)  # type: ignore[attr-defined]  # not in the stubs
+
+
 def data_was_mutated(value: torch.Tensor) -> bool:
     """Whether the data of a functional tensor, or of any view of it, was written."""
     return torch._functionalize_has_data_mutation(value)  # type: ignore[attr-defined]  # not in the stubs

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from minicompile.config import Config
 from minicompile.errors import CompileFailed, Location
 from minicompile.graph import torch_interface
-from minicompile.graph.aliases import OutputAnalysis, TracedInput
+from minicompile.graph.aliases import OutputAnalysis, TracedInput, has_history
 from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore
@@ -26,6 +26,7 @@ from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import ancestors, is_item, is_view, name_of, operand
+from minicompile.graph.patterns import changes_something
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder, tensors_of
 from minicompile.graph.writing_operators import call_on_copies, written_arguments
@@ -74,28 +75,52 @@ class JointGraph:
 def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
     """The joint graph of a captured graph; raises `CompileFailed` for what must run eagerly."""
     graph = captured.module.graph
-    results, custom = results_with_users(graph), frozenset(node for node in graph.nodes if is_custom(node.target))
-    unwritten = frozenset(node for node in results if not was_written(node))
-    attempts = [(nodes, False) for nodes in dict.fromkeys((results, unwritten)) if nodes]
+    separable, custom = results_with_users(graph), frozenset(node for node in graph.nodes if is_custom(node.target))
+    unwritten = frozenset(node for node in separable if not was_written(node))
+    none = frozenset[Node]()
+    attempts = [*((nodes, False) for nodes in dict.fromkeys((separable, unwritten, none))), *([(none, True)] if custom else [])]
     failure: Exception = Untraceable("results are cut in place")
     location = None
-    # What is written in place cannot be cut; if that was not the reason of a failure, the next attempt tells.
-    for separable, opaque in (*attempts, (frozenset(), False), *([(frozenset(), True)] if custom else [])):
+    # A cut may be the reason of a failure; the next attempt tells.
+    while attempts:
+        separable, opaque = attempts.pop(0)
         tracer = _Tracer(captured, config, separable, custom if opaque else frozenset())
         try:
             joint = tracer.run()
         except Exception as error:  # operators raise errors of all kinds; the last attempt's is told
             failure, location = (failure if opaque else error), tracer.location
             continue
-        if tracer.cuts_hold():
+        if not (lost := tracer.lost_cuts()):
             return joint
+        attempts.insert(0, (separable - lost, opaque))
     raise CompileFailed("graph", failure, location or captured.location) from failure
 
 
 def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
-    """Nodes that the graph returns and also computes with: a gradient of one result may go through them."""
-    closing = next(iter(reversed(graph.nodes)))
-    return frozenset(n for n in closing.all_input_nodes if len(n.users) > 1 and n.op not in ("placeholder", "get_attr"))
+    """What the caller sees, returned or as an input that was written, and the graph also computes with: a gradient of one
+    result may go through it.
+    """
+    closing, written = next(iter(reversed(graph.nodes))), last_writes(graph)
+    inputs = {node for node in graph.nodes if node.op == "placeholder" and memory_of(node) in written}
+    results = {node for node in closing.all_input_nodes if node.op not in ("placeholder", "get_attr")}
+    return frozenset(node for node in inputs | results if len(node.users) > 1)
+
+
+def last_writes(graph: torch.fx.Graph) -> dict[Any, Node]:
+    """By memory, the last node that writes to it in place."""
+    return {memory_of(n.args[0]): n for n in graph.nodes if n.args and (changes_something(n) or is_told_to_write(n))}
+
+
+def is_told_to_write(node: Node) -> bool:
+    """Whether a function was called with `inplace=True`: it gives what it was given."""
+    flagged = node.op == "call_function" and any(value is True for value in (*node.args, *node.kwargs.values()))
+    return flagged and memory_of(node) == memory_of(node.args[0])
+
+
+def memory_of(node: Any) -> Any:
+    """Equal for captured tensors that share memory."""
+    value = node.meta["example_value"] if isinstance(node, Node) else None
+    return torch_interface.storage_key(value) if isinstance(value, Tensor) else node
 
 
 def was_written(node: Node) -> bool:
@@ -113,6 +138,23 @@ class TracedBackward:
     connections: list[Connection] = dataclasses.field(default_factory=list)
     passed_on: list[Tensor] = dataclasses.field(default_factory=list)
     history: History = History()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where a result was cut off from what is computed with it.
+
+    Attributes:
+        node: what is cut off.
+        value: its value.
+        behind: what stands for it behind the cut.
+        inner: the plain value at the cut.
+    """
+
+    node: Node
+    value: Tensor
+    behind: Tensor
+    inner: Tensor
 
 
 class _NonLeaf(torch.autograd.Function):
@@ -136,14 +178,14 @@ class _Tracer:
     Attributes:
         separable: results to be cut off from what is computed with them, where they need a gradient.
         opaque: calls of operators whose backward is not traced.
-        cuts: such a result, and what stands for it behind the cut, in order.
+        cuts: those that were, in order.
     """
 
     def __init__(
         self, captured: CapturedGraph, config: Config, separable: frozenset[Node], opaque: frozenset[Node]
     ) -> None:
         self.captured, self.config, self.separable, self.opaque = captured, config, separable, opaque
-        self.cuts: list[tuple[Tensor, Tensor]] = []
+        self.cuts: list[Cut] = []
         self.analysis: OutputAnalysis | None = None
         self.location: Location | None = None
         self.fake_mode = torch_interface.fake_mode_of(entry.example for entry in captured.inputs)
@@ -167,17 +209,19 @@ class _Tracer:
             with torch.set_grad_enabled(self.captured.grad_enabled), restored_autocast():
                 results = self._interpret(values)
             self._refuse_metadata_mutations()
-            self.analysis = analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand, self.cuts)
+            before_cut = {id(cut.behind): cut.value for cut in self.cuts}
+            self.analysis = analysis = OutputAnalysis(self.recorder, self.inputs, results, self.views_by_hand, before_cut)
             backward = self._backward(analysis)
             traced = [*backward.gradients, *backward.passed_on]
             nodes = [None if g is None else self.recorder.node_of(torch_interface.from_functional(g)) for g in traced]
         return self._finish(analysis, backward, nodes)
 
-    def cuts_hold(self) -> bool:
-        """Whether every result that was cut off is a result of its own, and not written in place."""
+    def lost_cuts(self) -> frozenset[Node]:
+        """What was cut off although it is no result of its own, or was written in place afterwards."""
         assert self.analysis is not None
         returned = {id(value) for value in self.analysis.forward_values}
-        return all(id(value) in returned and not torch_interface.data_was_mutated(value) for value, _ in self.cuts)
+        return frozenset(cut.node for cut in self.cuts
+                         if id(cut.value) not in returned or torch_interface.from_functional(cut.value) is not cut.inner)
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -222,14 +266,16 @@ class _Tracer:
     def _interpret(self, values: list[Any]) -> list[Any]:
         """Run the captured graph; returns the flat outputs."""
         environment: dict[Node, Any] = {}
-        uncut: dict[Node, Any] = {}
+        uncut: dict[int, Any] = {}
+        writes = last_writes(self.captured.module.graph)
+        places = {node: writes.get(memory_of(node), node) for node in self.separable}
         remaining = iter(values)
         last_use = last_uses(self.captured.module)
         for node in self.captured.module.graph.nodes:
             if node.op == "placeholder":
                 environment[node] = next(remaining)
             elif node.op == "output":
-                flat = torch.fx.node.map_arg(node.args[0], lambda used: uncut.get(used, environment[used]))
+                flat = torch.fx.node.map_arg(node.args[0], lambda used: uncut.get(id(environment[used]), environment[used]))
                 return list(flat) if isinstance(flat, (tuple, list)) else [flat]
             else:
                 self._start(node)
@@ -242,17 +288,22 @@ class _Tracer:
                     restore(before)
                 elif environment[node].requires_grad and not torch.is_grad_enabled():
                     raise Untraceable("a tensor with a history gets another shape in place, unknown to autograd")
-                if node in self.separable and self._can_be_cut(environment[node]):
-                    uncut[node] = environment[node]
-                    environment[node] = uncut[node].detach().requires_grad_()
-                    self.cuts.append((uncut[node], environment[node]))
                 for dead in last_use.get(node, ()):
                     del environment[dead]
+                for whole in (n for n, place in places.items() if place is node and n in environment):
+                    if self._can_be_cut(value := environment[whole]):
+                        behind = value.detach().requires_grad_()
+                        self.cuts.append(Cut(whole, value, behind, torch_interface.from_functional(value)))
+                        views = {id(v): v for v in environment.values() if isinstance(v, Tensor) and v._base is value}
+                        stands_for = {id(value): behind, **{i: torch_interface.view_of(behind, v) for i, v in views.items()}}
+                        uncut |= {id(new): views.get(old, value) for old, new in stands_for.items()}
+                        environment = {n: stands_for.get(id(v), v) for n, v in environment.items()}
         raise Untraceable("the captured graph has no output")
 
     def _can_be_cut(self, value: Any) -> bool:
         """Whether a result may be cut off from what is computed with it; a view of one that was cut off may not."""
-        return isinstance(value, Tensor) and value.requires_grad and all(value._base is not behind for _, behind in self.cuts)
+        possible = isinstance(value, Tensor) and value.requires_grad and has_history(value)
+        return possible and all(cut.behind is not value and cut.behind is not value._base for cut in self.cuts)
 
     def _windows(self, values: list[Any]) -> list[tuple[Tensor, Tensor]]:
         """Views through which functionalization cannot write, and their plain values as they are now."""
@@ -356,7 +407,7 @@ class _Tracer:
         outs: list[Any] = [analysis.forward_values[i] for i in differentiable]
         totals = [self._tangent(number, out) for number, out in enumerate(outs)]
         number_of = {id(out): number for number, out in enumerate(outs)}
-        cuts = [(number_of[id(value)], cut) for value, cut in self.cuts if id(value) in number_of]
+        cuts = [(number_of[id(cut.value)], cut.behind) for cut in self.cuts if id(cut.value) in number_of]
         last = [number for number in range(len(outs)) if number not in dict(cuts)]
         groups = [(last, cuts), *(([number], cuts[:earlier]) for earlier, (number, _) in reversed([*enumerate(cuts)]))]
         result = TracedBackward([None] * len(leaves), differentiable, history=self._history(analysis, outs))
@@ -380,7 +431,7 @@ class _Tracer:
 
     def _history(self, analysis: OutputAnalysis, outs: list[Tensor]) -> History:
         """What eager's autograd would have kept for the outputs with tangents."""
-        links = {torch.autograd.graph.get_gradient_edge(cut).node: value.grad_fn for value, cut in self.cuts}
+        links = {torch.autograd.graph.get_gradient_edge(cut.behind).node: cut.value.grad_fn for cut in self.cuts}
         shared, storages = saved_in_histories(outs, links)
 
         def kept(values: list[Tensor | None]) -> tuple[tuple[int, int], ...]:
@@ -448,8 +499,8 @@ def is_window(node: Node) -> bool:
 
 
 def last_uses(module: GraphModule) -> dict[Node, list[Node]]:
-    """Which nodes are used by a node for the last time."""
-    found: dict[Node, list[Node]] = {}
+    """Which nodes are used by a node for the last time, or by none."""
+    found: dict[Node, list[Node]] = {node: [node] for node in module.graph.nodes if not node.users and node.op != "output"}
     seen: set[Node] = set()
     for node in reversed(module.graph.nodes):
         for used in node.all_input_nodes:

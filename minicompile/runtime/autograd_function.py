@@ -16,6 +16,7 @@ from minicompile.ir.graph import (
     FreshOutput,
     InputOutput,
     MutatedInput,
+    OutputBinding,
     RepeatedOutput,
     SizeOutput,
     ViewOutput,
@@ -69,6 +70,7 @@ def _with_gradient(
     # `Function.apply` looks at every argument in Python before it calls this.
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # torch overrides a classmethod of C
     connections, gradients = plan.binding.connections, len(plan.binding.differentiable_inputs)
+    mutations = {entry.output_index: entry for entry in plan.binding.mutated_inputs if not entry.in_graph}
     groups, positions = input_groups(plan), [tangent.position for tangent in tangents]
     if not connections and not groups:
         return apply
@@ -77,7 +79,12 @@ def _with_gradient(
         results = apply(*inputs)
         seen = shows(groups, inputs, len(positions))
         outputs = routed(groups, inputs, results, positions) if seen else results
-        return connected(connections, outputs, gradients, results[positions[0]].grad_fn) if connections else outputs
+        if not connections:
+            return outputs
+        return connected(connections, outputs, gradients, results[positions[0]].grad_fn, functools.partial(new_value, inputs))
+
+    def new_value(inputs: tuple[Any, ...], index: int, value: Any) -> Any:
+        return copy_back(mutations[index], inputs, value) if index in mutations else value
 
     return call
 
@@ -212,15 +219,17 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
     extra = len(plan.tensor_results) if plan.tangents is None else plan.user_results
     if not mutations and direct == list(range(len(direct))) and extra == len(direct):
         return None
-    copied = tuple(m for m in mutations if not m.in_graph)
+    connected_already = {index for connection in binding.connections for index in connection.sources}
+    copied = tuple(m for m in mutations if not m.in_graph and m.output_index not in connected_already)
     bindings = binding.outputs
     delayed = [i for i, b in enumerate(bindings) if isinstance(b, (ViewOutput, RepeatedOutput))]
+    delayed.sort(key=functools.partial(depth, bindings))
 
     def build(inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
         if plan.tangents is None:
             count_writes(plan, inputs)
         for mutated in copied:
-            copy_back(mutated, inputs, results)
+            copy_back(mutated, inputs, results[mutated.output_index])
         outputs: list[Any] = []
         for entry in bindings:
             if isinstance(entry, FreshOutput):
@@ -241,11 +250,20 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
     return build
 
 
-def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
-    """Write a new value into an input, with autograd watching if the user's write was watched."""
+def depth(bindings: Sequence[OutputBinding], position: int) -> int:
+    """How many other outputs must be there before this one can be made."""
+    entry = bindings[position]
+    if isinstance(entry, RepeatedOutput):
+        return 1 + depth(bindings, entry.index)
+    return 1 + depth(bindings, entry.base_index) if isinstance(entry, ViewOutput) and entry.base == "output" else 0
+
+
+def copy_back(entry: MutatedInput, inputs: tuple[Any, ...], value: torch.Tensor) -> Any:
+    """Write a new value into an input, which is returned, with autograd watching if the user's write was watched."""
+    written = inputs[entry.input_index]
     with torch.set_grad_enabled(entry.requires_grad):
-        written = inputs[entry.input_index]
-        (written if entry.counted else written.data).copy_(results[entry.output_index])
+        (written if entry.counted else written.data).copy_(value)
+    return written
 
 
 def rebuilt_view(binding: ViewOutput, base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:

@@ -8,7 +8,7 @@ Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 t
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,18 +63,22 @@ class _Connect(torch.autograd.Function):
         return (None, None, None, *passed, *grads, None)
 
 
-def connected(connections: Sequence[Connection], results: tuple[Any, ...], gradients: int, node: Any) -> tuple[Any, ...]:
+def connected(
+    connections: Sequence[Connection], results: tuple[Any, ...], gradients: int, node: Any, written: Callable[[int, Any], Any]
+) -> tuple[Any, ...]:
     """The results of a compiled call, with what is computed from each other connected.
 
-    `gradients` is how many results of the split backward come before those of the connections; `node` is that of the call.
+    `gradients` is how many results of the split backward come before those of the connections; `node` is that of the call;
+    `written` gives for a result, by its index, what the caller has of it: the input that it is the new value of.
     """
-    outputs, call = list(results), ConnectedCall(node)
+    outputs, seen, call = list(results), dict[int, Any](), ConnectedCall(node)
     for connection in connections:
-        tensors = [outputs[i] for i in (*connection.sources, *connection.outputs)]
+        seen.update((i, written(i, outputs[i])) for i in connection.sources if i not in seen)
+        tensors = [*map(seen.__getitem__, connection.sources), *map(outputs.__getitem__, connection.outputs)]
         anchor = torch.empty(0, device=tensors[-1].device, requires_grad=True)
         made = _Connect.apply(call, connection, gradients, *tensors, anchor)
         for index, value in zip(connection.outputs, made, strict=True):
             outputs[index] = value
         gradients += len(connection.sources)
-    call.watched = [weakref.ref(outputs[index]) for index in {index for entry in connections for index in entry.sources}]
+    call.watched = [*map(weakref.ref, seen.values())]
     return tuple(outputs)

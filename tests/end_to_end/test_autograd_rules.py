@@ -756,6 +756,79 @@ def a_result_beside_one_that_is_written_in_place(wrap: Wrap) -> Any:
 
 
 @scenario
+def a_result_written_in_place_and_computed_with(wrap: Wrap) -> Any:
+    def function(x: Tensor) -> Any:
+        h = x.sin()
+        h[0] = x[1] * 3
+        rest = h[1:]
+        rest.mul_(2)
+        return h, h.square().sum(), rest * 3
+
+    x = leaf(3)
+    h, loss, rest = wrap(function)(x)
+    h.retain_grad()
+    (loss + h.sum() + rest.sum()).backward()
+    return h.grad, x.grad
+
+
+@scenario
+def features_behind_activations_in_place(wrap: Wrap) -> Any:
+    layers = [nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True)), nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.1, True))]
+    for layer in layers:
+        nn.init.eye_(layer[0].weight)
+
+    def function(x: Tensor) -> Any:
+        first = layers[0](x)
+        second = layers[1](first)
+        return first, second, second.square().sum()
+
+    first, second, loss = wrap(function)(leaf(2, 3))
+    return torch.autograd.grad(loss + first.sum() + second.sum(), [first, second, layers[0][0].weight])
+
+
+@scenario
+def a_gradient_by_an_input_that_was_written(wrap: Wrap) -> Any:
+    def function(x: Tensor, y: Tensor) -> Any:
+        whole = x[:]
+        x[0].mul_(2)
+        y.add_(x)
+        return x.square(), x, y[:2], y * x, whole.sin(), x.view(-1).exp()
+
+    x, y = leaf(3), leaf(3)
+    inputs = x * 1, y * 3
+    results = wrap(function)(*inputs)
+    total = sum(result.sum() for result in results)
+    found = torch.autograd.grad(total, [*inputs, x, y, results[2]], retain_graph=True, allow_unused=True)
+    inputs[0].register_hook(lambda gradient: gradient * 2)
+    total.backward()
+    return found, x.grad, y.grad, results[1] is inputs[0], storage(results[2]) == storage(inputs[1])
+
+
+@scenario
+def a_buffer_that_gets_a_history(wrap: Wrap) -> Any:
+    buffer, weight = torch.ones(3), leaf(3)
+    loss = wrap(lambda buffer, weight: buffer.copy_(weight * 2).square().sum())(buffer, weight)
+    buffer.retain_grad()
+    loss.backward()
+    return buffer.grad, weight.grad
+
+
+def views_of_views(x: Tensor) -> Any:
+    first = x[:2]
+    return first[:, 1:].t(), first, first[1:], x[:2], first.view(-1)[1:3]
+
+
+@scenario
+def views_of_a_view_that_is_returned(wrap: Wrap) -> Any:
+    found = []
+    for function in (views_of_views, lambda x: views_of_views(x * 2)):
+        results = wrap(function)(leaf(3, 2))
+        total = sum((result * scale).sum() for scale, result in enumerate(results, 1))
+        found.append(torch.autograd.grad(total, [results[1], results[3]]))
+    return found
+
+
+@scenario
 def a_hook_that_raises_leaves_nothing_behind(wrap: Wrap) -> Any:
     a, b = leaf(3), leaf(3)
     x, y = a * 2, b * 2
