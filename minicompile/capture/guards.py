@@ -332,6 +332,8 @@ def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
 def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether no changed tensor shares its storage with another of the tensors, of which it is one."""
     storages = [tensor.untyped_storage()._cdata for tensor in others]
+    if len(set(storages)) == len(storages):
+        return True
     counts, place = collections.Counter(storages), dict(zip(map(id, others), storages, strict=True))
     return all(counts[place[id(tensor)]] == 1 for tensor in changed)
 

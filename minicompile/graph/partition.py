@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from minicompile.config import Config
 from minicompile.graph import torch_interface
+from minicompile.graph.host_counts import add_together
 from minicompile.graph.operators import ancestors, is_impure, is_size, is_view, num_bytes
 from minicompile.graph.recompute import Cut, JointView, choose
 from minicompile.graph.sizes import numbers_of
@@ -147,6 +148,7 @@ class _Forward:
         for index, entry in in_graph.items():
             self._write(inputs[entry.input_index], outputs[index])
         self.copier.graph.output(tuple(self.results))
+        add_together(self.copier.graph)
         self.module = torch_interface.GraphModule(joint.module, self.copier.graph)
         self.bindings = tuple(self._renumber(binding) for binding in joint.outputs)
         self.mutated_inputs = tuple(self._renumber_mutation(entry) for entry in joint.mutated_inputs)

@@ -28,6 +28,9 @@ from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, Lowered
 from minicompile.ir.printer import module_text, operation_text
 
 NEIGHBOURS = 2
+aten = torch.ops.aten
+WRITES = (aten.copy_.default, aten._foreach_add_.Tensor, aten._foreach_add_.Scalar)
+"""What may write inputs in a graph that is functional otherwise."""
 BOOLEAN = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"} | {
     f"logical_{name}" for name in ("and", "or", "xor", "not")
 }
@@ -69,8 +72,9 @@ def _verify_module(module: torch.fx.GraphModule) -> None:
             continue
         if "val" not in node.meta:
             raise VerificationFailed(f"{node.name} has no fake result", module_text(module))
-        writes_input = node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
-        if node.target._schema.is_mutable and not writes_input:
+        written = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
+        writes_inputs = node.target in WRITES and all(target.op == "placeholder" for target in written)
+        if node.target._schema.is_mutable and not writes_inputs:
             raise VerificationFailed(f"{node.name} writes its argument in a functional graph", module_text(module))
 
 
