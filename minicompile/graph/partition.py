@@ -52,7 +52,8 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
         cut = choose(view, mutated, config.activation_memory_budget)
     forward = _Forward(joint, inputs, forward_outputs, cut, mutated)
     backward = _backward(joint, tangents, gradients, forward, view) if view is not None else None
-    unreadable = unreadable_sizes(backward) if backward is not None else set()
+    varies = any(torch_interface.has_symbols(entry.meta["val"]) for entry in inputs)
+    unreadable = unreadable_sizes(backward) if backward is not None and varies else set()
     if unreadable and cut is not None and view is not None:
         cut = dataclasses.replace(cut, kept=(*cut.kept, *size_nodes(graph, inputs, unreadable)))
         forward = _Forward(joint, inputs, forward_outputs, cut, mutated)

@@ -201,16 +201,16 @@ class _Inliner:
         read = loads_by_buffer(loads(loop.value))
         readers = self.dependences.readers[loop.buffer]
         behind = self.behind(read, self.reduced)
-        inlined_points, shared_bytes, fusible = 0, 0, False
+        inlined_points, shared_bytes, fusible, computed_points = 0, 0, False, points(loop.axes)
         for reader in readers:
             consumer = self.graph.operations[reader]
             assert isinstance(consumer, Loop)
-            space = space_of(consumer)
-            inlined_points += points(space) * len(self.loads[reader][loop.buffer])
-            shared = [name for name in self.loads[reader] if behind.get(name, points(loop.axes)) != points(loop.axes)]
+            consumed_points = points(space_of(consumer))
+            inlined_points += consumed_points * len(self.loads[reader][loop.buffer])
+            shared = [name for name in self.loads[reader] if behind.get(name, computed_points) != computed_points]
             shared_bytes += sum(read_bytes(buffers[name], self.loads[reader][name]) for name in shared)
-            fusible |= points(space) == points(loop.axes) or (
-                isinstance(consumer.fold, Reduction) and points(consumer.axes) == points(loop.axes)
+            fusible |= consumed_points == computed_points or (
+                isinstance(consumer.fold, Reduction) and points(consumer.axes) == computed_points
             )
         varies = any(axis.size.constant != 1 for axis in loop.axes)
         body = list(walk(loop.value))
@@ -219,7 +219,7 @@ class _Inliner:
             result_bytes=access_bytes(buffers[loop.buffer], loop.store),
             input_bytes=sum(read_bytes(buffers[name], indices) for name, indices in read.items()),
             arithmetic=cost(loop.value) if varies else 0,
-            computed_points=points(loop.axes),
+            computed_points=computed_points,
             inlined_points=inlined_points,
             nodes=len(body),
             loads=sum(map(len, read.values())),

@@ -18,7 +18,7 @@ def size_of(axis: Axis) -> int:
 
 def points(axes: Iterable[Axis]) -> int:
     """The number of points of a loop nest over `axes`."""
-    return math.prod(size_of(axis) for axis in axes)
+    return math.prod(map(size_of, axes))
 
 
 def space_of(loop: Loop) -> tuple[Axis, ...]:
