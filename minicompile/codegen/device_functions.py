@@ -3,8 +3,6 @@
 `device_sources` prints each into the file as it stands here; importing this module is never needed.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice

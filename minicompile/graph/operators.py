@@ -6,7 +6,6 @@ The partition and the passes ask; nobody else decides such things. This module m
 import functools
 import math
 import operator
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -123,15 +122,3 @@ def storage_root(node: Node) -> Node:
     while is_view(node) or is_item(node) and is_view(operand(node)):
         node = operand(node)
     return node
-
-
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes and everything that they are computed from."""
-    found: set[Node] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found

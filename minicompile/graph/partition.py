@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.host_counts import add_together
-from minicompile.graph.operators import ancestors, is_impure, is_size, is_view, num_bytes
+from minicompile.graph.operators import is_impure, is_size, is_view, num_bytes
 from minicompile.graph.recompute import Cut, JointView, choose
 from minicompile.graph.sizes import numbers_of
 from minicompile.graph.trace import JointGraph
@@ -30,6 +30,7 @@ from minicompile.ir.graph import (
     PartitionedGraph,
     SizeOutput,
     ViewOutput,
+    ancestors,
 )
 
 aten = torch.ops.aten

@@ -16,7 +16,6 @@ from torch.fx import Graph, Node
 from minicompile.graph.minimum_cut import Edge, connected_pieces
 from minicompile.graph.minimum_cut import minimum_cut as cut_network
 from minicompile.graph.operators import (
-    ancestors,
     is_fusible,
     is_impure,
     is_item,
@@ -27,6 +26,7 @@ from minicompile.graph.operators import (
     num_bytes,
     storage_root,
 )
+from minicompile.ir.graph import ancestors
 
 LONGEST_CHAIN = 24
 

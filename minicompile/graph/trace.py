@@ -25,13 +25,13 @@ from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layo
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
-from minicompile.graph.operators import ancestors, is_item, is_view, name_of, operand
+from minicompile.graph.operators import is_item, is_view, name_of, operand
 from minicompile.graph.patterns import changes_something
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
 from minicompile.graph.recorder import Recorder, tensors_of
 from minicompile.graph.writing_operators import call_on_copies, written_arguments
 from minicompile.ir import autocast
-from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding
+from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding, ancestors
 from minicompile.ir.replacements import called
 
 # Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python

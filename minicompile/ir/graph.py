@@ -15,7 +15,7 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -79,6 +79,18 @@ def dependencies(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
         named = [bits.get(name, 0) for name in (node.name, *node.meta.get("together", ()))]
         known[node] = functools.reduce(operator.or_, (*named, *(known[used] for used in node.all_input_nodes)))
     return known
+
+
+def ancestors(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes and everything that they are computed from."""
+    found: set[torch.fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
 
 
 def python_text(graph: torch.fx.Graph) -> tuple[str, dict[str, Any]]:

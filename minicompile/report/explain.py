@@ -176,8 +176,6 @@ class Case:
         points = []
         for size in sorted({max(1, int(batch * factor)) for factor in SWEEP}):
             other = self.sandbox.resized(size)
-            if other is None:
-                break
             compiled = self.tools.compile(self.target)
             try:
                 calls = [other.prepared(function) for function in (self.target, compiled)]

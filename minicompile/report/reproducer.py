@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minicompile.ir.graph import CapturedGraph, GraphInput, GraphModule, python_text
+from minicompile.ir.graph import CapturedGraph, GraphInput, GraphModule, ancestors, python_text
 from minicompile.report.accuracy import node_values
 from minicompile.report.sandbox import copied, plain
 
@@ -71,12 +71,7 @@ class Search:
 
     def before(self, last: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes that a node needs, itself last, in order."""
-        needed, pending = {last}, [last]
-        while pending:
-            for node in pending.pop().all_input_nodes:
-                if node not in needed:
-                    needed.add(node)
-                    pending.append(node)
+        needed = ancestors([last])
         return [node for node in self.nodes if node in needed]
 
     def part(self, kept: Iterable[torch.fx.Node], last: torch.fx.Node) -> tuple[CapturedGraph, list[Any]]:

@@ -81,12 +81,9 @@ class Sandbox:
         twin.__defaults__, twin.__kwdefaults__ = target.__defaults__, target.__kwdefaults__
         return twin
 
-    def resized(self, size: int) -> Sandbox | None:
-        """The same call with another size of the first dimension of every tensor that shares the first one's."""
-        first = next((tensor for tensor in leaves((self.args, self.kwargs)) if tensor.ndim), None)
-        if first is None:
-            return None
-        batch = first.shape[0]
+    def resized(self, size: int) -> Sandbox:
+        """The same call with another size of the first dimension of every tensor whose size there is `batch`."""
+        batch = self.batch
 
         def resize(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.ndim or tensor.shape[0] != batch:

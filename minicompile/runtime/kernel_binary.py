@@ -1,7 +1,5 @@
 """Machine code of one generated kernel: compiled by Triton once, kept on disk, loaded without Triton afterwards."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

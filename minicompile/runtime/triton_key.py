@@ -6,8 +6,6 @@ files has another size or time of change, the hash is taken from the disk; other
 Private: `triton.runtime.cache.triton_key`, the same in Triton 3.6 to 3.9. This module must not change what the hash is.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import pathlib
