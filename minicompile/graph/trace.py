@@ -364,13 +364,11 @@ class _Tracer:
         found: dict[str, Any] = {}
         for node in self.captured.module.graph.nodes:
             if node.op == "get_attr" and node.target not in found:
-                value: Any = operator.attrgetter(node.target)(self.captured.module)
+                value, fake = operator.attrgetter(node.target)(self.captured.module), None
                 if isinstance(value, torch.Tensor):
                     value = value.detach()
                     fake = value if isinstance(value, torch_interface.FakeTensor) else self.fake_mode.from_tensor(value)
-                    found[node.target] = (value, fake)
-                else:
-                    found[node.target] = (value, None)
+                found[node.target] = value, fake
         return found
 
     def _attribute(self, node: Node) -> Any:
@@ -518,12 +516,11 @@ def operator_name(node: Node) -> str:
 @contextmanager
 def restored_autocast() -> Iterator[None]:
     """Whatever autocast does inside, its state is as before outside and no traced cast stays in its cache."""
-    before = autocast.settings(), autocast.open_blocks()
     torch.clear_autocast_cache()
     try:
-        yield
+        with autocast.as_before(autocast.settings(), autocast.open_blocks()):
+            yield
     finally:
-        autocast.restore(*before)
         torch.clear_autocast_cache()
 
 

@@ -46,15 +46,16 @@ def module_text(module: torch.fx.GraphModule) -> str:
     lines = []
     for node in module.graph.nodes:
         where = _place(node.meta.get("location"), node.meta.get("variable"))
+        made = f"{node.name}: {_value_text(node.meta.get('val', node.meta.get('example_value')))} ="
         match node.op:
             case "placeholder":
-                text = f"{node.name}: {_result_text(node)} = input"
+                text = f"{made} input"
             case "get_attr":
-                text = f"{node.name}: {_result_text(node)} = constant {node.target}"
+                text = f"{made} constant {node.target}"
             case "output":
                 text = f"return {_fx_argument(node.args[0])}"
             case _:
-                text = f"{node.name}: {_result_text(node)} = {_target_text(node.target)}({_fx_call(node)})"
+                text = f"{made} {_target_text(node.target)}({_fx_call(node)})"
         lines.append(f"{text:<70}  {where}".rstrip() if where else text)
     return "\n".join(lines) + "\n"
 
@@ -77,11 +78,6 @@ def _target_text(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target).removeprefix("aten.").removesuffix(".default")
     return getattr(target, "__name__", str(target))
-
-
-def _result_text(node: torch.fx.Node) -> str:
-    value = node.meta.get("val", node.meta.get("example_value"))
-    return _value_text(value)
 
 
 def _value_text(value: Any) -> str:
@@ -120,12 +116,9 @@ def partitioned_text(partitioned: PartitionedGraph) -> str:
     parts = ["# forward", module_text(partitioned.forward)]
     if partitioned.backward is not None:
         parts += ["# backward", module_text(partitioned.backward)]
-    if partitioned.saved_tensors:
-        parts.append("# saved for the backward")
-        parts += [f"{s.name}: {s.num_bytes:,} bytes; {s.reason}" for s in partitioned.saved_tensors]
-    if partitioned.recomputed:
-        parts.append("# recomputed in the backward")
-        parts += [f"{r.name}: {r.num_bytes:,} bytes; {r.reason}" for r in partitioned.recomputed]
+    for title, values in (("saved for", partitioned.saved_tensors), ("recomputed in", partitioned.recomputed)):
+        parts += [f"# {title} the backward"] if values else []
+        parts += [f"{value.name}: {value.num_bytes:,} bytes; {value.reason}" for value in values]
     return "\n".join(parts) + "\n"
 
 

@@ -13,7 +13,6 @@ from minicompile.errors import VerificationFailed
 from minicompile.ir.expr import (
     SCALAR_OPS,
     Apply,
-    Constant,
     Expr,
     IndexValue,
     Load,
@@ -175,8 +174,6 @@ class _LoweredCheck:
                     self.index(expression.index, axes, None, False)
                 case IndexValue():
                     self.index(expression.index, axes, None, False)
-                case Constant():
-                    pass
 
     def index(self, index: Index, axes: set[Axis], buffer: Buffer | None, bounded: bool) -> None:
         """Known axes; and inside the buffer wherever ranges prove the contrary."""

@@ -20,15 +20,11 @@ class UseExtern(Exception):
     """Raised by a rule for arguments that it has no loops for; the text is the reason shown to the user."""
 
 
-def lowers(names: str, *tables: set[Any]) -> Callable[[Rule], Rule]:
-    """Register a rule for operators called as `overloads` calls them, which are entered in `tables` too; those that this torch
-    version lacks are skipped."""
+def lowers(names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators called as `overloads` calls them; those that this torch version lacks are skipped."""
 
     def register(rule: Rule) -> Rule:
-        found = overloads(names)
-        RULES.update(dict.fromkeys(found, rule))
-        for table in tables:
-            table.update(found)
+        RULES.update(dict.fromkeys(overloads(names), rule))
         return rule
 
     return register
@@ -36,4 +32,5 @@ def lowers(names: str, *tables: set[Any]) -> Callable[[Rule], Rule]:
 
 def lowers_view(names: str) -> Callable[[Rule], Rule]:
     """As `lowers`, for rules that only rewrite accesses: they work for every dtype and device."""
-    return lowers(names, VIEWS)
+    VIEWS.update(overloads(names))
+    return lowers(names)

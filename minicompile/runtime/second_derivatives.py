@@ -75,15 +75,11 @@ class Rerun:
         tensors = [reference() for reference in held]
         if None in given or any(tensor is None for tensor in tensors) or sum(map(VERSION, tensors)) != versions:
             raise DoubleBackward("it changes an input, ran under autocast, or an input is gone or was changed")
-        before = autocast.settings(), autocast.open_blocks()
-        try:
-            with torch.enable_grad(), _NoRandomNumbers():
-                # Views, since an input may have been computed from another one.
-                inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
-                inputs |= zip(self._sizes, sizes, strict=True)
-                results = self._operations(*(inputs[place] for place in range(len(inputs))))
-        finally:
-            autocast.restore(*before)
+        with autocast.as_before(autocast.settings(), autocast.open_blocks()), torch.enable_grad(), _NoRandomNumbers():
+            # Views, since an input may have been computed from another one.
+            inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
+            inputs |= zip(self._sizes, sizes, strict=True)
+            results = self._operations(*(inputs[place] for place in range(len(inputs))))
         return torch.autograd.grad(
             [results[place] for place in given], [inputs[i] for i in self._differentiable], [*given.values()],
             create_graph=torch.is_grad_enabled(), allow_unused=True)  # fmt: skip

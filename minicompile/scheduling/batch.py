@@ -5,7 +5,7 @@ its code; each finds by its number which member's buffers it works on. This modu
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import IndexValue, Load, Random, walk
 from minicompile.ir.index import Atom, Axis, Index, Symbol, as_index, atoms, hint
@@ -97,16 +97,12 @@ def _batch(
     for number, group in enumerate(groups):
         tiles = [dataclasses.replace(t, block=block) for t, block in zip(group.tile.axes, blocks, strict=True)]
         groups[number] = dataclasses.replace(group, tile=dataclasses.replace(plan, axes=tuple(tiles)))
-
-    def together(size: Callable[[KernelGroup], int]) -> int:
-        return sum(map(size, groups))
-
     return dataclasses.replace(
         groups[0],
         loops=tuple(loop for group in groups for loop in group.loops),
         stored=frozenset[str]().union(*(group.stored for group in groups)),
         batch=tuple(groups),
-        bytes_read=together(lambda g: g.bytes_read),
-        bytes_written=together(lambda g: g.bytes_written),
-        flops=together(lambda g: g.flops),
+        bytes_read=sum(group.bytes_read for group in groups),
+        bytes_written=sum(group.bytes_written for group in groups),
+        flops=sum(group.flops for group in groups),
     )

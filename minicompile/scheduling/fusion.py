@@ -245,7 +245,3 @@ class Fuser:
             crossed=bool(target.stepped),
             programs=target.rows // points(target.stepped),
         )
-
-    def ordered_owners(self) -> list[int]:
-        """Clusters and extern kernels in an order that respects dependence, close to the program's."""
-        return [members[0] for members in self.order.groups()]

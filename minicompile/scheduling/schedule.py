@@ -37,7 +37,7 @@ def schedule_graph(
     if choose_matmul is not None:
         operations = route_matmuls(operations, buffers, outputs, choose_matmul)
     fuser = Fuser(operations, buffers, outputs, config.fuse)
-    steps = tuple(_finish(fuser, owner, device, any_size) for owner in fuser.ordered_owners())
+    steps = tuple(_finish(fuser, owner, device, any_size) for owner, *_ in fuser.order.groups())
     steps = batch_steps(steps, buffers, device)
     schedule = Schedule(
         graph=dataclasses.replace(lowered, operations=operations, buffers=buffers),
