@@ -160,8 +160,6 @@ class FoldWriter:
 
     def result(self, fold: Fold, text: Text, dtype: torch.dtype, round_it: bool) -> Text:
         """The folded value in the register dtype of a buffer of `dtype`."""
-        if fold.kind == "any":
-            return infix(text, "!=", Text("0"))
         held = compute_dtype(dtype)
         source = torch.int32 if fold.finds_place else fold.dtype
         if held == torch.bool and source != torch.bool:

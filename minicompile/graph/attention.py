@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from minicompile.graph import torch_interface
-from minicompile.graph.random_numbers import Seeds
+from minicompile.graph.random_numbers import FLOATS, Seeds
 
 ours = torch.ops.minicompile
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SDPA = (torch.nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 
 

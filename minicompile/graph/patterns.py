@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from minicompile.config import Config
 from minicompile.graph import torch_interface
-from minicompile.graph.attention import broadcasts_to, written_attention
+from minicompile.graph.attention import FLOATS, broadcasts_to, written_attention
 from minicompile.graph.operators import operand
 from minicompile.graph.position_masks import FILLS, Band, PositionReader
 from minicompile.graph.torch_interface import surely_equal
@@ -434,8 +434,7 @@ def check_operands(query: Node, key: Node, value: Node, found: Found, config: Co
         raise Refused("batch dims that broadcast")
     if max(int(q.shape[-1]), int(v.shape[-1])) > LARGEST_HEAD or any(0 in part.shape for part in (q, k, v)):
         raise Refused(f"a head dim above {LARGEST_HEAD}")
-    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    if q.dtype not in floats or not q.dtype == k.dtype == v.dtype:
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
         raise Refused("queries, keys and values of different dtypes")
     product_dtype = value_of(found.inner[-1]).dtype
     if product_dtype != q.dtype:

@@ -19,7 +19,7 @@ from minicompile.graph.recorder import Recorder
 
 aten = torch.ops.aten
 ours = torch.ops.minicompile
-SIXTEEN_AND_UP = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Seeds:
@@ -101,14 +101,14 @@ class Draws:
     def new(self, draw: Any, size: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
         """`aten.rand` and `aten.randn`."""
         dtype, device = dtype or torch.get_default_dtype(), torch.device(device or "cpu")
-        return draw(size, dtype, device) if dtype in SIXTEEN_AND_UP else NotImplemented
+        return draw(size, dtype, device) if dtype in FLOATS else NotImplemented
 
     def like(
         self, draw: Any, like: Tensor, *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any
     ) -> Any:
         """`aten.rand_like` and `aten.randn_like`."""
         dtype, device = dtype or like.dtype, torch.device(device or like.device)
-        if dtype not in SIXTEEN_AND_UP:
+        if dtype not in FLOATS:
             return NotImplemented
         return in_layout_of(draw(like.shape, dtype, device), like, memory_format)
 
@@ -158,7 +158,7 @@ class Draws:
     def normal(self, mean: Any, std: Any = 1.0) -> Any:
         """`aten.normal` with a tensor of means, of deviations, or of both."""
         tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
-        if tensors[0].dtype not in SIXTEEN_AND_UP:
+        if tensors[0].dtype not in FLOATS:
             return NotImplemented
         size = torch.broadcast_shapes(*(value.shape for value in tensors))
         if isinstance(std, Tensor):
@@ -167,7 +167,7 @@ class Draws:
 
     def exponential(self, like: Tensor, rate: float = 1.0) -> Any:
         """`aten.exponential`: above zero, as in eager, so that the logarithm of it is finite."""
-        if like.dtype not in SIXTEEN_AND_UP:
+        if like.dtype not in FLOATS:
             return NotImplemented
         wide = wide_dtype(like.dtype)
         negative_log = -torch.log(1.0 - self.uniform_numbers(like.shape, wide, like.device))

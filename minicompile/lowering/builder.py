@@ -258,10 +258,6 @@ class GraphBuilder:
         self.extern("torch.ops.aten._to_copy.default", (self.argument(value),), options, (buffer,), reason=reason)
         return self.whole(buffer)
 
-    def realised(self, value: TensorValue) -> TensorValue:
-        """`value` itself if its access is linear, else a copy of it."""
-        return value if value.strides is not None else self.copy(value)
-
     def moved_to(self, value: TensorValue, device: torch.device) -> TensorValue:
         """`value` on `device`; copied there once, however often it is asked for."""
         if value.device == device:
@@ -290,7 +286,7 @@ class GraphBuilder:
 
         def leaf(part: Any) -> Any:
             if isinstance(part, TensorValue):
-                linear = self.realised(part)
+                linear = part if part.strides is not None else self.copy(part)
                 assert linear.strides is not None
                 return BufferView(linear.buffer, linear.sizes, linear.strides, linear.offset, linear.dtype)
             if isinstance(part, Expr):
