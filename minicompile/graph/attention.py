@@ -80,13 +80,9 @@ def _covered(
         return False
     same_heads = query.dim() == 3 or query.shape[1] == key.shape[1] == value.shape[1]
     heads_fit = same_heads or gqa and key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0
-    return query.shape[0] == key.shape[0] == value.shape[0] and heads_fit and _mask_covered(query, key, mask)
-
-
-def _mask_covered(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    if mask is None:
-        return True
-    return mask.dtype in (torch.bool, query.dtype) and broadcasts_to(mask.shape, (*query.shape[:-1], key.shape[-2]))
+    scores = (*query.shape[:-1], key.shape[-2])
+    mask_fits = mask is None or mask.dtype in (torch.bool, query.dtype) and broadcasts_to(mask.shape, scores)
+    return query.shape[0] == key.shape[0] == value.shape[0] and heads_fit and mask_fits
 
 
 def _with_adjacent_columns(mask: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from torch import Tensor
 from minicompile.ir import operators  # noqa: F401  (it registers `checked`)
 from minicompile.ir.fake_mode import surely_equal
 
+aten = torch.ops.aten
+
 
 def polygamma_(value: Tensor, order: int) -> Tensor:
     """`Tensor.polygamma_`."""
@@ -41,7 +43,7 @@ def index_fill(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
     length = value.shape[dim] if value.dim() else 1
     index = torch.where(index < 0, index + length, index)
     if not isinstance(fill, Tensor) or not value.dim() and dim not in (-1, 0):
-        return torch.ops.aten.index_fill(value, dim, index, fill)
+        return aten.index_fill(value, dim, index, fill)
     hit = torch.zeros(length, dtype=torch.bool, device=value.device).index_fill(0, index, True)
     hit = hit.view([-1 if d == dim % value.dim() else 1 for d in range(value.dim())])
     return torch.where(hit, fill.to(value), value)
@@ -52,20 +54,15 @@ def index_fill_(value: Tensor, dim: int, index: Tensor, fill: Any) -> Tensor:
     return value.copy_(index_fill(value, dim, index, fill))
 
 
-def index_put(value: Tensor, indices: Sequence[Tensor | None], new: Tensor, accumulate: bool = False) -> Tensor:
-    """`index_put`; of differentiable values by one mask it is a `where`: no gradient counts the mask."""
+def index_put(
+    function: Any, value: Tensor, indices: Sequence[Tensor | None], new: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`index_put`, or `index_put_`; of differentiable values by one mask it is a `where`: no gradient counts the mask."""
     chosen = masked_place(value, indices, new) if not accumulate else None
     if chosen is None:
-        return torch.ops.aten.index_put(value, indices, new, accumulate)
-    return torch.where(chosen[0], chosen[1], value)
-
-
-def index_put_(value: Tensor, indices: Sequence[Tensor | None], new: Tensor, accumulate: bool = False) -> Tensor:
-    """`Tensor.index_put_`."""
-    chosen = masked_place(value, indices, new) if not accumulate else None
-    if chosen is None:
-        return torch.ops.aten.index_put_(value, indices, new, accumulate)
-    return value.copy_(torch.where(chosen[0], chosen[1], value))
+        return function(value, indices, new, accumulate)
+    result = torch.where(*chosen, value)
+    return value.copy_(result) if function is aten.index_put_ else result
 
 
 def get_item(value: Any, key: Any) -> Any:
@@ -81,7 +78,7 @@ def set_item(value: Any, key: Any, new: Any) -> None:
     if place is not None and (new.dtype == value.dtype or all(size == 1 for size in new.shape)):
         while new.dim() and surely_equal(new.shape[0], 1):
             new = new.squeeze(0)
-        index_put_(*place, new.to(value))
+        index_put(aten.index_put_, *place, new.to(value))
     else:
         operator.setitem(value, key, new)
 
@@ -177,7 +174,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     """
     from torch._decomp import decomposition_table  # importing the table takes a while
 
-    made = decomposition_table[torch.ops.aten.affine_grid_generator.default]
+    made = decomposition_table[aten.affine_grid_generator.default]
     kind, dtype = theta.device.type, theta.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
@@ -257,8 +254,8 @@ REPLACED: dict[Any, Any] = {
     **{function: functools.partial(dropout, function) for function in (torch.dropout, F.dropout)},
     F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
-    torch.index_put: index_put, torch.Tensor.index_put: index_put,
-    torch.index_put_: index_put_, torch.Tensor.index_put_: index_put_,
+    **dict.fromkeys((torch.index_put, torch.Tensor.index_put), functools.partial(index_put, aten.index_put)),
+    **dict.fromkeys((torch.index_put_, torch.Tensor.index_put_), functools.partial(index_put, aten.index_put_)),
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
     **{function: functools.partial(trace, function) for function in (torch.trace, torch.Tensor.trace)},
