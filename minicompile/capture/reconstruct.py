@@ -362,12 +362,22 @@ def build_remaining(emitter: Emitter, value: Remaining) -> str:
     return text
 
 
+def quietly(iterator: Any) -> contextlib.AbstractContextManager[Any]:
+    """A block in which an iterator may be asked for its place: those of `itertools` warn of that since 3.12."""
+    return warnings.catch_warnings(action="ignore") if type(iterator).__module__ == "itertools" else contextlib.nullcontext()
+
+
 def written_down(iterator: Any) -> tuple[Any, ...]:
     """How an iterator says that it is made anew at its place: a class, arguments and perhaps a state."""
-    warns = type(iterator).__module__ == "itertools"  # since 3.12
-    with warnings.catch_warnings(action="ignore") if warns else contextlib.nullcontext():
+    with quietly(iterator):
         reduced: tuple[Any, ...] = iterator.__reduce__()
         return reduced
+
+
+def put_at(iterator: Any, state: Any) -> None:
+    """Put an iterator that was made anew at its place."""
+    with quietly(iterator):
+        iterator.__setstate__(state)
 
 
 def build_token(emitter: Emitter, value: contextvars.Token[Any]) -> str:
@@ -390,7 +400,8 @@ def build_iterator(emitter: Emitter, value: Any) -> str:
     name = emitter.assign(f"{emitter.constant(maker, maker.__name__)}({emitter.row(args)})", "iterator")
     if len(reduced) > 2 and reduced[2] is not None:
         grown = any(id(item) in emitter.tracer.effects.shadows for item in args)  # a place beyond its end would be lost
-        (emitter.late if grown else emitter.body).append(f"{name}.__setstate__({emitter.value(reduced[2])})")
+        (emitter.late if grown else emitter.body).append(
+            f"{emitter.constant(put_at, 'put_at')}({name}, {emitter.value(reduced[2])})")
     return name
 
 
@@ -406,7 +417,7 @@ def build_groups(emitter: Emitter, value: Any) -> str:
     if state:
         group = state[0]
         key, item = state[1:] if state[2:] else (group, None)
-        emitter.body.append(f"{name}.__setstate__(({emitter.row((key, item, group))}))")
+        emitter.body.append(f"{emitter.constant(put_at, 'put_at')}({name}, ({emitter.row((key, item, group))}))")
         if not state[2:]:
             emitter.body.append(f"next({emitter.constant(itertools._grouper, 'group')}({name}, {emitter.value(group)}))")
     return name

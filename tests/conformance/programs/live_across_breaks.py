@@ -238,3 +238,15 @@ def copies_of_containers_across_a_break():
         return queue, ordered | {"z": 2}, filled, twice, x * len(twice)
 
     return outer, [call(count(2), {"a": 1}), call(count(3), {"b": 2, "c": 3})]
+
+
+@program
+def no_warning_of_iterators_that_are_put_at_their_places():
+    def outer(x):
+        steps = itertools.cycle([1, 2, 3])
+        sums = itertools.accumulate([1, 2, 3], initial=4)
+        out = [next(steps), next(sums)]
+        print(x.sum().item())
+        return out, [next(steps) for _ in range(4)], list(sums)
+
+    return twice(outer)
