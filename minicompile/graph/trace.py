@@ -103,12 +103,18 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
     closing, written = next(iter(reversed(graph.nodes))), last_writes(graph)
     inputs = {node for node in graph.nodes if node.op == "placeholder" and memory_of(node) in written}
     results = {node for node in closing.all_input_nodes if node.op not in ("placeholder", "get_attr")}
-    return frozenset(node for node in inputs | results if len(node.users) > 1)
+    return frozenset(inputs | {node for node in results if len(node.users) > 1})
 
 
 def last_writes(graph: torch.fx.Graph) -> dict[Any, Node]:
     """By memory, the last node that writes to it in place."""
     return {memory_of(n.args[0]): n for n in graph.nodes if n.args and (changes_something(n) or is_told_to_write(n))}
+
+
+def shows_part(node: Node) -> bool:
+    """Whether a captured tensor is a view: what it is a view of is cut off first."""
+    value = node.meta["example_value"]
+    return isinstance(value, Tensor) and value._is_view()
 
 
 def is_told_to_write(node: Node) -> bool:
@@ -268,7 +274,8 @@ class _Tracer:
         environment: dict[Node, Any] = {}
         uncut: dict[int, Any] = {}
         writes = last_writes(self.captured.module.graph)
-        places = {node: writes.get(memory_of(node), node) for node in self.separable}
+        nodes = [node for node in self.captured.module.graph.nodes if node in self.separable]
+        places = {node: max(node, writes.get(memory_of(node), node)) for node in sorted(nodes, key=shows_part)}
         remaining = iter(values)
         last_use = last_uses(self.captured.module)
         for node in self.captured.module.graph.nodes:
@@ -289,8 +296,9 @@ class _Tracer:
                 elif environment[node].requires_grad and not torch.is_grad_enabled():
                     raise Untraceable("a tensor with a history gets another shape in place, unknown to autograd")
                 for dead in last_use.get(node, ()):
-                    del environment[dead]
-                for whole in (n for n, place in places.items() if place is node and n in environment):
+                    if dead not in places:  # whose views are cut off with it
+                        del environment[dead]
+                for whole in (n for n, place in places.items() if place is node):
                     if self._can_be_cut(value := environment[whole]):
                         behind = value.detach().requires_grad_()
                         self.cuts.append(Cut(whole, value, behind, torch_interface.from_functional(value)))

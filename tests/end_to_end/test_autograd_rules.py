@@ -805,6 +805,19 @@ def a_gradient_by_an_input_that_was_written(wrap: Wrap) -> Any:
 
 
 @scenario
+def a_gradient_by_an_input_written_through_a_view_that_is_returned(wrap: Wrap) -> Any:
+    def function(x: Tensor) -> Any:
+        row = x[0]
+        row.mul_(2)
+        return row, row * 2
+
+    x = leaf(3, 3)
+    written = x * 1
+    row, twice = wrap(function)(written)
+    return torch.autograd.grad(twice.sum() + row.sum(), [written, x]), storage(row) == storage(written)
+
+
+@scenario
 def a_buffer_that_gets_a_history(wrap: Wrap) -> Any:
     buffer, weight = torch.ones(3), leaf(3)
     loss = wrap(lambda buffer, weight: buffer.copy_(weight * 2).square().sum())(buffer, weight)
