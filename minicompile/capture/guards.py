@@ -108,11 +108,22 @@ CODE_AT: dict[type, str] = {types.FunctionType: "__code__", property: "fget.__co
 
 
 class GuardSet:
-    """All guards of one variant, in the order in which capture needed them; `here` tells at which line that is."""
+    """The guards of one variant.
+
+    Attributes:
+        items: those in the order in which capture needed them; `here` tells at which line that is.
+        apart: id of a source to all sources that were compared with it, directly or not, and where the first was.
+    """
 
     def __init__(self, here: Callable[[], Location | None]) -> None:
         self.items: list[Guard | TensorGuard] = []
+        self.apart: dict[int, tuple[list[Source], Location | None]] = {}
         self.here = here
+
+    def all(self) -> list[Guard | TensorGuard]:
+        """All of them; one for each group of objects that have to be different."""
+        groups = {id(group): group for group in self.apart.values()}
+        return [*self.items, *(apart(sources, place) for sources, place in groups.values())]
 
     def constant(self, source: Source, value: Any) -> None:
         """Require that a source holds this very constant, type included."""
@@ -150,10 +161,23 @@ class GuardSet:
         """Require a condition given as text."""
         self.items.append(Guard(source, condition, constants, sentence, kind, expected, others, self.here()))
 
-    def relation(self, source: Source, other: Source, same: bool) -> None:
-        """Require that two sources hold the same object, or different ones."""
-        word = "is" if same else "is not"
-        self.test(source, f"{{0}} {word} {{others[0]}}", (), f"`{{0}}` {word} `{other.words()}`", "same", same, (other,))
+    def same(self, source: Source, other: Source) -> None:
+        """Require that two sources hold the same object."""
+        self.test(source, "{0} is {others[0]}", (), f"`{{0}}` is `{other.words()}`", "same", True, (other,))
+
+    def different(self, source: Source, other: Source) -> None:
+        """Require that two sources hold different objects."""
+        group, others = (self.apart.get(id(each)) or ([each], self.here()) for each in (source, other))
+        if group is not others:
+            group[0].extend(others[0])
+            self.apart.update(dict.fromkeys(map(id, group[0]), group))
+
+
+def apart(sources: list[Source], location: Location | None) -> Guard:
+    """The guard that no two sources hold one object."""
+    names = ", ".join(f"`{source.words()}`" for source in sources[:4]) + ", ..." * (len(sources) > 4)
+    return Guard(sources[0], ALL_APART, (len(sources),), f"{names} are different objects", "same", others=tuple(sources),
+                 location=location)
 
 
 class Writer:
@@ -353,6 +377,7 @@ def is_empty_cell(cell: Any) -> bool:
     return False
 
 
+ALL_APART = "all_apart({1}, ({every}))"
 LATE = ("shape", "overlap")  # kinds that are tested when the tensors are known to be what they were
 GUARD_SCOPE = {"same_float": same_float, "no_overlap": no_overlap, "all_apart": all_apart, "is_empty_cell": is_empty_cell,
                "math": math, "torch_state": torch_interface.torch_state}

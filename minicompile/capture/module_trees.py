@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.cpython_interface import HEAP_TYPE, MANAGED_DICT, RELIABLE, table_behind, watch
-from minicompile.capture.guards import Guard, Lasting, TensorGuard
+from minicompile.capture.guards import ALL_APART, Guard, Lasting, TensorGuard
 from minicompile.capture.source import Argument, Attribute, Baked, Item, Source, is_trusted_module
 
 MOST_TREES = 256
@@ -195,7 +195,7 @@ class Plan:
         return fixed_order and self.is_fixed(guard.source, value)
 
 
-IDENTITIES = ("{0} is {1}", "{0} is {others[0]}", "{0} is not {others[0]}")
+IDENTITIES = ("{0} is {1}", "{0} is {others[0]}", ALL_APART)
 
 
 def find_trees(guards: list[Guard | TensorGuard], call: dict[str, Any], changing: set[int]) -> Lasting | None:

@@ -251,7 +251,7 @@ def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
     first, second = tracer.sources.get(id(left)), tracer.sources.get(id(right))
     if first is not None and second is not None and left is not right and first.parent is not None:
         if not isinstance(left, type) and not isinstance(right, type):
-            tracer.guards.relation(first, second, False)
+            tracer.guards.different(first, second)
 
 
 def is_same(tracer: Tracer, left: Any, right: Any) -> bool:

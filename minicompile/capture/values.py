@@ -78,7 +78,7 @@ def wrap(tracer: Tracer, real: Any, source: Source) -> Any:
     if known is not None:
         stand_in, first = known
         if first is not source and not is_trusted(source):
-            tracer.guards.relation(source, first, True)
+            tracer.guards.same(source, first)
         return stand_in
     rule = RULES.get(kind)
     if rule is not None:

@@ -25,7 +25,7 @@ from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.expectations import Rewind, check_expectations
 from minicompile.capture.graph_break import Cutter
-from minicompile.capture.guards import GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
+from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.picks import check_picks
@@ -183,7 +183,7 @@ def guard_aliases(tracer: Tracer) -> None:
         written = [source for key, source in group.items() if key in changed]
         if written and len(group) > 1:
             sources = (*written, *(source for key, source in group.items() if key not in changed))
-            tracer.guards.test(sources[0], "all_apart({1}, ({every}))", (len(written),),
+            tracer.guards.test(sources[0], ALL_APART, (len(written),),
                                "`{0}` is changed and is none of the others", "overlap", others=sources)
 
 
@@ -375,7 +375,7 @@ class Assembly:
 
     def guard_records(self) -> tuple[GuardRecord, ...]:
         """The guards for people."""
-        guards = (*self.tracer.guards.items, *shape_guards(self.tracer))
+        guards = (*self.tracer.guards.all(), *shape_guards(self.tracer))
         return tuple(GuardRecord(guard.text(), guard.words(), guard.location) for guard in guards)
 
     def eager(self, reason: str, place: Location | None, expected: bool = False, looks: bool = False) -> Variant:
@@ -424,7 +424,7 @@ class Assembly:
         tracer, writer = self.tracer, self.writer
         if eager is None:
             self.add_absence_guards()
-        guards = [*tracer.guards.items, *(shape_guards(tracer) if eager is None else ())]
+        guards = [*tracer.guards.all(), *(shape_guards(tracer) if eager is None else ())]
         guard_writer = Writer()
         guard_writer.namespace, guard_writer.used = writer.namespace, writer.used
         guard_writer.named, guard_writer.keep, guard_writer.by_text = writer.named, writer.keep, writer.by_text
