@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+import minicompile.gpu as gpu
 from minicompile.graph.passes import freeze
 
 aten = torch.ops.aten
@@ -49,6 +50,6 @@ def is_sum(value: Any, count: Node) -> bool:
 
 
 def is_on_accelerator(node: Node) -> bool:
-    """Whether a node's value is a tensor on another device than the host."""
+    """Whether a node's value is a tensor that is not in the host's memory."""
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
+    return isinstance(value, torch.Tensor) and gpu.holds(value)

@@ -113,7 +113,7 @@ def last_writes(graph: torch.fx.Graph) -> dict[Any, Node]:
 
 def shows_part(node: Node) -> bool:
     """Whether a captured tensor is a view: what it is a view of is cut off first."""
-    value = node.meta["example_value"]
+    value = node.meta.get("example_value")
     return isinstance(value, Tensor) and value._is_view()
 
 
@@ -125,13 +125,13 @@ def is_told_to_write(node: Node) -> bool:
 
 def memory_of(node: Any) -> Any:
     """Equal for captured tensors that share memory."""
-    value = node.meta["example_value"] if isinstance(node, Node) else None
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
     return torch_interface.storage_key(value) if isinstance(value, Tensor) else node
 
 
 def was_written(node: Node) -> bool:
     """Whether a result was written in place, as far as its version tells."""
-    value = node.meta["example_value"]
+    value = node.meta.get("example_value")
     return isinstance(value, torch.Tensor) and not value.is_inference() and value._version > 0
 
 
