@@ -11,7 +11,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from minicompile.capture.attributes import class_lookup, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
@@ -38,6 +38,7 @@ from minicompile.capture.values import (
     is_outside,
     slot,
 )
+from minicompile.ir.fake_mode import surely
 
 BINARY = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul", "&": "and",
@@ -107,6 +108,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     left, right = exact_operands(tracer, name, left, right)
     # Kernels have no such power, and no bits of sizes.
     by_python = name in BITWISE or name == "pow" and is_power_for_python(left, right) or is_long(left) or is_long(right)
+    by_python = by_python or name == "floordiv" and is_quotient_for_python(left, right)
     if by_python and type(left) in OPERANDS and type(right) in OPERANDS:
         return run_native(tracer, computed, (tracer, function, (left, right)), {}, False)
     if name == "mod" and type(right) is int and right > 1 and is_missing(left):
@@ -121,6 +123,12 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
 def is_power_for_python(base: Any, exponent: Any) -> bool:
     """Whether PyTorch has no such power of numbers that vary: by such an integer, or of a negative one by a float."""
     return type(exponent) is torch.SymInt or type(base) is torch.SymInt and type(exponent) is float and base < 0
+
+
+def is_quotient_for_python(above: Any, below: Any) -> bool:
+    """Whether PyTorch may be wrong: it takes `n // 3 // -3` for `n // -9`, which holds for positive numbers only."""
+    kinds = type(above), type(below)
+    return kinds in ((torch.SymInt, int), (torch.SymInt,) * 2) and above.node.expr.has(FloorDiv) and not surely(below > 0)
 
 
 def unhelpful(value: Any) -> Any:

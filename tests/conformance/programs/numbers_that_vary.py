@@ -234,3 +234,13 @@ def numbers_that_vary_compared_with_numbers_of_other_types():
         return x, compared(n), compared(rate), fractions.Fraction(3, 2) ** n, n + fractions.Fraction(1, 3), Stage.COOL - n
 
     return scheduled, [call(normal(3), n, rate) for n, rate in ((1, 1.5), (2, 2.0), (3, 4.0), (4, 2.5), (2, 3.0))]
+
+
+@program
+def quotients_of_quotients_by_negative_numbers():
+    def outer(x, n):
+        third, size = n // 3, x.shape[0] // 2
+        by_half = third // (n // 2)
+        return x + third // -3, n // -3 // -3, torch.arange(abs((third + 6) // -4)), size // -3, by_half, divmod(third, -4)
+
+    return outer, [call(normal(size), n) for size, n in ((4, 7), (5, 11), (5, 8), (9, -7), (7, -4), (4, 13))]
