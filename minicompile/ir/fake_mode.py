@@ -1,7 +1,8 @@
 """The fake tensors of capture and graph: PyTorch's, with eager's strides where PyTorch's own fake kernels give others.
 
-Written against torch 2.11, 2.13 and 2.15; private: `torch._subclasses.fake_tensor`, `torch._library.simple_registry`,
-`torch._prims_common`, and what the constructor of `FakeTensor` does in C++. This module must not know graphs.
+Written against torch 2.11, 2.13 and 2.15; private: `torch._subclasses.fake_tensor` and `fake_impls`,
+`torch._library.simple_registry`, `torch._prims_common`, and what the constructor of `FakeTensor` does in C++. This module must
+not know graphs.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch._library.simple_registry import singleton
 from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_impls import _compute_stride
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from minicompile.ir import without_dynamo
@@ -27,7 +29,8 @@ BY_OPERANDS = frozenset(overloads(
 """Operators whose fake kernel looks at the wrong operands: eager takes the layout of the first two, in order."""
 
 VIEWS = overloads("view _unsafe_view")
-"""Operators whose fake kernel makes sizes anew, as quotients of quotients, of which algebra takes for ever."""
+"""Operators whose fake kernel makes sizes anew, as quotients of quotients, and asks for all strides in one condition:
+of either, algebra takes for ever."""
 
 BATCH_NORMS = packets(
     "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
@@ -104,10 +107,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
         if func is aten.ldexp.Tensor and not shifts_exponents(*args):
             func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
-        if func in VIEWS and args[0]._has_symbolic_sizes_strides and torch._prims_common.is_contiguous_or_false(args[0]):
-            sizes = torch._prims_common.infer_size(args[1], args[0].numel())
-            strides = torch._prims_common.make_contiguous_strides_for(sizes)
-            return super().dispatch(aten.as_strided.default, types, (args[0], sizes, strides))
+        if func in VIEWS and args[0]._has_symbolic_sizes_strides:
+            return super().dispatch(aten.as_strided.default, types, (args[0], *seen_as(*args)))
         if func in FAKE_QUANTIZATIONS:
             kinds = ({"dtype": args[0].dtype}, {"dtype": torch.bool})
             return tuple(super(FakeMode, self).dispatch(aten.empty_like.default, types, args[:1], kind) for kind in kinds)
@@ -160,6 +161,16 @@ def reaches_beyond(value: Any, sizes: Any, strides: Any, storage_offset: Any = N
     first = value.storage_offset() if storage_offset is None else storage_offset
     last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     return bool((last + 1) * value.element_size() > value.untyped_storage().nbytes()) and 0 not in sizes
+
+
+def seen_as(value: torch.Tensor, shape: Any) -> tuple[Any, Any]:
+    """The sizes and strides of a view, found step by step as eager does."""
+    sizes = torch._prims_common.infer_size(shape, value.numel())
+    if torch._prims_common.is_contiguous_or_false(value):
+        return sizes, torch._prims_common.make_contiguous_strides_for(sizes)
+    if (strides := _compute_stride(value.shape, value.stride(), sizes)) is None:
+        raise ValueError(f"Cannot view a tensor with shape {value.shape} and strides {value.stride()} as one of {sizes}")
+    return sizes, strides
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from minicompile.capture import fake_results
 from minicompile.capture.entry import CompiledCallable
@@ -93,6 +94,23 @@ def test_views_are_those_of_eager_where_sizes_are_one(sizes: Any, strides: Any, 
     with mode, setting():
         found = strides_of(fake)
     assert found == strides_of(real)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 2, 1, 0), (1, 0, 2, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("wanted", [(-1,), (4, 2, -1), (2, 4, 2, 2, 4), (8, 16)])
+def test_views_of_sizes_that_vary_are_those_of_eager(order: Any, wanted: Any) -> None:
+    def strides_of(value: Tensor) -> Any:
+        try:
+            return tuple(map(int, value.view(wanted).stride()))
+        except (RuntimeError, ValueError):
+            return "no view"
+
+    real = torch.empty_strided((2, 4, 4, 4), [(128, 32, 8, 2)[place] for place in order])
+    mode = RememberingFakeMode(shape_env=ShapeEnv())
+    fake = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 4))
+    expected = strides_of(real)
+    with mode:
+        assert strides_of(fake) == expected
 
 
 def test_a_setting_that_changes_results_is_part_of_what_is_remembered() -> None:
