@@ -57,6 +57,9 @@ class Cutter:
         """The statements from the side effects on; the last one returns."""
         frame, instruction = self.frame, self.instruction
         name = instruction.name
+        if name == "FOR_ITER":
+            frame.begin_loop(frame.index)
+        self.emitter.hold_generators(frame)
         if "JUMP_IF_" in name or name.startswith("POP_JUMP_"):
             return self.write_branch()
         if name == "FOR_ITER":
@@ -79,7 +82,8 @@ class Cutter:
         if handled is not None:
             lines = self.while_handling(self.emitter.value(handled), lines)
         if self.program.handler_of(self.frame.index) is None:
-            return ["try:", *indented(lines), "except BaseException as error:", f"    raise {place}(error)"]
+            dropped = [f"    del {self.emitter.value(value)}.generator" for value in base if self.emitter.is_held(value)]
+            return ["try:", *indented(lines), "except BaseException as error:", *reversed(dropped), f"    raise {place}(error)"]
         return ["failure = None", "try:", *indented(lines), "except BaseException as error:", f"    failure = {place}(error)",
                 "if failure is not None:", f"    {self.resume(self.frame.index, base, [], raised='failure')}"]
 
@@ -113,7 +117,7 @@ class Cutter:
         """One step of a loop over an iterator from outside."""
         frame, instruction = self.frame, self.instruction
         base = frame.stack[:-1]
-        iterator = self.emitter.value(frame.stack[-1])
+        iterator = self.emitter.value(frame.stack[-1]) + ".generator" * self.emitter.is_held(frame.stack[-1])
         end = after_end_for(frame, instruction.target)
         self.save(base, end, frame.index + 1)
         missing = self.emitter.constant(NULL, "end")
@@ -280,6 +284,7 @@ STEPS: dict[str, Callable[[Cutter], Step]] = {
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), text_step("{namespace}[{name!r}]")),
     **dict.fromkeys(("STORE_GLOBAL", "STORE_NAME"), text_step("{namespace}[{name!r}] = {0}")),
     "DELETE_GLOBAL": text_step("del {namespace}[{name!r}]"),
+    "POP_TOP": lambda cutter: Step(1, [f"del {cutter.operands(1)[0]}.generator"], []),
     "STORE_ATTR": text_step("{1}.{name} = {0}"), "DELETE_ATTR": text_step("del {0}.{name}"),
     "BINARY_SUBSCR": text_step("{0}[{1}]"), "STORE_SUBSCR": text_step("{1}[{2}] = {0}"),
 }

@@ -6,7 +6,6 @@ It must leave all rules about values to the modules that own them.
 
 import builtins
 import itertools
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +30,7 @@ from minicompile.capture.operators import (
     truth,
     unary,
 )
-from minicompile.capture.resume import one_instruction
+from minicompile.capture.resume import Holder, one_instruction
 from minicompile.capture.side_effects import MISSING, Lazy, put
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.texts import is_tensor_text, joined, lazy_text, shown_later
@@ -156,10 +155,10 @@ def delete_deref(tracer: Tracer, frame: Frame, instruction: Instruction) -> None
 def pop_top(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Drop the top of the stack (`END_FOR` of 3.12 never runs: `FOR_ITER` jumps past it); a generator may have to be closed."""
     value = frame.stack.pop()
-    if type(value) is Generator and value.waits_in_a_block():
-        ours = 3 + sum(kept is value for kept in tracer.keep)  # `value`, the argument of the next call, `tracer.generators`
-        if sys.getrefcount(value) == ours:
-            value.close()
+    if type(value) is Generator and value.waits_in_a_block() and value.references() == 0:
+        value.close()
+    if type(value) is Holder:
+        raise Break("iterator", "a loop over a generator is left")
 
 
 @opcode("COPY")
@@ -407,6 +406,9 @@ INTRINSICS: dict[int, Callable[..., Any]] = {
 def unpack(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`a, b = value` and `a, *b, c = value`."""
     value, starred = tracer.resolve(frame.stack.pop()), instruction.name == "UNPACK_EX"
+    if type(value) is Holder:
+        frame.stack.append(value)
+        return
     before, after = (instruction.arg & 0xFF, instruction.arg >> 8) if starred else (instruction.arg, 0)
     if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
         items = drain(tracer, value)
@@ -434,6 +436,7 @@ def get_len(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @opcode("FOR_ITER")
 def for_iter(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """Push the next element, or leave the loop."""
+    frame.begin_loop(frame.index - 1)
     try:
         frame.stack.append(advance(tracer, top(tracer, frame)))
     except StopIteration:

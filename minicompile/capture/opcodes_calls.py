@@ -274,6 +274,7 @@ def send(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """One step of `yield from`."""
     value = tracer.resolve(frame.stack.pop())
     iterator = top(tracer, frame)
+    frame.begin_loop(frame.index - 1)
     try:
         if isinstance(iterator, Generator):
             frame.stack.append(iterator.resume(value))

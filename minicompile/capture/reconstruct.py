@@ -32,7 +32,7 @@ from minicompile.capture.guards import Writer
 from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, Remaining
 from minicompile.capture.liveness import live_locals, reads_all_variables
-from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, ResumeShape
+from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, Holder, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, is_changed, same, typed
 from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
 from minicompile.capture.symbolic_float import SymbolicFloat
@@ -74,6 +74,7 @@ class Emitter:
         body: statements after the graph call.
         outputs: the graph's outputs in order; each is the variable `output_k`.
         memo: the expressions of the objects that are `alive`, by id.
+        held: the generators whose expressions are those of holders.
         late: statements after the side effects.
     """
 
@@ -84,6 +85,7 @@ class Emitter:
         self.outputs: list[Any] = []
         self.memo: dict[int, str] = {}
         self.alive: list[Any] = []
+        self.held: list[Generator] = []
 
     def constant(self, value: Any, hint: str = "constant") -> str:
         """The name of an object that the generated code holds."""
@@ -181,7 +183,8 @@ class Emitter:
         """A frame's stack and what is live of it at an instruction: kinds and texts of the stack, names and texts of locals."""
         if not frame.cells.keys() >= {*frame.code.co_cellvars, *frame.code.co_freevars}:
             raise RunEager("a name is that of a comprehension's variable and of a closure's")
-        kinds = "".join("n" if value is NULL else "h" if isinstance(value, Handling) else "v" for value in stack)
+        kinds = "".join("n" if value is NULL else "h" if isinstance(value, Handling) else "g" if self.is_held(value) else "v"
+                        for value in stack)
         saved = [self.value(value.error if isinstance(value, Handling) else value) for value in stack if value is not NULL]
         for cell in frame.cells.values():
             self.value(cell)
@@ -195,11 +198,25 @@ class Emitter:
         names = tuple(name for name in known if name in live or self.may_be_watched(frame.variables[name]))
         return kinds, saved, names, [self.value(frame.variables[name]) for name in names]
 
+    def hold_generators(self, frame: Frame) -> None:
+        """Put the generators into holders over which a frame's loops go, and that nothing else refers to."""
+        for height, loop in frame.loops.items():
+            value = frame.stack[height - 1] if frame.index in loop and height <= len(frame.stack) else None
+            if type(value) is Generator and value.references() == 1:
+                self.held.append(value)
+                holder = self.constant(Holder, "Holder")
+                self.memo[id(value)] = self.assign(f"{holder}({build_generator(self, value, True)})", "holder")
+
+    def is_held(self, value: Any) -> bool:
+        """Whether the expression for a value is that of a generator's holder."""
+        return type(value) is Holder or any(value is held for held in self.held)
+
     def may_be_watched(self, value: Any) -> bool:
-        """Whether the user could notice that an object is gone: it is of a class of the user's, and may be weakly referenced."""
+        """Whether the user could notice that an object is gone: a generator, or one of a user's class that is weakly referenced."""
         known = type(value) is Lazy and not is_tensor_text(value) or id(value) in self.memo or is_outside(self.tracer, value)
         real = value.real if type(value) is Lazy else value
-        return known and is_of_users_class(real) and not isinstance(real, (torch.Tensor, torch.nn.Module))
+        return known and (isinstance(real, (Generator, types.GeneratorType)) or is_of_users_class(real) and not isinstance(
+            real, (torch.Tensor, torch.nn.Module)))
 
     def resumption(self, frame: Frame, index: int, stack: list[Any], pushes: list[str | None], raised: str = "",
                    generator: bool = False, eager: bool = False) -> str:
@@ -339,19 +356,19 @@ def build_text(emitter: Emitter, value: TensorText) -> str:
     return emitter.assign(f"''.join(({', '.join(parts)},))", "text")
 
 
-def build_generator(emitter: Emitter, value: Generator) -> str:
+def build_generator(emitter: Emitter, value: Generator, held: bool = False) -> str:
     """A generator of the traced program: one that goes on where it is."""
     frame = value.frame
     value.handed_over = True
-    if frame in emitter.tracer.frames:
-        raise RunEager("a generator is running where the graph breaks")
-    if value.waits_in_a_block() and not any(getattr(one, "gen", None) is value for one in emitter.tracer.keep
-                                            if isinstance(one, contextlib._GeneratorContextManager)):
+    if not held and value.waits_in_a_block() and not any(getattr(one, "gen", None) is value for one in emitter.tracer.keep
+                                                         if isinstance(one, contextlib._GeneratorContextManager)):
         raise RunEager("a generator waits inside a `try` or `with` where the graph breaks")
     if value.finished:
         return emitter.assign("(item for item in ())", "generator")
+    emitter.hold_generators(frame)
     place = (frame.index - 1, frame.stack, ["None"]) if frame.started else (2, [], [])  # after RETURN_GENERATOR and POP_TOP
-    return emitter.assign(emitter.resumption(frame, *place, generator=True), "generator")
+    made = emitter.resumption(frame, *place, generator=True)
+    return made if held else emitter.assign(made, "generator")
 
 
 def build_remaining(emitter: Emitter, value: Remaining) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 import dis
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import bytecode
@@ -20,6 +20,7 @@ from minicompile.capture.instruction import UNCOUNTED, VERSION, Program, split_s
 STACK_PREFIX = ".stack_"
 RAISED = ".raised"
 FIRST = ".first_argument"
+PUSHES: dict[str, list[tuple[Any, ...]]] = {"v": [], "h": [("PUSH_EXC_INFO",), ("POP_TOP",)], "g": [("UNPACK_SEQUENCE", 1)]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,8 @@ class ResumeShape:
 
     Attributes:
         index: the instruction to go on at (index into the decoded stream).
-        stack: one letter per stack element: a value (`v`), an empty slot (`n`), an exception that is being handled (`h`).
+        stack: one letter per stack element: a value (`v`), an empty slot (`n`), an exception that is being handled (`h`), a
+            generator in a holder (`g`).
         names: the live locals that are passed.
         cells: the cells that are passed, in the order of the closure.
         raises: the function raises its last argument at the instruction instead of executing it.
@@ -49,7 +51,8 @@ class ResumeShape:
     @property
     def prologue(self) -> int:
         """How many instructions put the stack in place and jump."""
-        return 2 * len(self.stack) - self.stack.count("n") + 2 * self.stack.count("h") + 1
+        count = self.stack.count
+        return 2 * len(self.stack) - count("n") + count("g") + 2 * count("h") + 1
 
 
 def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
@@ -77,8 +80,7 @@ def build_resume_code(program: Program, shape: ResumeShape) -> types.CodeType:
     result.append(Instr("RESUME", 0, lineno=line))
     for place, kind in enumerate(shape.stack):
         moved = [(step, f"{STACK_PREFIX}{place}") for step in ("LOAD_FAST", "DELETE_FAST")]  # `locals()` does not show it
-        steps = [("PUSH_NULL",)] if kind == "n" else [*moved, ("PUSH_EXC_INFO",), ("POP_TOP",)] if kind == "h" else moved
-        result.extend(Instr(*step, lineno=line) for step in steps)
+        result.extend(Instr(*step, lineno=line) for step in ([("PUSH_NULL",)] if kind == "n" else [*moved, *PUSHES[kind]]))
     result.append(Instr("JUMP_FORWARD", label, lineno=line))
     result.extend(body)
     # The depths of exception handlers are the original's: what is left of the code before the target cannot tell them.
@@ -135,6 +137,23 @@ def one_instruction(name: str, arg: int, taken: int, given: int) -> Callable[...
         co_names=(), co_varnames=tuple(f"{STACK_PREFIX}{place}" for place in range(taken)), co_nlocals=taken, co_argcount=taken,
         co_stacksize=max(taken, given) + 1, co_linetable=b"", co_exceptiontable=b"")
     return types.FunctionType(code, {})
+
+
+class Holder:
+    """The only reference to a generator over which a loop goes, so that it can be dropped where the loop is left.
+
+    To unpack it leaves the reference to who unpacks it; the tracer takes it for the generator.
+    """
+
+    __slots__ = ("generator",)
+
+    def __init__(self, generator: Iterator[Any]) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[Any]:
+        held = [self.generator]
+        del self.generator
+        yield held.pop()
 
 
 class GeneratorPoint:

@@ -23,6 +23,7 @@ from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, Ru
 from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
 from minicompile.capture.output_graph import OutputGraph
+from minicompile.capture.resume import Holder
 from minicompile.capture.side_effects import MISSING, Lazy, SideEffects
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.user_line import as_if_raised_at
@@ -40,7 +41,7 @@ class Frame:
     """One symbolic activation of a code object."""
 
     __slots__ = ("program", "index", "stack", "variables", "cells", "function", "globals", "keyword_names", "started",
-                 "step", "stop")
+                 "step", "stop", "loops")
 
     def __init__(self, function: types.FunctionType, variables: dict[str, Any]) -> None:
         code = function.__code__
@@ -50,6 +51,7 @@ class Frame:
         self.cells: dict[str, Any] = {}
         self.index, self.step, self.stop = 0, 0, -1
         self.stack: list[Any] = []
+        self.loops: dict[int, range] = {}  # by the height of the stack: the instructions of the loop over what is on top
         self.keyword_names: tuple[str, ...] = ()
         self.started = False
 
@@ -61,6 +63,10 @@ class Frame:
     def handled(self) -> BaseException | None:
         """The exception that the frame's innermost handler handles."""
         return next((item.error for item in reversed(self.stack) if type(item) is Handling), None)
+
+    def begin_loop(self, start: int) -> None:
+        """Remember that what is on top of the stack is advanced by the instruction at `start`, and only by that."""
+        self.loops[len(self.stack)] = range(start, self.program.instructions[start].target + 1)
 
     def line(self) -> int:
         """The source line of the instruction that is being executed."""
@@ -137,6 +143,10 @@ class Generator:
         while entry is not None and program.instructions[entry.target].name == "CLEANUP_THROW":  # of a `yield from`
             entry = program.handler_of(entry.target)
         return entry is not None and program.instructions[entry.target].name != "CALL_INTRINSIC_1"
+
+    def references(self) -> int:
+        """How many there are, without those of the tracer and of the caller's variable."""
+        return sys.getrefcount(self) - 4 - sum(kept is self for kept in self.tracer.keep)
 
     def __iter__(self) -> Generator:
         return self
@@ -424,6 +434,8 @@ class Tracer:
         entry = frame.program.handler_of(position)
         if entry is None:
             raise error
+        if any(type(item) is Holder for item in frame.stack[entry.depth :]):
+            raise RunEager("an exception ends a loop over a generator")
         del frame.stack[entry.depth:]
         if entry.push_offset:
             frame.stack.append(frame.program.instructions[max(position, 0)].offset)

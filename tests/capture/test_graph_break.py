@@ -206,6 +206,85 @@ def test_a_generator_crosses_a_break_where_it_is() -> None:
     assert type(other) is type(plain) and equal(list(other), list(plain))
 
 
+def printing(xs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for x in xs:
+        print(x.sum().item(), end="")
+        yield x * 2
+
+
+def tidy(xs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    try:
+        for x in xs:
+            yield x * 2
+    finally:
+        print("tidy", end="")
+
+
+def loop_over_printing(x: torch.Tensor) -> torch.Tensor:
+    total = x + 1
+    for y in printing([total, total * 2]):
+        total = total + y * 3
+    return total * 2
+
+
+def sum_of_printing(x: torch.Tensor) -> torch.Tensor:
+    first, second = list(printing([x + 1, x + 2]))
+    total: torch.Tensor = sum(printing([first, second])) * 2
+    return total
+
+
+def sum_of_what_prints(x: torch.Tensor) -> torch.Tensor:
+    def shown(y: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return y * 2
+
+    total: torch.Tensor = sum(shown(x + step) for step in range(3)) * 2
+    return total
+
+
+def loop_over_tidy(x: torch.Tensor) -> torch.Tensor:
+    total = x + 1
+    for y in tidy([total, total * 2, total * 3]):
+        print(y.sum().item(), end="")
+        total = total + y * 3
+    return total * 2
+
+
+def loop_over_tidy_that_is_left(x: torch.Tensor) -> torch.Tensor:
+    total = x + 1
+    for y in tidy([total, total * 2, total * 3]):
+        print(y.sum().item(), end="")
+        total = total + y * 3
+        if total.dim() == 2:
+            break
+    return total * 2
+
+
+@pytest.mark.parametrize(("function", "graphs"), [
+    (loop_over_printing, 3), (sum_of_printing, 2), (sum_of_what_prints, 1), (loop_over_tidy, 4), (loop_over_tidy_that_is_left, 3)])
+def test_breaks_in_and_around_generators_are_local(function: Callable[..., Any], graphs: int,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = capture(function)
+    assert equal(compiled(X), function(X))
+    out = capsys.readouterr().out
+    assert out[: len(out) // 2] == out[len(out) // 2 :]
+    assert len(compiled.records.graphs) == graphs and not compiled.records.fallbacks
+
+
+def test_a_generator_tidies_up_before_the_caller_handles_what_left_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    def function(x: torch.Tensor) -> None:
+        for y in tidy([x, x + 1]):
+            x = x + [][int(y.sum().item())]
+
+    compiled = capture(function)
+    for run in (function, compiled, compiled):
+        try:
+            run(X)
+        except IndexError:
+            print("caught", end="")
+        assert capsys.readouterr().out == "tidycaught"
+
+
 def test_breaks_in_loops_over_iterators_stay_in_the_loop() -> None:
     def function(x: torch.Tensor, names: list[str], table: dict[str, float]) -> torch.Tensor:
         for index, name in enumerate(names):
