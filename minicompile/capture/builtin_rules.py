@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import inspect
 import itertools
 import logging
 import math
@@ -49,8 +50,10 @@ from minicompile.capture.comparing import refuse_objects, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.guards import is_empty_cell
+from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, advance, drain, get_iterator, native_iterable
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
+from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX
 from minicompile.capture.side_effects import MISSING, elements, entries, put
 from minicompile.capture.source import Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
@@ -483,9 +486,29 @@ for _function in (range, property, staticmethod, classmethod, functools.partial,
     special(_function)(functools.partial(simple, _function))
 
 
-def attributes_of(tracer: Tracer, value: Any) -> Any:
-    """`vars(value)`."""
-    found = rule_getattr(tracer, (value, "__dict__", MISSING), {})
+def variables_of_caller(tracer: Tracer) -> dict[str, Any]:
+    """What `locals()` gives: up to Python 3.12 one dictionary for a frame, which each call brings up to date, then a new one."""
+    frame, code = tracer.frames[-1], tracer.frames[-1].code
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        raise Break("unsupported value", "a whole namespace is read")
+    if frame.namespace is None or VERSION >= (3, 13):
+        frame.namespace = tracer.made({})
+    for name in dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars)):
+        cell, value = frame.cells.get(name), frame.variables.get(name, MISSING)
+        if value is MISSING and cell is not None and not is_empty_cell(cell):
+            value = cell_value(tracer, cell)
+        if value is MISSING:
+            frame.namespace.pop(name, None)
+        elif not name.startswith((STACK_PREFIX, RAISED, FIRST)):
+            frame.namespace[name] = tracer.resolve(value)
+    return frame.namespace
+
+
+def attributes_of(tracer: Tracer, *values: Any) -> Any:
+    """`vars(value)`, `vars()`."""
+    if not values:
+        return variables_of_caller(tracer)
+    found = rule_getattr(tracer, (*values, "__dict__", MISSING), {})
     return found if found is not MISSING else run_native(tracer, vars, (1,), {})  # raises
 
 
@@ -531,7 +554,7 @@ direct({
     setattr: set_attribute, delattr: lambda tracer, owner, name: set_attribute(tracer, owner, name, MISSING),
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
-    vars: attributes_of, slice: lambda tracer, *numbers: slice(*numbers),  # which may be symbolic
+    vars: attributes_of, locals: variables_of_caller, slice: lambda tracer, *numbers: slice(*numbers),  # which may be symbolic
     dict.fromkeys: lambda tracer, items, *value: tracer.made(
         run_native(tracer, dict.fromkeys, (distinct(tracer, items), *value), {})),
     torch.profiler.record_function: lambda tracer, *_: tracer.call(contextlib.nullcontext, ()),  # a graph has no such ranges
@@ -545,7 +568,7 @@ direct({
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
 special(object.__init_subclass__, builtins.__build_class__, collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple,
         typing.TypedDict, types.new_class)(functools.partial(refused, CLASS_MADE))
-special(globals, locals, dir)(functools.partial(refused, "a whole namespace is read"))
+special(globals, dir)(functools.partial(refused, "a whole namespace is read"))
 
 
 @special(eval)

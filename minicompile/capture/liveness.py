@@ -21,20 +21,26 @@ def successors(program: Program, index: int) -> list[int]:
     return [place for place in following if place < len(program.instructions)]
 
 
-def reads_all_variables(program: Program) -> bool:
-    """Whether a function calls what may look at its variables by name."""
-    readers = ("locals", "vars", "dir", "eval", "exec")
-    return any(step.name == "LOAD_GLOBAL" and step.value in readers for step in program.instructions)
+def reachable_from(program: Program, start: int) -> set[int]:
+    """The instructions that may be executed from `start` on."""
+    reachable, waiting = set[int](), [start]
+    while waiting:
+        index = waiting.pop()
+        if index not in reachable and index < len(program.instructions):
+            reachable.add(index)
+            waiting.extend(successors(program, index))
+    return reachable
+
+
+def reads_all_variables(program: Program, start: int = 0) -> bool:
+    """Whether a function, from `start` on, calls what may look at its variables by name."""
+    steps, readers = program.instructions, ("locals", "vars", "dir", "eval", "exec")
+    return any(steps[index].name == "LOAD_GLOBAL" and steps[index].value in readers for index in reachable_from(program, start))
 
 
 def live_locals(program: Program, start: int) -> frozenset[str]:
     """Names of fast locals that may be read on some path from `start` before they are written."""
-    reachable, waiting = set(), [start]
-    while waiting:
-        index = waiting.pop()
-        if index not in reachable:
-            reachable.add(index)
-            waiting.extend(successors(program, index))
+    reachable = reachable_from(program, start)
     live: dict[int, frozenset[str]] = {index: frozenset() for index in reachable}
     order = sorted(reachable, reverse=True)
     changed = True

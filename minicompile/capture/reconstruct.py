@@ -192,6 +192,8 @@ class Emitter:
         all_names = [name for name in frame.code.co_varnames if not name.startswith((STACK_PREFIX, RAISED, FIRST))]
         known = [name for name in all_names if name in frame.variables]
         if reads_all_variables(frame.program):
+            if frame.namespace is not None and VERSION < (3, 13) and reads_all_variables(frame.program, index):
+                raise RunEager("`locals()` is called before and after a graph break")  # and gives one dictionary
             if all_names[: len(known)] != known or not frame.cells.keys().isdisjoint(all_names):
                 raise RunEager("a function that reads all its variables would find them in another order")
             live = frozenset(known)
@@ -212,7 +214,7 @@ class Emitter:
         return type(value) is Holder or any(value is held for held in self.held)
 
     def may_be_watched(self, value: Any) -> bool:
-        """Whether the user could notice that an object is gone: a generator, or one of a user's class that is weakly referenced."""
+        """Whether the user could notice that an object is gone: a generator, or of a user's class and weakly referenced."""
         known = type(value) is Lazy and not is_tensor_text(value) or id(value) in self.memo or is_outside(self.tracer, value)
         real = value.real if type(value) is Lazy else value
         return known and (isinstance(real, (Generator, types.GeneratorType)) or is_of_users_class(real) and not isinstance(

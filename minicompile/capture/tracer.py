@@ -41,7 +41,7 @@ class Frame:
     """One symbolic activation of a code object."""
 
     __slots__ = ("program", "index", "stack", "variables", "cells", "function", "globals", "keyword_names", "started",
-                 "step", "stop", "loops")
+                 "step", "stop", "loops", "namespace")
 
     def __init__(self, function: types.FunctionType, variables: dict[str, Any]) -> None:
         code = function.__code__
@@ -53,6 +53,7 @@ class Frame:
         self.stack: list[Any] = []
         self.loops: dict[int, range] = {}  # by the height of the stack: the instructions of the loop over what is on top
         self.keyword_names: tuple[str, ...] = ()
+        self.namespace: dict[str, Any] | None = None
         self.started = False
 
     @property

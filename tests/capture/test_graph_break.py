@@ -285,6 +285,16 @@ def test_a_generator_tidies_up_before_the_caller_handles_what_left_the_loop(caps
         assert capsys.readouterr().out == "tidycaught"
 
 
+def test_locals_is_no_break() -> None:
+    def function(x: torch.Tensor) -> tuple[Any, ...]:
+        y, count = x + 1, 3
+        kept = {key: value for key, value in locals().items() if key != "x"}
+        return kept, dict(vars())["y"] * count
+
+    compiled = same_as_eager(function, X)
+    assert len(compiled.records.graphs) == 1 and not compiled.records.graph_breaks and not compiled.records.fallbacks
+
+
 def test_breaks_in_loops_over_iterators_stay_in_the_loop() -> None:
     def function(x: torch.Tensor, names: list[str], table: dict[str, float]) -> torch.Tensor:
         for index, name in enumerate(names):

@@ -162,3 +162,90 @@ def keywords_called_self_and_function():
         return z * function, args, kwargs, list(map(lambda q: helper(self=q, kwargs=1), [y]))
 
     return f, [call(self=normal(2), function=2, args=(1,), kwargs={}), call(normal(2), function=2, args=(), kwargs={"a": 1})]
+
+
+@program(core=True)
+def all_variables_without_a_break():
+    class Settings:
+        def __init__(self, rate, scale=2, *rest, **options):
+            kind = "made"
+            self.__dict__.update(locals())
+            del self.self
+
+    def f(x, unused=3):
+        y, name = x + 1, "y"
+        settings = Settings(0.5, 3, 4, depth=2)
+        kept = {key: value for key, value in locals().items() if key not in ("x", "settings")}
+        text = "{name} {unused}".format(**vars())
+        return kept, text, locals()[name] * settings.scale, vars(settings), list(dict(locals()))
+
+    return f, [call(normal(2)), call(normal(3)), call(normal(2), unused=4)]
+
+
+@program
+def all_variables_of_closures_and_generators():
+    def outer(x, shared, plain=1):
+        late = 5
+
+        def inner(y):
+            nonlocal late
+            before = sorted(locals())
+            late = shared + y
+            del y
+            return before, locals()
+
+        before = list(locals())
+        found = inner(x)
+        try:
+            raise ValueError(1)
+        except ValueError as error:
+            during = sorted(locals())
+        pairs = list((key, sorted(locals())) for key in "ab")
+        return before, found, during, pairs, list(locals()), [sorted(locals()) for k in "a"]
+
+    return outer, [call(normal(2), 2), call(normal(3), 3)]
+
+
+@program
+def the_dictionary_of_all_variables_is_asked_for_again():
+    def f(x):
+        first = locals()
+        first["added"] = first["x"] = 1
+        second = locals()
+        y = x + 1
+        del x
+        third = locals()
+        return first is second, sorted(first), sorted(third), third.get("added"), third["first"] is first, third["y"] * 2
+
+    return f, [call(normal(2)), call(normal(3))]
+
+
+@program
+def all_variables_before_and_after_a_break():
+    def f(x):
+        y = x + 1
+        first = dict(locals())
+        print(first["y"].sum().item())
+        z = y * 2
+        return first, z
+
+    def g(x):
+        first = locals()
+        first["more"] = x * 2
+        print(x.sum().item())
+        second = locals()
+        return first is second, sorted(second), first["more"]
+
+    def both(x):
+        return f(x), g(x)
+
+    return both, [call(normal(2)), call(normal(3))]
+
+
+@program
+def all_variables_asked_for_by_eval():
+    def f(x):
+        y = x + 1
+        return sorted(eval("locals()")), y
+
+    return f, [call(normal(2)), call(normal(3))]
