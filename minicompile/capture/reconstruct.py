@@ -181,7 +181,8 @@ class Emitter:
 
     def frame_state(self, frame: Frame, index: int, stack: list[Any]) -> tuple[str, list[str], tuple[str, ...], list[str]]:
         """A frame's stack and what is live of it at an instruction: kinds and texts of the stack, names and texts of locals."""
-        if not frame.cells.keys() >= {*frame.code.co_cellvars, *frame.code.co_freevars}:
+        own, free = {*frame.code.co_cellvars}, {*frame.code.co_freevars}
+        if own & free or not frame.cells.keys() >= own | free or any(isinstance(value, types.CellType) for value in stack):
             raise RunEager("a name is that of a comprehension's variable and of a closure's")
         kinds = "".join("n" if value is NULL else "h" if isinstance(value, Handling) else "g" if self.is_held(value) else "v"
                         for value in stack)

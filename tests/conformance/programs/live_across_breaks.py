@@ -250,3 +250,22 @@ def no_warning_of_iterators_that_are_put_at_their_places():
         return out, [next(steps) for _ in range(4)], list(sums)
 
     return twice(outer)
+
+
+@program
+def a_name_is_that_of_a_comprehension_and_of_closures():
+    scale = 7
+
+    def inner(x):
+        made = [lambda: scale for scale in range(3)]
+        print("inner")
+        return [one() for one in made], x * scale
+
+    def outer(x):
+        place, early = 4, lambda: place
+        made = [(lambda: place, print("outer")) for place in range(3)]
+        later = [(lambda: late, print("later")) for late in range(3)]
+        late = 9
+        return [one() for one, _ in made + later], x * place * early(), inner(x), (lambda: late)()
+
+    return twice(outer)
