@@ -123,7 +123,7 @@ class GuardSet:
     def all(self) -> list[Guard | TensorGuard]:
         """All of them; one for each group of objects that have to be different."""
         groups = {id(group): group for group in self.apart.values()}
-        return [*self.items, *(apart(sources, place) for sources, place in groups.values())]
+        return [*self.items, *(guard_of_different(sources, place) for sources, place in groups.values())]
 
     def constant(self, source: Source, value: Any) -> None:
         """Require that a source holds this very constant, type included."""
@@ -173,7 +173,7 @@ class GuardSet:
             self.apart.update(dict.fromkeys(map(id, group[0]), group))
 
 
-def apart(sources: list[Source], location: Location | None) -> Guard:
+def guard_of_different(sources: list[Source], location: Location | None) -> Guard:
     """The guard that no two sources hold one object."""
     names = ", ".join(f"`{source.words()}`" for source in sources[:4]) + ", ..." * (len(sources) > 4)
     return Guard(sources[0], ALL_APART, (len(sources),), f"{names} are different objects", "same", others=tuple(sources),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import minicompile
 from minicompile.capture import cpython_interface, module_trees
 from minicompile.capture.entry import CompiledCallable
 from tests.capture.support import capture, equal
@@ -368,3 +369,14 @@ def test_every_change_to_a_watched_dictionary_is_noticed() -> None:
         change()
         assert state() != seen
         seen = state()
+
+
+def test_objects_that_have_to_be_different_are_one_guard() -> None:
+    def guards_of(count: int) -> int:
+        model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(count)))
+        compiled = minicompile.compile(lambda x: x + len(list(model.named_parameters())), options={"cache": False})
+        compiled(torch.ones(2))
+        return len(compiled.records.graphs[0].guards)
+
+    few, more, most = map(guards_of, (4, 8, 12))
+    assert most - more == more - few, "they do not grow with the square of the parameters"

@@ -329,3 +329,23 @@ def test_a_detached_result_is_no_view_of_the_one_beside_it(
         shown.append((y.requires_grad, detached.requires_grad, detached.is_leaf, y._is_view(), y.detach()))
     assert shown[0][:4] == shown[1][:4]
     assert torch.equal(shown[0][4], shown[1][4])
+
+
+def test_an_input_is_written_through_a_view_that_a_list_keeps() -> None:
+    def function(x: torch.Tensor, kept: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        view = x.t()[::2, 1:]
+        kept.append(view)
+        result = view * STATE["scale"]
+        kept[0].add_(1)
+        kept += [result, x]
+        return result.sum() + x.sum(), kept[-1] is x
+
+    shown = []
+    for run in (function, minicompile.compile(function)):
+        torch.manual_seed(0)
+        for rows, scale, twice in ((4, 1.0, False), (4, 3.0, False), (7, 3.0, False), (5, -2.0, True)):
+            STATE["scale"] = scale
+            x = torch.randn(rows, 10)[:, ::2]
+            kept = [x] if twice else []
+            shown.append((run(x, kept), kept, x, [value.stride() for value in kept]))
+    torch.testing.assert_close(shown[4:], shown[:4])
