@@ -283,7 +283,7 @@ def test_the_file_runs_by_itself(tmp_path: pathlib.Path) -> None:
     reference = "def reference(a):\n    return (a * 2,)\n"
     path = tmp_path / "graph.py"
     path.write_text(generate_program(built, Config(), INTERPRETER, reference).text)
-    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, str(path), "2"], capture_output=True, text=True, check=True, timeout=100, env=environment
     )

@@ -88,7 +88,7 @@ def test_the_reproducer_is_one_operation_and_runs_alone(broken) -> None:
     body = script[script.index("def forward") : script.index("def run")]
     assert body.count(" = torch.") == 1 and "torch.rsqrt(" in body
     assert "tl.sqrt" in (found.folder / "kernel.py").read_text()
-    environment = dict(os.environ, PYTHONPATH=str(pathlib.Path(minicompile.__file__).parents[1]))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     command = [sys.executable, found.folder / "repro.py"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert run.returncode == 0 and "value 0: largest difference" in run.stdout, run.stderr
