@@ -353,13 +353,29 @@ def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
                                         dynamic_dims_strides=strides).check
 
 
-def no_overlap(changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether no changed tensor shares its storage with another of the tensors, of which it is one."""
-    storages = [tensor.untyped_storage()._cdata for tensor in others]
-    if len(set(storages)) == len(storages):
+class NoOverlap:
+    """Whether no changed tensor shares its storage with another of the tensors, of which it is one.
+
+    Where the tensors' layouts are guarded (`fixed`), those at the addresses of ones that were apart are apart, and storages
+    need not be looked up.
+    """
+
+    def __init__(self, fixed: bool) -> None:
+        self._fixed = fixed
+        self._addresses_of_apart: list[int] = []
+
+    def __call__(self, changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+        """The test."""
+        addresses = list(map(torch.Tensor.data_ptr, others)) if self._fixed else []
+        if addresses and addresses == self._addresses_of_apart:
+            return True
+        storages = [tensor.untyped_storage()._cdata for tensor in others]
+        if len(set(storages)) < len(storages):
+            counts, place = collections.Counter(storages), dict(zip(map(id, others), storages, strict=True))
+            if any(counts[place[id(tensor)]] > 1 for tensor in changed):
+                return False
+        self._addresses_of_apart = addresses
         return True
-    counts, place = collections.Counter(storages), dict(zip(map(id, others), storages, strict=True))
-    return all(counts[place[id(tensor)]] == 1 for tensor in changed)
 
 
 def all_apart(count: int, objects: Sequence[Any]) -> bool:
@@ -379,7 +395,7 @@ def is_empty_cell(cell: Any) -> bool:
 
 ALL_APART = "all_apart({1}, ({every}))"
 LATE = ("shape", "overlap")  # kinds that are tested when the tensors are known to be what they were
-GUARD_SCOPE = {"same_float": same_float, "no_overlap": no_overlap, "all_apart": all_apart, "is_empty_cell": is_empty_cell,
+GUARD_SCOPE = {"same_float": same_float, "all_apart": all_apart, "is_empty_cell": is_empty_cell,
                "math": math, "torch_state": torch_interface.torch_state}
 """What the text of guards may name."""
 KEYWORDS = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | OUR_NAMES | GUARD_SCOPE.keys()

@@ -25,7 +25,7 @@ from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.expectations import Rewind, check_expectations
 from minicompile.capture.graph_break import Cutter
-from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, TensorGuard, Writer, no_overlap, write_guards
+from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap, TensorGuard, Writer, write_guards
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.picks import check_picks
@@ -364,11 +364,13 @@ class Assembly:
         if not mutated:
             return
         inputs = [entry for entry in self.tracer.graph.inputs if isinstance(entry.real, torch.Tensor)]
-        alone = no_overlap([entry.real for entry in mutated], [entry.real for entry in inputs])
+        layouts = [guard for guard in self.tracer.guards.items if isinstance(guard, TensorGuard)]
+        apart = NoOverlap(fixed=not any(None in guard.sizes or None in guard.strides for guard in layouts))
+        alone = apart([entry.real for entry in mutated], [entry.real for entry in inputs])
         places = {id(entry): f"{{others[{place}]}}" for place, entry in enumerate(inputs)}
-        text = f"no_overlap(({', '.join(places[id(entry)] for entry in mutated)},), ({', '.join(places.values())},))"
+        text = f"{{1}}(({', '.join(places[id(entry)] for entry in mutated)},), ({', '.join(places.values())},))"
         words = "shares no memory with another input" if alone else "shares memory with another input"
-        self.tracer.guards.test(mutated[0].source, text if alone else f"not {text}", (), f"`{{0}}` is changed and {words}",
+        self.tracer.guards.test(mutated[0].source, text if alone else f"not {text}", (apart,), f"`{{0}}` is changed and {words}",
                                 "overlap", others=tuple(entry.source for entry in inputs if entry.source))
         if not alone:
             raise RunEager("an input that is changed in place shares memory with another input", "shared memory")

@@ -28,7 +28,10 @@ def add_together(graph: Graph) -> None:
     for group in together.values():
         added = group[0].args[1]
         target = aten._foreach_add_.Tensor if isinstance(added.args[1], Node) else aten._foreach_add_.Scalar
-        with graph.inserting_before(copies[0]):  # as early as the first write: what is added may be an input that is written
+        number = added.args[1]
+        constant = not isinstance(number, Node) or number.op == "get_attr"
+        # Behind the launches, while they run; but before the first write where an input, which may be written, is added.
+        with graph.inserting_before(graph.output_node() if constant else copies[0]):
             call = graph.call_function(target, ([copy.args[0] for copy in group], *added.args[1:]), added.kwargs)
         call.meta.update(added.meta, val=None)
     for copy in itertools.chain(*together.values()):

@@ -104,14 +104,13 @@ def _autograd_function(
     silent = tuple(i for i in range(user_count) if i not in binding.differentiable_outputs)
     gradient_slots = binding.differentiable_inputs
     first_tangent = len(binding.saved) + len(saved_inputs)
-    writes, sizes_vary = bool(plan.overwritten), any(tangent.shape is None for tangent in tangents)
+    count_writes, sizes_vary = counter_of_writes(plan), any(tangent.shape is None for tangent in tangents)
     notice = noticing(binding)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         with below_autograd():
             results = forward_call(list(inputs))
-        if writes:
-            count_writes(plan, inputs)  # before the saving: what is saved may be an input with its new value
+        count_writes(inputs)  # before the saving: what is saved may be an input with its new value
         ctx.save_for_backward(*[results[i] for i in saved_tensors], *[inputs[i] for i in saved_inputs])
         if saved_sizes:
             ctx.sizes = [results[i] for i in saved_sizes]
@@ -205,10 +204,13 @@ def split_saved(plan: CallPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tensors, tuple(i for i in plan.binding.saved if i not in tensors)
 
 
-def count_writes(plan: CallPlan, inputs: tuple[Any, ...]) -> None:
-    """Tell autograd of the inputs that the forward's kernels wrote to."""
-    counted = [inputs[m.input_index] for m in plan.binding.mutated_inputs if m.in_graph and m.counted]
-    torch.autograd.graph.increment_version([written for written in counted if not written.is_inference()])
+def counter_of_writes(plan: CallPlan) -> Callable[[tuple[Any, ...]], None]:
+    """What tells autograd of the inputs that the forward's kernels wrote to; inference tensors count nothing."""
+    counted = [mutated.input_index for mutated in plan.binding.mutated_inputs if mutated.in_graph and mutated.counted]
+    if not counted:
+        return lambda inputs: None
+    written = operator.itemgetter(*counted)  # of one place it gives a tensor, of several a tuple
+    return lambda inputs: torch.autograd.graph.increment_version(written(inputs))
 
 
 def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None:
@@ -225,9 +227,11 @@ def output_builder(plan: CallPlan) -> Callable[[tuple[Any, ...], tuple[Any, ...]
     delayed = [i for i, b in enumerate(bindings) if isinstance(b, (ViewOutput, RepeatedOutput))]
     delayed.sort(key=functools.partial(depth, bindings))
 
+    count_writes = counter_of_writes(plan) if plan.tangents is None else None
+
     def build(inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
-        if plan.tangents is None:
-            count_writes(plan, inputs)
+        if count_writes is not None:
+            count_writes(inputs)
         for mutated in copied:
             copy_back(mutated, inputs, results[mutated.output_index])
         outputs: list[Any] = []
