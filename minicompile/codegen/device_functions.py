@@ -66,6 +66,53 @@ def first_smallest(value_a, place_a, value_b, place_b):
 
 
 @triton.jit
+def quarter_turns(x):
+    """The nearest whole number of quarter turns in its lowest bits, and the rest (reduction by Cody and Waite, 1980).
+
+    For fp32 below 100,000: there the first product and difference are exact, and three parts of pi / 2 leave no error behind.
+    """
+    shifted = x * 0.6366197723675814 + 12582912.0
+    quarters = shifted - 12582912.0
+    rest = tl.fma(quarters, -1.570796251296997, x)
+    rest = tl.fma(quarters, -7.549789415861596e-08, rest)
+    return shifted.to(tl.int32, bitcast=True), tl.fma(quarters, -5.390302953474238e-15, rest)
+
+
+@triton.jit
+def sine_after(quarters, rest):
+    """The sine of so many quarter turns and a rest of an eighth of a turn at most, to 1.5 ulp; the sine of -0.0 is -0.0."""
+    square = rest * rest
+    odd = tl.fma(tl.fma(-0.00019517, square, 0.00833218), square, -0.16666655)
+    odd = tl.fma(odd, tl.fma(square, rest, 0.0), rest)
+    even = tl.fma(tl.fma(2.44383793e-05, square, -1.38873669e-03), square, 4.16666469e-02)
+    even = tl.fma(tl.fma(even, square, -0.5), square, 1.0)
+    value = tl.where((quarters & 1) == 0, odd, even)
+    return (value.to(tl.int32, bitcast=True) ^ ((quarters & 2) << 30)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sin_by_quarters(x):
+    """The sine of a block; one branch for all of it, where libdevice has one for each element."""
+    if tl.max(tl.abs(x)) < 100000.0:
+        quarters, rest = quarter_turns(x)
+        value = sine_after(quarters, rest)
+    else:
+        value = libdevice.sin(x)
+    return value
+
+
+@triton.jit
+def cos_by_quarters(x):
+    """The cosine of a block: the sine a quarter turn later."""
+    if tl.max(tl.abs(x)) < 100000.0:
+        quarters, rest = quarter_turns(x)
+        value = sine_after(quarters + 1, rest)
+    else:
+        value = libdevice.cos(x)
+    return value
+
+
+@triton.jit
 def float_remainder(a, b):
     """a modulo b with the sign of b, as torch.remainder."""
     rest = libdevice.fmod(a, b)
@@ -168,7 +215,8 @@ def random_normal(seed, counter):
     first, second, _, _ = philox_words(seed, counter)
     radius = ((first >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08
     angle = (second >> 8).to(tl.float32) * 5.9604644775390625e-08
-    return tl.sqrt(-2.0 * libdevice.log(radius)) * libdevice.cos(6.283185307179586 * angle)
+    quarters, rest = quarter_turns(6.283185307179586 * angle)
+    return tl.sqrt(-2.0 * libdevice.log(radius)) * sine_after(quarters + 1, rest)
 
 
 @triton.jit

@@ -225,7 +225,8 @@ class ExpressionWriter:
             mask = self.mask(frozenset().union(*(value.axes for value in arguments)), conditions)
             arguments, texts = [*arguments, *([mask] if mask else [])], [*texts, *([mask.text] if mask else [])]
             self._uses[expression] += 1  # a line of its own
-        text = operation_text(Operation(expression.operation, tuple(texts), sources, expression.dtype))
+        block = bool(arguments) and arguments[0].block
+        text = operation_text(Operation(expression.operation, tuple(texts), sources, expression.dtype, block))
         self.functions |= {name for name in DEVICE_FUNCTIONS if f"{name}(" in text.text}
         exact = expression.operation in ("cast", "bitcast")
         exact |= expression.operation in KEEPS_EXACTNESS and all(value.exact for value in arguments)

@@ -15,12 +15,13 @@ from minicompile.codegen.triton_text import LOW_PRECISION, UNARY, Text, call, co
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One application: its operands' text and eager dtypes, and the eager dtype of the result."""
+    """One application: its operands' text and eager dtypes, the eager dtype of the result, and whether the first is a block."""
 
     name: str
     arguments: tuple[Text, ...]
     sources: tuple[torch.dtype, ...]
     dtype: torch.dtype
+    block: bool
 
     @property
     def source(self) -> torch.dtype:
@@ -165,6 +166,11 @@ def _signbit(op: Operation) -> Text:
     return infix(convert(op.arguments[0], integer, bitcast=True), "<", Text("0"))
 
 
+def _wave(op: Operation) -> Text:
+    by_quarters = op.block and op.dtype != torch.float64
+    return call(f"{op.name}_by_quarters" if by_quarters else f"libdevice.{op.name}", *op.arguments)
+
+
 def _bitwise_not(op: Operation) -> Text:
     if op.dtype == torch.bool:
         return infix(op.arguments[0], "==", Text("False"))
@@ -173,7 +179,7 @@ def _bitwise_not(op: Operation) -> Text:
     return Text(f"~{op.arguments[0].at(UNARY)}", UNARY)
 
 
-_LIBDEVICE = ("expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
+_LIBDEVICE = ("expm1", "log1p", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
               "acosh", "atanh", "erfc", "erfinv", "lgamma", "copysign", "hypot", "nextafter")  # fmt: skip
 
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -228,6 +234,8 @@ TRITON_OPS: dict[str, Emit] = {
     "isnan": lambda op: infix(op.arguments[0], "!=", op.arguments[0]),
     "isinf": lambda op: infix(call("tl.abs", op.arguments[0]), "==", Text('float("inf")')),
     "signbit": _signbit,
+    "sin": _wave,
+    "cos": _wave,
     **{name: _call(f"libdevice.{name}") for name in _LIBDEVICE},
 }
 

@@ -262,6 +262,11 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
     def erf(arg: Any) -> Any:
         return handle_type(torch.erf(torch.from_numpy(arg.data.copy())).numpy(), arg.dtype.scalar)
 
+    def fma(left: Any, right: Any, addend: Any) -> Any:  # up to Triton 3.8 it rounds the product of fp32 numbers, too
+        wide = np.float64 if addend.data.dtype == np.float32 else addend.data.dtype
+        with_product = left.data.astype(wide) * right.data + addend.data
+        return handle_type(with_product.astype(addend.data.dtype), addend.dtype.scalar)
+
     def fail_unless(condition: Any, message: str) -> None:
         if not condition.data.all():  # also under `python -O`, which leaves Triton's own assertion out
             raise AssertionError(message)
@@ -278,6 +283,7 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
     scope.set_attr(builder, "binary_op", functools.partial(compute, "binary_op"))
     scope.set_attr(builder, "unary_op", functools.partial(compute, "unary_op"))
     scope.set_attr(builder, "create_dot", dot)
+    scope.set_attr(builder, "create_fma", fma)
     scope.set_attr(builder, "create_erf", erf)
 
 

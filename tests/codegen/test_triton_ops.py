@@ -177,3 +177,19 @@ def test_a_constant_keeps_the_sign_of_zero(dtype: torch.dtype) -> None:
     for found, expected in zip(minicompile.compile(function)(x), function(x), strict=True):
         assert torch.equal(found, expected)
         assert torch.equal(found.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+@pytest.mark.parametrize("turns", [0.25, 16.0, 15_000.0, 1e9])
+def test_sines_are_as_near_to_fp64_as_libdevices(name: str, turns: float) -> None:
+    """Within 1.6 ulp, below the largest number that one branch reduces for a whole block, and beyond it."""
+    function = getattr(torch, name)
+    x = torch.cat([torch.linspace(-turns, turns, 9_973), torch.randn(999) * turns / 4]) * 2 * math.pi
+    exact = function(x.double())
+    ulp = torch.exp2(torch.floor(torch.log2(exact.abs())) - 23)
+    assert ((minicompile.compile(function)(x).double() - exact).abs() <= 1.6 * ulp).all()
+
+
+def test_the_sine_of_negative_zero_is_one() -> None:
+    zeros = torch.tensor([0.0, -0.0, 1.0, math.nan])
+    assert torch.equal(torch.signbit(minicompile.compile(torch.sin)(zeros))[:3], torch.tensor([False, True, False]))
