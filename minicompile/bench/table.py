@@ -16,6 +16,9 @@ SHOWN = (
     "static_ms",
     "dynamic_ms",
     "dynamic/static",
+    "launches",
+    "infer_launches",
+    "train_launches",
     "host_us",
     "entry_us",
     "capture_s",
@@ -29,7 +32,7 @@ SHOWN = (
 )
 LOWER_IS_BETTER = {"ms", "static_ms", "dynamic_ms",
                    "fwd_ms", "bwd_ms", "infer_ms", "train_ms", "host_us", "entry_us", "capture_s", "peak_gb", "kept_gb",
-                   "step_gb"}  # fmt: skip
+                   "step_gb", "launches", "infer_launches", "train_launches"}  # fmt: skip
 
 
 def print_header(section: str, compilers: Sequence[str]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from minicompile.report.clock import host_microseconds, milliseconds, synchronize
+from minicompile.report.clock import host_microseconds, launches, milliseconds, synchronize
 
-__all__ = ["first_call_seconds", "host_microseconds", "largest_error", "milliseconds", "synchronize"]
+__all__ = ["first_call_seconds", "host_microseconds", "largest_error", "launches", "milliseconds", "synchronize"]
 
 
 def first_call_seconds(function: Callable[[], Any], device: str) -> float:

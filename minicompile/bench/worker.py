@@ -17,7 +17,14 @@ import torch
 import minicompile
 from minicompile.bench.cases import CASES, Place, Workload
 from minicompile.bench.entry_cost import entry_cost
-from minicompile.bench.timing import first_call_seconds, host_microseconds, largest_error, milliseconds, synchronize
+from minicompile.bench.timing import (
+    first_call_seconds,
+    host_microseconds,
+    largest_error,
+    launches,
+    milliseconds,
+    synchronize,
+)
 from minicompile.bench.varying import varying_sizes
 from minicompile.report.roofs import measure_roofs
 
@@ -80,6 +87,7 @@ def forward(workload: Workload, function: Any, place: Place, first_only: bool) -
             return figures
         figures["error"] = error(workload, function)
         figures["ms"] = milliseconds(lambda: function(*workload.inputs), place.device)
+        figures["launches"] = launches(lambda: function(*workload.inputs), place.device)
     figures["TB/s"] = workload.num_bytes / figures["ms"] / 1e9
     return figures
 
@@ -107,13 +115,14 @@ def backward(workload: Workload, function: Any, place: Place, first_only: bool) 
 
 
 def training_step(step: Callable[[], Any], place: Place, first_only: bool) -> dict[str, Any]:
-    """The seconds of the first step, then the peak of a later one's memory and its milliseconds."""
+    """The seconds of the first step, then the peak of a later one's memory, its milliseconds and launches."""
     figures: dict[str, Any] = {"first_step_s": first_call_seconds(step, place.device)}
     if not first_only:
         reset_peak(place)
         step()
         figures["peak_gb"] = peak_gb(place)
         figures["train_ms"] = milliseconds(step, place.device)
+        figures["train_launches"] = launches(step, place.device)
     return figures
 
 
@@ -134,6 +143,7 @@ def model(workload: Workload, function: Any, place: Place, first_only: bool) -> 
     if not first_only:
         figures["error"] = error(workload, function)
         figures["infer_ms"] = milliseconds(infer, place.device)
+        figures["infer_launches"] = launches(infer, place.device)
     return figures | training_step(step, place, first_only)
 
 
@@ -164,6 +174,7 @@ def network(workload: Workload, function: Any, place: Place, first_only: bool) -
         figures["error"] = largest_error(tensors(infer()), [value.double() for value in exact])
         del exact
         figures["infer_ms"] = milliseconds(infer, place.device)
+        figures["infer_launches"] = launches(infer, place.device)
     function.train()
     return figures | training_step(step, place, first_only)
 

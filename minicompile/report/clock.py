@@ -40,6 +40,20 @@ def host_microseconds(function: Callable[[], Any], device: str, calls: int = 300
     return elapsed / calls * 1e6
 
 
+def launches(function: Callable[[], Any], device: str) -> int | None:
+    """How many kernels one call starts on a GPU, copies and fills counted too; `None` on a CPU."""
+    if device != "cuda":
+        return None
+    from torch.profiler import ProfilerActivity, profile  # slow to import
+
+    function()
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        function()
+        synchronize(device)
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events())
+
+
 def synchronize(device: str) -> None:
     """Wait for the device."""
     if device == "cuda":
