@@ -11,12 +11,14 @@ from minicompile.codegen.group_values import GroupValues, without_final_rounding
 from minicompile.codegen.kernel_text import KernelContext, KernelText
 from minicompile.codegen.naming import Namer
 from minicompile.codegen.triton_text import Text, call, compute_dtype, stored_literal
-from minicompile.ir.expr import Constant
+from minicompile.ir.expr import Constant, Load, Masked, indirect_values, walk
 from minicompile.ir.index import Axis, Index
 from minicompile.ir.loops import Loop, Reduction, Scan
 from minicompile.ir.program import KernelArgument
 from minicompile.ir.schedule import KernelGroup
 
+LOADED_BYTES_A_THREAD = 384
+"""Of a row and what it is combined with. A layer norm of 16384 x 8192, fp32, gains 3 % by it on an H200."""
 
 class KernelWriter:
     """Prints the kernel of one group; this base class prints straight-line kernels."""
@@ -79,12 +81,28 @@ class KernelWriter:
 
     def print_body(self) -> list[str]:
         """The kernel's statements."""
+        for load in self.loads_ahead():
+            self.writer.value(load)
         for loop in self.group.loops:
             if loop.fold is not None and self.values.first_fold(loop) is loop:
                 self.fold_block(loop)
             if loop.buffer in self.group.stored:
                 self.store(loop)
         return self.writer.outer.lines + self.writer.outer.tail
+
+    def loads_ahead(self) -> list[Load]:
+        """What every row is combined with, loaded beside the row and not behind its folds, where registers hold all of it."""
+        plan, axes_of = self.geometry.plan, self.writer.axes_of
+        row = plan.reduction
+        if plan.strategy != "persistent" or row is None or any(tile.block > 1 for tile in plan.axes if tile is not row):
+            return []
+        roots = self.values.roots()
+        along = {load for root in roots for load in self.values.memory_loads(root) if row.axis in axes_of(load)}
+        if sum(max(load.dtype.itemsize, 4) for load in along) * row.block > LOADED_BYTES_A_THREAD * 32 * plan.num_warps:
+            return []
+        always = [root for root in roots if not any(isinstance(part, Masked) for part in walk(root))]
+        loads = [load for root in always for load in self.values.memory_loads(root) if not indirect_values(load.index)]
+        return [load for load in loads if axes_of(load) == {row.axis}]
 
     def fold_block(self, loop: Loop) -> None:
         """A reduction or scan over an axis that lies in one block."""

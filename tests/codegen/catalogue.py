@@ -159,6 +159,21 @@ def layer_norm_persistent() -> Schedule:
 
 
 @entry
+def layer_norm_of_long_rows() -> Schedule:
+    """One row a program: weight and bias are loaded beside it."""
+    return layer_norm(16384, 4096, "persistent", 1, 4096, F32)
+
+
+@entry
+def waves() -> Schedule:
+    x = Axis("x", 4096)
+    value = Load("angle", as_index(x), F32)
+    loops = [Loop("wave", (x,), f32("mul", f32("sin", value), f32("cos", value)), as_index(x))]
+    buffers = [buffer("angle", (4096,), role="input"), buffer("wave", (4096,))]
+    return schedule([group("sin_cos", loops, pointwise_plan((x, 1024), num_warps=4), ["wave"])], buffers, ["wave"])
+
+
+@entry
 def layer_norm_looped() -> Schedule:
     return layer_norm(64, 262144, "looped", 1, 4096, F32)
 
