@@ -15,7 +15,8 @@ import minicompile.gpu as gpu
 from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, shrunk
 
 MAX_HEAD_DIM = 256
-HALVES_FROM = 1024
+HALVES_FROM, HALVES_FROM_TF32 = 1024, 4096
+"""Lengths from which on halves are faster, beside splitting operands into three parts and beside tf32 (H200, `docs/kernels.md`)."""
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -171,10 +172,11 @@ def unsupported(
 
 
 def attention_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    """How the products of an attention are formed: exact fp32 by halves (`halves.py`), from the length on where that pays."""
+    """How the products of an attention are formed: in fp32 by halves (`halves.py`), from the length on where that pays."""
     precision, dims = dot_precision(q), (q.shape[3], v.shape[3])
-    long = min(q.shape[2], k.shape[2]) >= HALVES_FROM
-    return "halves" if precision == "bf16x6" and long and min(dims) >= 16 and max(dims) <= 128 else precision
+    least = {"bf16x6": HALVES_FROM, "tf32": HALVES_FROM_TF32}.get(precision)
+    long = least is not None and min(q.shape[2], k.shape[2]) >= least
+    return "halves" if long and min(dims) >= 16 and max(dims) <= 128 else precision
 
 
 def dot_precision(q: torch.Tensor) -> str:

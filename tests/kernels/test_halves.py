@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from minicompile import gpu
+from minicompile.kernels.attention_problem import attention_precision
 from minicompile.kernels.flash_attention import attention_backward, attention_forward
 from minicompile.kernels.halves import halved
 from minicompile.kernels.interpret import interpreting
@@ -100,3 +102,18 @@ def test_a_verdict_that_holds_everything_is_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(IMPLEMENTATION, "halved", careless)
     assert _error_of_small_columns() > 1e-4
+
+
+@pytest.mark.parametrize("length, exact, allowed", [(512, "bf16x6", "tf32"), (2048, "halves", "tf32"), (4096, "halves", "halves")])
+def test_halves_are_taken_from_the_lengths_on_at_which_they_win(
+    length: int, exact: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "holds", lambda value: True)
+    q = torch.empty(1, 1, length, 64)
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for setting, wanted in ((False, exact), (True, allowed)):
+            torch.backends.cuda.matmul.allow_tf32 = setting
+            assert attention_precision(q, q, q) == wanted
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
