@@ -17,18 +17,20 @@ small kernels stand around: one makes the row statistics and zeros, the other ro
 Why the barriers are right. Step p of the ring is one block of queries, in slot p mod STAGES. Each barrier completes exactly
 once for each of its steps, in order, so that the phase of step p is the parity of p div STAGES (of p for the last two):
 
-* `q_full` and `dout_full` of a slot count one arrival, the loading warp's announcement, and complete with the last byte.
+* `q_full` and `dout_full` of a slot count one arrival, the loading warp's announcement, and complete with the last byte; so
+  does `kv_full`, once.
 * `free` of a slot counts one arrival of each group, after its products that read the step. The loading warp writes step p only
   after `free` completed for step p - STAGES (the first waits pass at once: a barrier starts as if the phase before was over).
 * `written` counts one arrival of each group, when its rows of dSᵀ of step p are in shared memory; both wait for it before dQ.
 * `read` counts one arrival of each group, when its product for dQ of step p is done; both wait for that of step p - 1 before they
   write dSᵀ of step p, and for the last one's before dK takes the place of the keys.
 
-No wait can be for a phase two ahead, which parity could not tell apart: a group waits at step p only for what needs its own
-arrival at step p, or at step p - 1, to be followed by another. Nobody waits in a circle: the loading warp waits for groups at
-step p - STAGES; a group at step p waits for the loading of step p, for the other group at step p - 1, and, having arrived itself,
-for the other group's dSᵀ of step p, which that writes before any wait of its own for a later step. dSᵀ and dQ are written to
-shared memory by threads and read by the asynchronous proxy: each thread fences its own writes before its group's arrival.
+No wait can be for a phase two ahead, which parity could not tell apart: between two completions of `written` or `read` lies an
+arrival of the group that waits, between two of `q_full` or `dout_full` its arrival at `free`, and it waits for each completion
+before it arrives again. Nobody waits in a circle: the loading warp waits for groups at step p - STAGES; a group at step p waits
+for the loading of step p, for the other group's product of step p - 1, and, having arrived itself, for the other group's dSᵀ of
+step p, which that writes before it waits for anything later. dSᵀ and dQ are written to shared memory by threads and read by the
+asynchronous proxy: each thread fences its own writes before its group's arrival, or before the addition that reads them.
 
 Left operands in registers are waited for in the step that issues them, as in the forward; the wait holds the registers. This
 module must not choose tiles (`configs.py`) and must be importable only where Triton has Gluon.
