@@ -271,7 +271,7 @@ def flash_attention_hopper_query_gradient_kernel(
     sums_ptr, dq_ptr, dq_strides, heads, queries, padded, scale, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dQ: the sums over the keys, scaled and rounded."""
-    head, b, h, first = block_of(padded, heads, BLOCK, False)
+    head, b, h, first = block_of(queries, heads, BLOCK, False)
     rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, D)[None, :]
     sums = tl.load(sums_ptr + (head.to(tl.int64) * padded + rows)[:, None] * D + columns)
     pointers = row_pointers(dq_ptr, dq_strides, b, h, rows) + columns
@@ -309,11 +309,11 @@ def hopper_backward_launches(
     constants = {
         "D": d, "BLOCK_M": row.block_m, "STAGES": row.stages, "CAUSAL": problem.upper is not None, "num_warps": 4, "maxnreg": 168,
     }  # fmt: skip
-    blocks = triton.cdiv(padded, STATISTICS_ROWS) * heads
+    blocks, padded_blocks = (triton.cdiv(length, STATISTICS_ROWS) * heads for length in (problem.queries, padded))
     programs = triton.cdiv(problem.keys, 128) * problem.batch * problem.kv_heads
     rounding = (sums, dq, dq.stride()[:3], *sizes, problem.scale)
     return (dq, dk, dv), [
-        (flash_attention_hopper_rows_kernel, (blocks,), rows, {**block, "HAS_DLSE": dlse is not None}),
+        (flash_attention_hopper_rows_kernel, (padded_blocks,), rows, {**block, "HAS_DLSE": dlse is not None}),
         (flash_attention_hopper_backward_kernel, (programs,), walk, constants),
         (flash_attention_hopper_query_gradient_kernel, (blocks,), rounding, block),
     ]
