@@ -35,8 +35,11 @@ from minicompile.kernels.attention_problem import (
     padded_head_dim,
 )
 from minicompile.kernels.configs import (
+    HOPPER_BACKWARD_TABLE,
+    HOPPER_TABLE,
     HOPPER_VERSIONS,
     AttentionConfig,
+    HopperBackwardRow,
     HopperRow,
     attention_row,
     easier,
@@ -157,15 +160,26 @@ def attention_backward(
     bounds: torch.Tensor | None = None, key_bounds: torch.Tensor | None = None, dlse: torch.Tensor | None = None,
     mask_gradient: bool = False, configs: tuple[AttentionConfig | None, AttentionConfig | None] = (None, None),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """dQ, dK, dV and, if asked, the gradient of an additive mask; no autograd, the same bits on every run.
+    """dQ, dK, dV and, if asked, the gradient of an additive mask; no autograd.
 
-    `bounds` and `key_bounds` are the mask's, by queries and by keys, where a caller has them already.
+    The same bits on every run, but for dQ where the warp-specialised backward is chosen, which it is not under
+    `torch.use_deterministic_algorithms`. `bounds` and `key_bounds` are the mask's, by queries and by keys, where a caller
+    has them already.
     """
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
     q, k, v, out, dout = map(adjacent_columns, (q, k, v, out, dout))
     if q.numel() == 0 or k.numel() == 0:
         dmask = torch.zeros_like(mask) if mask is not None and mask_gradient else None
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), dmask
+    if configs == (None, None) and (row := _hopper_backward(problem, q, k, v, dout)):
+        # Imported here because not every Triton has Gluon.
+        from minicompile.kernels.flash_attention_gluon_backward import hopper_backward_launches
+
+        gradients, launches = hopper_backward_launches(problem, row, q, k, v, out, lse, dout, dlse)
+        with contextlib.suppress(*REFUSALS):
+            for kernel, grid, arguments, constants in launches:
+                launch(kernel, grid, *arguments, **constants)
+            return *gradients, None
     delta = _delta(problem, out, dout, dlse)
     entries, mask_strides = expand_mask(mask, problem)
     rows, masking = (lse, delta, torch.empty_like(delta)), (_or(entries, q), mask_strides, _or(seed, q))
@@ -305,14 +319,30 @@ def _choose(phase: str, way: Way, entries: torch.Tensor) -> AttentionConfig:
 
 def _hopper(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HopperRow | None:
     """The tile of the warp-specialised forward, where that can compute this and was seen right and faster."""
-    plain = problem.mask_kind == "none" and problem.lower is None and problem.upper in (None, 0) and not problem.dropout
-    if not plain or problem.d != problem.dv or problem.scale <= 0.0 or q.element_size() != 2 or not _aligned(q, k, v):
-        return None
-    row = hopper_row(problem.d, problem.upper == 0, problem.keys)
-    if row is None or not _is_hopper(q) or not triton.__version__.startswith(HOPPER_VERSIONS):
+    row = hopper_row(HOPPER_TABLE, problem.d, problem.upper == 0, problem.keys)
+    if row is None or problem.scale <= 0.0 or not _suits_hopper(problem, q, k, v):
         return None
     programs = triton.cdiv(problem.queries, 64 * row.groups) * problem.batch * problem.heads
     return row if programs >= gpu.processors(q) else None
+
+
+def _hopper_backward(
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor
+) -> HopperBackwardRow | None:
+    """The same of the warp-specialised backward, whose sums of dQ are in no fixed order."""
+    row = hopper_row(HOPPER_BACKWARD_TABLE, problem.d, problem.upper == 0, min(problem.queries, problem.keys))
+    if row is None or dout.dtype != q.dtype or torch.are_deterministic_algorithms_enabled():
+        return None
+    programs = triton.cdiv(problem.keys, 128) * problem.batch * problem.kv_heads
+    return row if _suits_hopper(problem, q, k, v, dout) and programs >= gpu.processors(q) else None
+
+
+def _suits_hopper(problem: AttentionProblem, q: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether the warp-specialised kernels take this problem and these tensors, and were seen right on this chip."""
+    plain = problem.mask_kind == "none" and problem.lower is None and problem.upper in (None, 0) and not problem.dropout
+    if not plain or problem.d != problem.dv or q.element_size() != 2 or not _aligned(q, *others):
+        return False
+    return _is_hopper(q) and triton.__version__.startswith(HOPPER_VERSIONS)
 
 
 def _is_hopper(q: torch.Tensor) -> bool:

@@ -36,7 +36,7 @@ VIEWS = frozenset({
     "detach", "_unsafe_view", "reshape", "unflatten",
 })  # fmt: skip
 ALIGNMENT = 15
-tf32_allowed = torch._C._get_cublas_allow_tf32
+tf32_allowed, deterministic = torch._C._get_cublas_allow_tf32, torch._C._get_deterministic_algorithms
 SEVERAL_KERNELS = frozenset({"attention_forward", "attention_backward"})  # which change none of their arguments
 
 
@@ -111,7 +111,7 @@ class RecordedCall:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         tensors: list[torch.Tensor] = []
-        described: list[Any] = [tf32_allowed(), *options.items()]
+        described: list[Any] = [tf32_allowed(), deterministic(), *options.items()]
         for value in arguments:
             if isinstance(value, torch.Tensor):
                 tensors.append(value)
@@ -147,7 +147,7 @@ class FixedCall(RecordedCall):
     """A wrapper that is always called with the same options and with tensors of the same sizes and strides in the same places."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        recording = self._recordings.get(key := tf32_allowed())
+        recording = self._recordings.get(key := (tf32_allowed(), deterministic()))
         if recording is None:
             self._places = [place for place, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
             return self._record(key, [arguments[place] for place in self._places], arguments, options)

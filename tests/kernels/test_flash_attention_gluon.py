@@ -1,4 +1,4 @@
-"""The warp-specialised forward: which calls take it (anywhere), and that it is right (on the GPUs it is for)."""
+"""The warp-specialised attention: which calls take it (anywhere), and that it is right (on the GPUs it is for)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.nn.functional as functional
 
 import minicompile
 from minicompile.kernels.attention_problem import describe
-from minicompile.kernels.configs import HOPPER_TABLE, hopper_row
-from minicompile.kernels.flash_attention import attention_forward
+from minicompile.kernels.configs import HOPPER_BACKWARD_TABLE, HOPPER_TABLE, HopperBackwardRow, hopper_row
+from minicompile.kernels.flash_attention import attention_backward, attention_forward
 from minicompile.kernels.interpret import launching_by, run_on_gpu
-from tests.kernels.attention_cases import Case, errors, failures, operands
+from tests.kernels.attention_cases import TOLERANCE, Case, attention_reference, errors, failures, operands
 
 ATTENTION = sys.modules["minicompile.kernels.flash_attention"]
 CASE = Case(torch.bfloat16, 1, 2, 1, 2048, 2048, 128, 128)
@@ -28,16 +28,37 @@ CASES = [
         (torch.bfloat16, 150, 1, 1, 33, 4096, 0, None, "BSHD"), (torch.bfloat16, 5, 30, 30, 100, 4500, None, 1.0, "BHSD")))
     for d in (64, 128)
 ]  # fmt: skip
+# Of any length, with as few programs as one: no query, or no key, for some of a block's rows; grouped heads; blocks hidden from all.
+BACKWARD_CASES = [
+    Case(dtype, batch, heads, kv_heads, queries, keys, d, d, upper=upper, scale=scale, layout=layout, seed=seed)
+    for seed, (dtype, batch, heads, kv_heads, queries, keys, scale, layout) in enumerate((
+        (torch.bfloat16, 2, 4, 4, 512, 512, None, "BHSD"), (torch.bfloat16, 2, 4, 2, 1000, 1000, None, "BSHD"),
+        (torch.float16, 1, 6, 2, 333, 777, 0.3, "BHSD"), (torch.float16, 2, 4, 1, 777, 129, None, "BSHD"),
+        (torch.bfloat16, 1, 2, 2, 65, 64, 1.0, "BHSD"), (torch.bfloat16, 3, 4, 4, 1, 500, None, "BHSD"),
+        (torch.float16, 1, 20, 10, 2047, 2049, None, "BHSD"), (torch.bfloat16, 2, 3, 3, 64, 1, -0.2, "BSHD")))
+    for d in (64, 128) for upper in (None, 0)
+]  # fmt: skip
 
 
-def hopper(monkeypatch: pytest.MonkeyPatch, case: Case) -> Any:
-    """The row that a case would take on an H100."""
+def on_hopper(monkeypatch: pytest.MonkeyPatch, case: Case) -> tuple[Any, ...]:
+    """What is chosen by, of a case on an H100: the problem, queries, keys, values, and the output's gradient."""
     monkeypatch.setattr(ATTENTION, "_is_hopper", lambda q: True)
     monkeypatch.setattr(ATTENTION, "HOPPER_VERSIONS", "")
     given = operands(case, "cpu")
     q, k, v = given["q"], given["k"], given["v"]
     band = (case.lower, case.upper, case.scale, case.dropout)
-    return ATTENTION._hopper(describe(q, k, v, given["mask"], *band, False, None), q, k, v)
+    return describe(q, k, v, given["mask"], *band, False, None), q, k, v, given["dout"]
+
+
+def hopper(monkeypatch: pytest.MonkeyPatch, case: Case) -> Any:
+    """The row that a case's forward would take on an H100."""
+    return ATTENTION._hopper(*on_hopper(monkeypatch, case)[:4])
+
+
+def hopper_backward(monkeypatch: pytest.MonkeyPatch, case: Case) -> Any:
+    """The row that its backward would take, on one of 132 processors."""
+    monkeypatch.setattr(ATTENTION.gpu, "processors", lambda q: 132)
+    return ATTENTION._hopper_backward(*on_hopper(monkeypatch, case))
 
 
 @pytest.mark.parametrize("change", [
@@ -45,7 +66,35 @@ def hopper(monkeypatch: pytest.MonkeyPatch, case: Case) -> Any:
 ], ids=str)  # fmt: skip
 def test_plain_long_attention_takes_it(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     case = dataclasses.replace(CASE, **change)
-    assert hopper(monkeypatch, case) == hopper_row(128, case.upper == 0, 2048)
+    assert hopper(monkeypatch, case) == hopper_row(HOPPER_TABLE, 128, case.upper == 0, 2048)
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"upper": 0}, {"kv_heads": 2}, {"layout": "BSHD"}, {"dtype": torch.float16}, {"d": 64, "dv": 64},
+    {"scale": -0.2}, {"queries": 3000},
+], ids=str)  # fmt: skip
+def test_so_does_its_backward(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dataclasses.replace(CASE, **{"batch": 9, **change})
+    assert hopper_backward(monkeypatch, case) == hopper_row(HOPPER_BACKWARD_TABLE, case.d, case.upper == 0, 2048) is not None
+
+
+@pytest.mark.parametrize("change", [
+    {"dtype": torch.float32}, {"mask": "row"}, {"lower": 64}, {"upper": 5}, {"dropout": 0.5}, {"d": 96}, {"dv": 64},
+    {"keys": 77}, {"queries": 77}, {"layout": "sliced"}, {"layout": "expanded keys"}, {"gradient": "stride 0"},
+    {"batch": 8},
+], ids=str)  # fmt: skip
+def test_every_other_backward_is_left_to_the_plain_kernels(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hopper_backward(monkeypatch, dataclasses.replace(CASE, **{"batch": 9, **change})) is None
+
+
+def test_no_sums_in_any_order_where_determinism_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dataclasses.replace(CASE, batch=9)
+    assert hopper_backward(monkeypatch, case) is not None
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert hopper_backward(monkeypatch, case) is None
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("change", [
@@ -92,6 +141,34 @@ def test_it_matches_fp64_and_itself(case: Case) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("case", BACKWARD_CASES, ids=lambda case: f"{case.seed}-{case.d}-{case.upper}")
+def test_its_backward_matches_fp64_and_itself(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dK and dV bit for bit; dQ, whose additions come in any order, to the tolerance."""
+    only_on_hopper()
+    rows = tuple(dataclasses.replace(row, shortest=1) for row in HOPPER_BACKWARD_TABLE)
+    monkeypatch.setattr(ATTENTION, "HOPPER_BACKWARD_TABLE", rows)
+    monkeypatch.setattr(ATTENTION.gpu, "processors", lambda q: 1)
+    given = operands(case, "cuda")
+    leaves = [given[name].double().requires_grad_() for name in "qkv"]
+    dlse = torch.randn(case.batch, case.heads, case.queries, device="cuda") if case.seed % 2 else None
+    out, lse = attention_reference(*leaves, upper=case.upper, scale=case.scale)
+    loss = (out * given["dout"]).sum() if dlse is None else (out * given["dout"]).sum() + (lse * dlse).sum()
+    wants = torch.autograd.grad(loss, leaves)
+    q, k, v, dout = (given[name] for name in ("q", "k", "v", "dout"))
+    rounded, lse = attention_forward(q, k, v, upper=case.upper, scale=case.scale)
+
+    def call() -> tuple[torch.Tensor, ...]:
+        return attention_backward(dout, q, k, v, rounded, lse, upper=case.upper, scale=case.scale, dlse=dlse)[:3]
+
+    first, names = launched(call)
+    assert "flash_attention_hopper_backward_kernel" in names
+    for _ in range(10):
+        for place, (got, again, want) in enumerate(zip(first, call(), wants)):
+            assert (again - want).abs().max() <= TOLERANCE[case.dtype][1] * want.abs().max().clamp(min=1e-3)
+            assert place == 0 or torch.equal(got, again)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_graphs_launch_it_and_replay_it(mode: str) -> None:
     only_on_hopper()
@@ -114,7 +191,13 @@ def test_compiled_graphs_launch_it_and_replay_it(mode: str) -> None:
         torch.testing.assert_close(compiled(*given), eager[0], atol=2e-2, rtol=2e-2)
 
 
-def test_the_table_has_one_row_for_each_kind() -> None:
-    kinds = [(row.head_dim, row.causal) for row in HOPPER_TABLE]
+@pytest.mark.parametrize("table", [HOPPER_TABLE, HOPPER_BACKWARD_TABLE], ids=["forward", "backward"])
+def test_a_table_has_one_row_for_each_kind(table: Any) -> None:
+    kinds = [(row.head_dim, row.causal) for row in table]
     assert len(set(kinds)) == len(kinds)
-    assert all(hopper_row(d, causal, 1) is None for d, causal in kinds)
+    assert all(hopper_row(table, d, causal, 1) is None for d, causal in kinds)
+
+
+@pytest.mark.parametrize("row", HOPPER_BACKWARD_TABLE, ids=lambda row: f"{row.head_dim}-{row.causal}")
+def test_each_group_has_a_square_half_of_a_block_of_dq(row: HopperBackwardRow) -> None:
+    assert row.block_m * row.head_dim == 2 * 64 * 64 and row.block_m % 64 == 0

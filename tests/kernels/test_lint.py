@@ -19,9 +19,11 @@ import triton.language as tl
 from minicompile.kernels.attention_problem import describe
 from minicompile.kernels.configs import (
     ATTENTION_TABLE,
+    HOPPER_BACKWARD_TABLE,
     HOPPER_TABLE,
     MATMUL_TABLE,
     AttentionRow,
+    HopperBackwardRow,
     HopperRow,
     MatmulRow,
     attention_row,
@@ -115,6 +117,19 @@ def test_the_warp_specialised_forward(row: HopperRow, monkeypatch: pytest.Monkey
     (launch,) = recorded_launches(ATTENTION, lambda: ATTENTION.attention_forward(q, k, k, upper=upper))
     assert launch.kernel.is_gluon()
     _check(launch, 0)
+
+
+@pytest.mark.parametrize("row", HOPPER_BACKWARD_TABLE, ids=lambda row: f"{row.head_dim}-{row.causal}")
+def test_the_warp_specialised_backward(row: HopperBackwardRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same holds of its left operands."""
+    monkeypatch.setattr(ATTENTION, "_is_hopper", lambda q: True)
+    monkeypatch.setattr(ATTENTION, "HOPPER_VERSIONS", "")
+    q, k = (torch.empty(2, heads, 4096, row.head_dim, dtype=torch.bfloat16) for heads in (16, 4))
+    lse, upper = torch.empty(2, 16, 4096), 0 if row.causal else None
+    launches = recorded_launches(ATTENTION, lambda: ATTENTION.attention_backward(q, q, k, k, q, lse, upper=upper))
+    assert [launch.kernel.is_gluon() for launch in launches] == [False, True, False]
+    for launch in launches:
+        _check(launch, row.spill_bytes)
 
 
 @pytest.mark.parametrize("mask", ["bool", "bias"])

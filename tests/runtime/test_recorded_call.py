@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -67,6 +70,31 @@ def test_attention_forward_and_backward(dtype: torch.dtype, precision: str | Non
                 torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert all(recording is not None for recording in forward._recordings.values())
     assert all(recording is not None for recording in backward._recordings.values())
+
+
+@pytest.mark.gpu
+def test_a_long_backward_with_sums_and_descriptors_of_its_own() -> None:
+    """dQ may be added up in any order (`flash_attention_gluon_backward.py`), so it is compared to rounding."""
+    backward = RecordedCall(attention_backward)
+    for _ in range(3):
+        q, k, v, gradient = (torch.randn(4, 8, 1024, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+        given = (gradient, q, k, v, *attention_forward(q, k, v, None, None, 0))
+        (dq, *rest), (expected_dq, *expected) = (call(*given, None, None, 0)[:3] for call in (backward, attention_backward))
+        torch.testing.assert_close(rest, expected, rtol=0, atol=0)
+        torch.testing.assert_close(dq, expected_dq, rtol=2e-2, atol=2e-3)
+        with deterministic_algorithms():
+            exact = [call(*given, None, None, 0)[:3] for call in (backward, attention_backward)]
+        torch.testing.assert_close(*exact, rtol=0, atol=0)
+    assert len(backward._recordings) == 2 and all(recording is not None for recording in backward._recordings.values())
+
+
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.gpu
