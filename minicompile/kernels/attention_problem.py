@@ -15,8 +15,8 @@ import minicompile.gpu as gpu
 from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, shrunk
 
 MAX_HEAD_DIM = 256
-HALVES_FROM, HALVES_FROM_TF32 = 1024, 4096
-"""Lengths from which on halves are faster, beside splitting operands into three parts and beside tf32 (H200, `docs/kernels.md`)."""
+HALVES_FROM = 1024
+"""The length from which on halves are faster than operands in three parts, and one half than tf32 (H200, `docs/kernels.md`)."""
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -49,6 +49,11 @@ class AttentionProblem:
     def masked_everywhere(self) -> bool:
         """Whether no block is free of per-element masking: a mask tensor, or a band with a lower edge."""
         return self.mask_kind != "none" or self.lower is not None
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether fp32 operands are taken as sums of fp16 tiles, or as one."""
+        return self.precision in ("halves", "high")
 
     def is_bounded(self, mask: torch.Tensor | None) -> bool:
         """Whether looking through a boolean mask beforehand pays: from some blocks of keys on."""
@@ -84,7 +89,7 @@ class AttentionProblem:
         pipeline's stages there are copies of the loaded rows: the parts of split products, and tf32 operands laid out anew.
         """
         row = self.width * itemsize
-        halves = itemsize == 2 or self.precision == "halves"
+        halves = itemsize == 2 or self.in_halves
         split = not halves and self.precision not in ("ieee", "tf32")
         parts = 2 if not split else 3 if self.precision == "bf16x6" else 4
         resident = row * (1 if phase == "forward" else 2) * parts // 2
@@ -138,7 +143,7 @@ def describe(
     return AttentionProblem(
         q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], lower, upper, kind,
         1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale), dropout, nan_rows,
-        precision, q.dtype == torch.float32 and precision != "tf32",
+        precision, q.dtype == torch.float32 and precision not in ("tf32", "high"),
     )  # fmt: skip
 
 
@@ -174,9 +179,8 @@ def unsupported(
 def attention_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """How the products of an attention are formed: in fp32 by halves (`halves.py`), from the length on where that pays."""
     precision, dims = dot_precision(q), (q.shape[3], v.shape[3])
-    least = {"bf16x6": HALVES_FROM, "tf32": HALVES_FROM_TF32}.get(precision)
-    long = least is not None and min(q.shape[2], k.shape[2]) >= least
-    return "halves" if long and min(dims) >= 16 and max(dims) <= 128 else precision
+    long = min(q.shape[2], k.shape[2]) >= HALVES_FROM and min(dims) >= 16 and max(dims) <= 128
+    return {"bf16x6": "halves", "tf32": "high"}.get(precision, precision) if long else precision
 
 
 def dot_precision(q: torch.Tensor) -> str:

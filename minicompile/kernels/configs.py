@@ -67,6 +67,7 @@ _UNTIMED = "from registers and shared memory; not timed yet"
 _M = "H200, measured:"
 _row = AttentionRow
 _later = functools.partial(AttentionRow, date="2026-11-22")
+_new = functools.partial(AttentionRow, date="2026-11-24")
 
 ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "half", 64, "64x64 w4 s3 tma", f"{_M} 392 at 1,024", longest=2048),
@@ -85,6 +86,8 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "split", 256, "64x32 w4 s1 one", "16 keys are miscompiled with tf32x3 (see `width`)", 2048),
     _later("forward", "halves", 64, "128x128 w8 s2", f"{_M} 0.257, 16,384: 3.59; 64x64 w4 s2 0.272, 3.84; TMA slower"),
     _later("forward", "halves", 128, "128x64 w8 s2", f"{_M} 0.471, 16,384: 6.92; bf16x6 1.27, 19.6", 32),
+    _new("forward", "high", 64, "128x64 w8 s2", _UNTIMED),
+    _new("forward", "high", 128, "128x64 w8 s3 tma", _UNTIMED),
     _row("masked forward", "half", 64, "64x64 w4 s3 tma", f"pointers serialise with a boolean mask; {_UNTIMED}"),
     _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias; {_UNTIMED}"),
     _row("masked query gradient", "half", 128, "64x64 w4 s2 tma", f"8 warps serialise with a boolean mask; {_UNTIMED}"),
@@ -107,6 +110,8 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _later("query gradient", "halves", 64, "128x32 w8 s2", f"{_M} 0.302, 16,384: 4.59; 64x64 w4 s2 0.307"),
     _later("query gradient", "halves", 128, "128x32 w8 s3 tma", f"{_M} full 0.599; 128x64 w8 s1 spills", 16, True),
     _later("query gradient", "halves", 128, "128x64 w8 s1", f"{_M} 0.598, 16,384: 9.50; 128x32 w8 s3 9.69", 64, False),
+    _new("query gradient", "high", 64, "128x64 w8 s3 tma", _UNTIMED),
+    _new("query gradient", "high", 128, "128x64 w8 s3 tma", _UNTIMED),
     _row("key gradient", "half", 64, "64x64 w4 s2 tma", f"{_M} 338 / 436 / 460", causal=True),
     _row("key gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 403 / 446 / 451"),
     _row("key gradient", "half", 128, "64x128 w8 s2 tma", f"{_M} causal 335 / 472 / 542", 96, causal=True),
@@ -121,6 +126,8 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
     _later("key gradient", "halves", 64, "64x64 w4 s2 tma", f"{_M} 0.410, 16,384: 6.37; pointers 0.417, 6.59"),
     _later("key gradient", "halves", 128, "32x128 w8 s3 tma one", f"{_M} 0.885, 16,384: 13.7; 64x128 w8 s1 1.03", 160),
+    _new("key gradient", "high", 64, "64x64 w4 s3 tma", _UNTIMED),
+    _new("key gradient", "high", 128, "32x128 w8 s3 tma one", f"taller and wider tiles spill; {_UNTIMED}", 64),
 )
 
 
@@ -189,7 +196,7 @@ def hopper_row(table: tuple[Decision, ...], head_dim: int, causal: bool, length:
 
 def numerics_class(itemsize: int, precision: str) -> str:
     """Which rows hold for a dtype of this size and this way of forming products."""
-    return "half" if itemsize == 2 else precision if precision in ("tf32", "halves") else "split"
+    return precision if precision in ("tf32", "halves", "high") else "half" if itemsize == 2 else "split"
 
 
 def attention_row(

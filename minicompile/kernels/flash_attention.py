@@ -128,7 +128,7 @@ def attention_forward(
     in the output, for a caller that merges them; else its layout is the queries'.
     """
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
-    if config is None and gpu.holds(q) and problem.precision != "halves" and suits_decode(problem):
+    if config is None and gpu.holds(q) and not problem.in_halves and suits_decode(problem):
         return flash_decode(q, k, v, mask, lower, upper, scale, nan_rows, precision, tokens_first)
     q, k, v = map(adjacent_columns, (q, k, v))
     out = empty_output(q, v, tokens_first)
@@ -251,9 +251,9 @@ def _key_gradient(
 
 def _ways(problem: AttentionProblem, *operands: torch.Tensor) -> list[Way]:
     """One way; or two, of which the GPU takes one: by halves if they hold the operands, and without."""
-    if problem.precision != "halves":
+    if not problem.in_halves:
         return [Way(problem, operands, operands[0], "always")]
-    halves, scales = halved(problem.width, *operands)
+    halves, scales = halved(problem.width, problem.precision == "halves", *operands)
     without = dataclasses.replace(problem, precision=dot_precision(operands[0]))
     return [Way(problem, halves, scales, "held"), Way(without, operands, scales, "not held")]
 
@@ -309,7 +309,7 @@ def _choose(phase: str, way: Way, entries: torch.Tensor) -> AttentionConfig:
     problem, q = way.problem, way.operands[0]
     if not gpu.holds(q):
         return interpreted_attention_config(problem.queries, problem.keys)
-    itemsize = q.element_size() * (2 if way.when == "held" else 1)
+    itemsize = q.element_size() * (2 if problem.precision == "halves" else 1)
     numerics = numerics_class(itemsize, problem.precision)
     masked = problem.mask_kind != "none"
     length = problem.queries if phase == "key gradient" else problem.keys

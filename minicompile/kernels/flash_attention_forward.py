@@ -20,7 +20,7 @@ What this kernel adds to the paper:
   "safe softmax"). With NAN_ROWS it gives NaN, as a softmax written out by hand does.
 * Dropout by Philox, whose counter is made of key, query and head: the same numbers whatever the tiles, forward and backward.
 * The heaviest blocks of a causal head start first.
-* Long fp32 problems take their operands in halves (`halves.py`).
+* Long fp32 problems take their operands in halves, or by one half each where tf32 is allowed (`halves.py`).
 
 This module must not choose tiles (`configs.py`) nor know about autograd (`flash_attention.py`).
 """
@@ -75,6 +75,9 @@ def load_operand(
     if PRECISION == "halves":
         high = load_rows(source, strides, b, 2 * h, first, count, ROWS, BLOCK_WIDTH, BLOCK_WIDTH, CHECK, TMA)
         low = load_rows(source, strides, b, 2 * h + 1, first, count, ROWS, BLOCK_WIDTH, BLOCK_WIDTH, CHECK, TMA)
+    elif PRECISION == "high":
+        high = load_rows(source, strides, b, h, first, count, ROWS, BLOCK_WIDTH, BLOCK_WIDTH, CHECK, TMA)
+        low = high
     else:
         high = load_rows(source, strides, b, h, first, count, ROWS, WIDTH, BLOCK_WIDTH, CHECK, TMA)
         low = high
@@ -89,11 +92,13 @@ def transposed(operand):
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """a b; of halves three products, the small ones first."""
+    """a b; of two halves each three products, the small ones first."""
     if PRECISION == "halves":
         result = tl.dot(a[1], b[0])
         result = tl.dot(a[0], b[1], result)
         result = tl.dot(a[0], b[0], result)
+    elif PRECISION == "high":
+        result = tl.dot(a[0], b[0])
     else:
         result = tl.dot(a[0], b[0], input_precision=PRECISION)
     return result
@@ -102,7 +107,7 @@ def product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def add_product(acc, a, b, PRECISION: tl.constexpr):
     """acc + a b for a tile a in fp32. Products of halves are added outside the matrix units (`halves.py`)."""
-    if PRECISION == "halves":
+    if PRECISION == "halves" or PRECISION == "high":
         high, low, scale = in_halves(a)
         acc += product((high, low), b, PRECISION) * scale[:, None]
     else:

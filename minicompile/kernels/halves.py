@@ -1,4 +1,4 @@
-"""fp32 operands as sums of two fp16 tiles: three products of halves in place of one in fp32.
+"""fp32 operands as sums of two fp16 tiles: three products of halves in place of one in fp32; or as one, in place of tf32.
 
 The method is that of Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 theoretical peak performance" (2022).
@@ -17,6 +17,9 @@ its rows every row, and every column that is not zero, reaches 2**-12 of the ope
 of that size fp32 would round more. NaN, infinities, rows of zeros, numbers beyond 2**30 and all else is not held. This verdict
 stays on the GPU: a kernel on halves returns at once if an operand is not held, and its twin on the operands themselves,
 launched after it, if all are.
+
+One half alone is what tf32 keeps of a number: 11 bits, the first one included, and by the same powers of two nothing is out
+of range. Where the user allows tf32, products of high halves take its place, at the speed of 16-bit operands.
 
 This module must not know what the operands are multiplied for.
 """
@@ -68,7 +71,7 @@ def has_work(scales_ptr, COUNT: tl.constexpr, WHEN: tl.constexpr):
 def scale_at(scales_ptr, INDEX: tl.constexpr, PRECISION: tl.constexpr):
     """What the products of an operand are multiplied by if it is in halves."""
     scale = 1.0
-    if PRECISION == "halves":
+    if PRECISION == "halves" or PRECISION == "high":
         scale = tl.load(scales_ptr + INDEX)
     return scale
 
@@ -116,9 +119,10 @@ def scale_of(ranges_ptr, count):
 
 @triton.jit
 def halves_kernel(
-    operands, halves, counts, sizes, strides, ranges_ptr, scales_ptr, BLOCK_WIDTH: tl.constexpr, ROWS: tl.constexpr
-):
-    """The halves of each stretch, high and then low, and the scale of each operand."""
+    operands, halves, counts, sizes, strides, ranges_ptr, scales_ptr, BLOCK_WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    LOW: tl.constexpr,
+):  # fmt: skip
+    """The halves of each stretch, high and then low if asked for, and the scale of each operand."""
     index = tl.program_id(0)
     for i in tl.static_range(len(operands)):
         if (tl.program_id(1) == i) & (index < counts[i]):
@@ -128,18 +132,22 @@ def halves_kernel(
             x, exists, head, row, column = stretch(operands[i], sizes[i], strides[i], index, BLOCK_WIDTH, ROWS)
             x = x * (1.0 / tl.where(scale > 0.0, scale, 1.0))
             high = x.to(tl.float16)
-            places = halves[i] + (2 * head * sizes[i][1] + row) * BLOCK_WIDTH + column
+            places = halves[i] + ((2 if LOW else 1) * head * sizes[i][1] + row) * BLOCK_WIDTH + column
             tl.store(places, high, mask=exists)
-            tl.store(places + sizes[i][1] * BLOCK_WIDTH, (x - high.to(tl.float32)).to(tl.float16), mask=exists)
+            if LOW:
+                tl.store(places + sizes[i][1] * BLOCK_WIDTH, (x - high.to(tl.float32)).to(tl.float16), mask=exists)
 
 
-def halved(width: int, *operands: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Of each (batch, heads, length, d) the halves, (batch, 2 heads, length, width), high and low in turn; and the scales."""
+def halved(width: int, low: bool, *operands: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Of each (batch, heads, length, d) the halves, and the scales: (batch, heads, length, width) the high ones alone, or
+    with twice the heads, high and low in turn.
+    """
     counts = tuple(x.shape[0] * x.shape[1] * triton.cdiv(x.shape[2], STRETCH) for x in operands)
-    halves = tuple(x.new_empty((x.shape[0], 2 * x.shape[1], x.shape[2], width), dtype=torch.float16) for x in operands)
+    parts = 2 if low else 1
+    halves = tuple(x.new_empty((x.shape[0], parts * x.shape[1], x.shape[2], width), dtype=torch.float16) for x in operands)
     ranges, scales = operands[0].new_empty((len(operands), max(counts), 2)), operands[0].new_empty(len(operands))
     grid, tile = (max(counts), len(operands)), {"BLOCK_WIDTH": width, "ROWS": STRETCH}
     sizes, strides = tuple(tuple(x.shape[1:]) for x in operands), tuple(x.stride()[:3] for x in operands)
     launch(ranges_kernel, grid, operands, counts, sizes, strides, ranges, **tile)
-    launch(halves_kernel, grid, operands, halves, counts, sizes, strides, ranges, scales, **tile)
+    launch(halves_kernel, grid, operands, halves, counts, sizes, strides, ranges, scales, **tile, LOW=low)
     return halves, scales

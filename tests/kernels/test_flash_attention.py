@@ -100,6 +100,7 @@ TWIN_CASES = (
     Case(torch.float32, 1, 2, 1, 70, 70, 16, 16, upper=0, dropout=0.2),
     Case(torch.float32, 1, 1, 1, 40, 50, 16, 16, mask="bool"),
     Case(torch.float32, 1, 1, 1, 40, 50, 16, 16, precision="halves"),
+    Case(torch.float32, 1, 1, 1, 40, 50, 16, 16, precision="high"),
 )
 
 

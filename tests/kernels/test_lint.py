@@ -43,11 +43,12 @@ HALF_ONLY = {
     "half": torch.bfloat16,
     "split": torch.float32,
     "halves": torch.float32,
+    "high": torch.float32,
     "tf32": torch.float32,
     "int8": torch.int8,
     "fp32": torch.float32,
 }
-PRECISIONS = {"half": "ieee", "tf32": "tf32", "split": "bf16x6", "halves": "halves", "int8": "ieee", "fp32": "ieee"}
+PRECISIONS = {"half": "ieee", "tf32": "tf32", "split": "bf16x6", "halves": "halves", "high": "high", "int8": "ieee", "fp32": "ieee"}
 
 
 def _attention_launch(row: AttentionRow, **options: Any) -> Launch:
@@ -100,6 +101,8 @@ def test_attention(row: AttentionRow, upper: int | None) -> None:
         ("half", 128, None),
         ("split", 64, None),
         ("halves", 64, None),
+        ("high", 64, None),
+        ("high", 128, 0),
     ):
         pytest.skip("part of the full lint")
     if row.causal is not None and row.causal != (upper is not None):
@@ -134,7 +137,7 @@ def test_the_warp_specialised_backward(row: HopperBackwardRow, monkeypatch: pyte
 
 @pytest.mark.parametrize("mask", ["bool", "bias"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("numerics", ["half", "halves"])
+@pytest.mark.parametrize("numerics", ["half", "halves", "high"])
 @pytest.mark.parametrize("phase", ["forward", "query gradient", "key gradient"])
 def test_masked_attention(phase: str, numerics: str, head_dim: int, mask: str) -> None:
     if not EVERYTHING and (numerics, head_dim, mask) != ("half", 64, "bool"):
@@ -246,7 +249,8 @@ def test_what_is_chosen_fits_shared_memory(row: AttentionRow, entry_bytes: int) 
     dtype = HALF_ONLY[row.numerics]
     q = torch.empty(1, 1, 64, row.head_dim, dtype=dtype)
     problem = describe(q, q, q, None, None, None, None, 0.0, False, PRECISIONS[row.numerics])
-    chosen = problem.fitted(row.phase.removeprefix("masked "), row.config, dtype.itemsize, entry_bytes)
+    itemsize = 2 if row.numerics == "high" else dtype.itemsize
+    chosen = problem.fitted(row.phase.removeprefix("masked "), row.config, itemsize, entry_bytes)
     assert chosen == row.config or entry_bytes
 
 
