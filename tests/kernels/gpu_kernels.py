@@ -383,7 +383,7 @@ def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
 def fp32() -> None:
     """The seeds' shapes: batch 8, one head, fp32; full accuracy and tf32; beside eager and torch.compile."""
     phases = ("forward", "query gradient", "key gradient")
-    ways = {"split": ("tf32x3", "bf16x6"), "halves": ("halves",), "tf32": ("tf32",)}
+    ways = {"split": ("tf32x3", "bf16x6"), "halves": ("halves",), "tf32": ("tf32",), "high": ("high",)}
     jobs = [
         (p, "float32", d, False, t, precision)
         for p in phases for d in (64, 128) for numerics, precisions in ways.items() for precision in precisions
@@ -417,7 +417,7 @@ def fp32_accuracy(tensors: list[torch.Tensor]) -> dict[str, float]:
     q, k, v = tensors[:3]
     wanted = written_out(*(t[:, 0].double() for t in (q, k, v)))
     found = {"eager_error": (written_out(*(t[:, 0] for t in (q, k, v))).double() - wanted).abs().max().item()}
-    for precision in ("tf32x3", "bf16x6", "halves", "tf32"):
+    for precision in ("tf32x3", "bf16x6", "halves", "tf32", "high"):
         out = attention_forward(q, k, v, precision=precision)[0][:, 0]
         found[f"{precision}_error"] = (out.double() - wanted).abs().max().item()
     return found
