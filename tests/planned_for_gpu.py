@@ -59,6 +59,7 @@ THRESHOLDS: tuple[tuple[Any, str, Any], ...] = (
     (loss_kernels, "BLOCK", 8),
     (attention, "SHORTEST_BOUNDED", 8),
     (attention_problem, "HALVES_FROM", 32),
+    (attention_problem, "ONE_HALF_FROM", 32),
     (products, "LEAST_OPERATIONS_A_BYTE", 0),
     (products, "SMALL", 64),
     (indexing, "MANY_TO_A_ROW", 2),

@@ -15,8 +15,8 @@ import minicompile.gpu as gpu
 from minicompile.kernels.configs import SHARED_MEMORY_LIMIT, AttentionConfig, shrunk
 
 MAX_HEAD_DIM = 256
-HALVES_FROM = 1024
-"""The length from which on halves are faster than operands in three parts, and one half than tf32 (H200, `docs/kernels.md`)."""
+HALVES_FROM, ONE_HALF_FROM = 1024, 4096
+"""Lengths from which on halves are faster than operands in three parts, and one half than tf32 (H200, `docs/kernels.md`)."""
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -179,8 +179,10 @@ def unsupported(
 def attention_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """How the products of an attention are formed: in fp32 by halves (`halves.py`), from the length on where that pays."""
     precision, dims = dot_precision(q), (q.shape[3], v.shape[3])
-    long = min(q.shape[2], k.shape[2]) >= HALVES_FROM and min(dims) >= 16 and max(dims) <= 128
-    return {"bf16x6": "halves", "tf32": "high"}.get(precision, precision) if long else precision
+    if min(dims) < 16 or max(dims) > 128:
+        return precision
+    other, least = {"bf16x6": ("halves", HALVES_FROM), "tf32": ("high", ONE_HALF_FROM)}.get(precision, (precision, 0))
+    return other if min(q.shape[2], k.shape[2]) >= least else precision
 
 
 def dot_precision(q: torch.Tensor) -> str:

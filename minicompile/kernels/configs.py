@@ -86,7 +86,8 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "split", 256, "64x32 w4 s1 one", "16 keys are miscompiled with tf32x3 (see `width`)", 2048),
     _later("forward", "halves", 64, "128x128 w8 s2", f"{_M} 0.257, 16,384: 3.59; 64x64 w4 s2 0.272, 3.84; TMA slower"),
     _later("forward", "halves", 128, "128x64 w8 s2", f"{_M} 0.471, 16,384: 6.92; bf16x6 1.27, 19.6", 32),
-    _new("forward", "high", 64, "128x64 w8 s2", _UNTIMED),
+    _new("forward", "high", 64, "128x64 w8 s2", f"{_M} 0.257 with its launches, tf32 0.323; 64x128 w4 0.312", longest=8192),
+    _new("forward", "high", 64, "64x128 w4 s3 tma", f"{_M} 16,384: 1.53, tf32 4.70; 128x64 w8 s2 1.69"),
     _new("forward", "high", 128, "128x64 w8 s3 tma", _UNTIMED),
     _row("masked forward", "half", 64, "64x64 w4 s3 tma", f"pointers serialise with a boolean mask; {_UNTIMED}"),
     _row("masked query gradient", "half", 64, "64x64 w4 s1 tma", f"more stages serialise with a bias; {_UNTIMED}"),
@@ -110,7 +111,7 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _later("query gradient", "halves", 64, "128x32 w8 s2", f"{_M} 0.302, 16,384: 4.59; 64x64 w4 s2 0.307"),
     _later("query gradient", "halves", 128, "128x32 w8 s3 tma", f"{_M} full 0.599; 128x64 w8 s1 spills", 16, True),
     _later("query gradient", "halves", 128, "128x64 w8 s1", f"{_M} 0.598, 16,384: 9.50; 128x32 w8 s3 9.69", 64, False),
-    _new("query gradient", "high", 64, "128x64 w8 s3 tma", _UNTIMED),
+    _new("query gradient", "high", 64, "128x64 w8 s3 tma", f"{_M} 0.145, 16,384: 1.60; tf32 0.407, 5.72; 64x64 0.141, 1.70"),
     _new("query gradient", "high", 128, "128x64 w8 s3 tma", _UNTIMED),
     _row("key gradient", "half", 64, "64x64 w4 s2 tma", f"{_M} 338 / 436 / 460", causal=True),
     _row("key gradient", "half", 64, "64x64 w4 s3 tma", f"{_M} 403 / 446 / 451"),
@@ -126,7 +127,7 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("key gradient", "split", 256, "32x16 w8 s1 one", f"fits shared memory; {_UNTIMED}", 640),
     _later("key gradient", "halves", 64, "64x64 w4 s2 tma", f"{_M} 0.410, 16,384: 6.37; pointers 0.417, 6.59"),
     _later("key gradient", "halves", 128, "32x128 w8 s3 tma one", f"{_M} 0.885, 16,384: 13.7; 64x128 w8 s1 1.03", 160),
-    _new("key gradient", "high", 64, "64x64 w4 s3 tma", _UNTIMED),
+    _new("key gradient", "high", 64, "64x64 w4 s3 tma", f"{_M} 0.195, 16,384: 2.90; tf32 0.662, 9.96"),
     _new("key gradient", "high", 128, "32x128 w8 s3 tma one", f"others spill more (3.6: 52 bytes); {_UNTIMED}", 240),
 )
 

@@ -127,8 +127,8 @@ def test_a_verdict_that_holds_everything_is_noticed(monkeypatch: pytest.MonkeyPa
     assert _error_of_small_columns() > 1e-4
 
 
-@pytest.mark.parametrize("length, exact, allowed", [(512, "bf16x6", "tf32"), (1024, "halves", "high")])
-def test_halves_are_taken_from_the_length_on_at_which_they_win(
+@pytest.mark.parametrize("length, exact, allowed", [(512, "bf16x6", "tf32"), (2048, "halves", "tf32"), (4096, "halves", "high")])
+def test_halves_are_taken_from_the_lengths_on_at_which_they_win(
     length: int, exact: str, allowed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "holds", lambda value: True)
