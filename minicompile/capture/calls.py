@@ -626,6 +626,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
     """Let Python run a native function; what it raises is raised in the traced program."""
     if function not in SYMBOLIC_ARITHMETIC or any(type(item) in OTHER_NUMBERS for item in args):
         args = tuple(map(concrete, args))
+        if function not in (functools.partial, types.SimpleNamespace):  # which only keep them
+            kwargs = {name: concrete(item) for name, item in kwargs.items()}
     owner = getattr(function, "__self__", None)
     for value in (*args, *kwargs.values(), owner):
         if id(value) in tracer.reals and hides_its_value(type(value)):

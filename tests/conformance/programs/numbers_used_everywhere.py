@@ -647,3 +647,16 @@ def negative_varying_integers():
         )
 
     return outer, [call(count(4), v) for v in (-1, -2, -3, -4, -2, -1)]
+
+
+@program
+def varying_integer_as_a_keyword_of_native_code():
+    def f(x, n):
+        try:
+            window = collections.deque(maxlen=n)
+        except TypeError as error:
+            return str(error)
+        window.extend(x * i for i in range(5))
+        return list(window), window.maxlen, list(enumerate([x], start=n))[0][0]
+
+    return f, [call(count(3), n) for n in (2, 3, 4, 1)]
