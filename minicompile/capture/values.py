@@ -141,13 +141,15 @@ def wrap_made_of_parts(tracer: Tracer, real: Any, source: Source) -> Any:
 
 
 def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
-    """A builtin function, or a builtin method bound to an object from outside."""
-    owner = real.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__module__ == "pybind11_builtins":
+    """A builtin function, or a builtin or special method written in C that is bound to an object from outside."""
+    owner, special = real.__self__, getattr(real, "__objclass__", None)
+    known = owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__module__ == "pybind11_builtins"
+    if known and special is None:
         return wrap_identity(tracer, real, source)
-    tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
-                       f"`{{0}}` is the method {real.__name__}", "identity")
-    owner, native = concrete(wrap(tracer, owner, Attribute(source, "__self__"))), overruled(real)
+    tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2} and getattr({0}, '__objclass__', None) is {3}",
+                       (type(real), real.__name__, special), f"`{{0}}` is the method {real.__name__}", "identity")
+    owner = concrete(wrap(tracer, owner, Attribute(source, "__self__")))
+    native = overruled(real) if special is None else vars(special)[real.__name__]
     made = getattr(owner, real.__name__) if native is None else native.__get__(owner)
     return tracer.register(TensorMethod.of(owner, made) or made, real, source)
 
@@ -456,6 +458,7 @@ Rule = Callable[[Tracer, Any, Source], Any]
 RULES: dict[type, Rule] = {
     torch.Tensor: wrap_tensor, torch.nn.Parameter: wrap_tensor, types.FunctionType: wrap_function,
     **dict.fromkeys((types.MethodType, super), wrap_made_of_parts), types.BuiltinFunctionType: wrap_builtin,
+    types.MethodWrapperType: wrap_builtin,
     tuple: wrap_tuple, list: wrap_list,
     dict: wrap_dict, set: wrap_set, frozenset: wrap_set, collections.deque: wrap_deque, types.CellType: wrap_cell,
     functools.partial: wrap_partial, type(MISSING): wrap_object,
