@@ -421,8 +421,10 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
         return call_pure(tracer, function, args, kwargs)
     for name in names:
         method, base = class_lookup(tracer, type(value), name)
-        if isinstance(method, types.FunctionType) and not isinstance(value, type):
-            return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+        if isinstance(method, types.FunctionType) and not isinstance(value, type) and (function is round or len(args) == 1):
+            answer = call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+            is_made = function in (float, complex) and name != f"__{function.__name__}__"
+            return run_native(tracer, function, (answer,), {}) if is_made else answer
         if method is None:
             return run_native(tracer, function, args, kwargs)  # raises
         if base in VALUES and len(args) == 1 and not kwargs:
@@ -434,9 +436,10 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
     return call_pure(tracer, function, spelled_out(args), kwargs)
 
 
-for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")), (complex, ("__complex__",)),
-                          (str, ("__str__", "__repr__")), (repr, ("__repr__",)), (ascii, ()), (bytes, ()),
-                          (abs, ("__abs__",)), (round, ("__round__",)), (hash, ("__hash__",)), (pow, ())):
+for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")),
+                          (complex, ("__complex__", "__float__", "__index__")), (str, ("__str__", "__repr__")),
+                          (repr, ("__repr__",)), (ascii, ()), (bytes, ()), (abs, ("__abs__",)), (round, ("__round__",)),
+                          (hash, ("__hash__",)), (pow, ())):
     special(_function)(functools.partial(conversion, _function, _names))
 
 
@@ -468,7 +471,9 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
     if type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum) and method is not enum.Enum.__format__:
         return run_native(tracer, format, args, {})
-    return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
+    refused = method is object.__format__ and any(args[1:])
+    text = type(type(value).__name__, (), {})() if refused else call(tracer, str, (value,), {})
+    return run_native(tracer, format, (text, *args[1:]), {})
 
 
 def simple(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
