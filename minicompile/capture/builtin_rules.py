@@ -58,7 +58,7 @@ from minicompile.capture.side_effects import MISSING, elements, entries, put
 from minicompile.capture.source import Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
-from minicompile.capture.texts import check_printable, refuse_addresses
+from minicompile.capture.texts import check_printable, leaves, refuse_addresses
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Frame, Generator, Keywords, Tracer
 from minicompile.capture.values import (
@@ -432,7 +432,9 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
         if method is not MISSING and base is not object:
             break
     if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
-        (refuse_addresses if function is hash else check_printable)(tracer, args[0])
+        force(tracer, args[0])
+        known = not any(map(is_symbolic, leaves(spelled_out(args[0]))))
+        (refuse_addresses if function is hash else check_printable)(tracer, args[0], known)
     return call_pure(tracer, function, spelled_out(args), kwargs)
 
 
@@ -471,6 +473,8 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
     if type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum) and method is not enum.Enum.__format__:
         return run_native(tracer, format, args, {})
+    if isinstance(value, VALUES) and any(args[1:]) and not isinstance(value, enum.Enum):
+        return run_native(tracer, format, args, {})  # the number itself, whatever `__str__` says
     refused = method is object.__format__ and any(args[1:])
     text = type(type(value).__name__, (), {})() if refused else call(tracer, str, (value,), {})
     return run_native(tracer, format, (text, *args[1:]), {})

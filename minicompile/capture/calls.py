@@ -550,6 +550,8 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     for item in (*values, *keywords.values()):
         if id(item) in tracer.reals and hasattr(type(item), "__next__"):
             raise Break("unsupported value", "an iterator from outside is used up by native code")
+        if id(item) in tracer.reals and type(item).__module__ == "inspect":
+            raise Break("unsupported value", f"an object of type {type(item).__name__} from outside is read by native code")
         check_safe(item)
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
