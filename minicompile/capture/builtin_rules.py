@@ -671,6 +671,8 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
             kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), spelled_out(kwargs))
     if kind.__module__ == "itertools":
+        if kind is not itertools.repeat and any(isinstance(item, FakeTensor) and item.dim() == 0 for item in args):
+            raise Break("tensor value", f"`{kind.__name__}` of a number in a tensor")
         values = args if kind is itertools.repeat else tuple(
             native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
         made = tracer.made(run_native(tracer, kind, values, kwargs))

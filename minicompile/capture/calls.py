@@ -16,6 +16,7 @@ import inspect
 import math
 import operator
 import re
+import struct
 import types
 import weakref
 from collections.abc import Callable
@@ -396,7 +397,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
     if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)):
         return tensor
     if name == "__len__":
-        return run_native(tracer, len, (tensor,), {})
+        return call(tracer, len, (tensor, *args), kwargs)
     if name == "__iter__":
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
     if name == "item" and torch_interface.is_of_optimizers(tracer.frames[-1].code):
@@ -550,7 +551,7 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     for item in (*values, *keywords.values()):
         if id(item) in tracer.reals and hasattr(type(item), "__next__"):
             raise Break("unsupported value", "an iterator from outside is used up by native code")
-        if id(item) in tracer.reals and type(item).__module__ == "inspect":
+        if id(item) in tracer.reals and type(item).__module__ in ("inspect", "string", "textwrap", "difflib", "ast"):
             raise Break("unsupported value", f"an object of type {type(item).__name__} from outside is read by native code")
         check_safe(item)
     return tracer.resolve(run_native(tracer, function, values, keywords))
@@ -653,12 +654,12 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise Break("tensor value", "the value of a tensor is needed") from None
     except Exception as error:  # the user's handlers are captured too, and get it
         error.__traceback__ = None
-        if isinstance(error, TypeError) and any(name in str(error) for name in OURS_IN_ERRORS):
+        if isinstance(error, struct.error) or isinstance(error, TypeError) and any(name in str(error) for name in OURS_IN_ERRORS):
             raise Break("unsupported argument", "a stand-in where only a plain value will do") from None
         raise RaisedInUserCode(error) from None
 
 
-OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "BooleanAtom", "Expr")  # the last two are words of sympy's
+OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "BooleanAtom", "Expr")  # the last two are words of sympy's
 OTHER_NUMBERS = NUMPY_NUMBERS | {complex, decimal.Decimal, fractions.Fraction}  # which PyTorch's numbers do not know
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
@@ -714,7 +715,8 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         return call_torch(tracer, function, role, args, kwargs)
     caller, base = class_lookup(tracer, kind, "__call__")
     if caller is MISSING:
-        raise RaisedInUserCode(TypeError(f"'{kind.__name__}' object is not callable"))
+        raise Break("unsupported value", "a tensor is called") if isinstance(function, FakeTensor) else RaisedInUserCode(
+            TypeError(f"'{kind.__name__}' object is not callable"))
     if isinstance(caller, types.FunctionType):
         if DISABLED_MARK in caller.__dict__:
             raise Break("disabled function", f"`{caller.__qualname__}` is disabled")

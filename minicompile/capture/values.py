@@ -149,7 +149,7 @@ def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
     tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2} and getattr({0}, '__objclass__', None) is {3}",
                        (type(real), real.__name__, special), f"`{{0}}` is the method {real.__name__}", "identity")
     owner = concrete(wrap(tracer, owner, Attribute(source, "__self__")))
-    native = overruled(real) if special is None else vars(special)[real.__name__]
+    native = overruled(real) if special is None else None if owner is None else vars(special)[real.__name__]
     made = getattr(owner, real.__name__) if native is None else native.__get__(owner)
     return tracer.register(TensorMethod.of(owner, made) or made, real, source)
 
