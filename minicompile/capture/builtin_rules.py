@@ -322,7 +322,10 @@ special(zip)(functools.partial(over_iterables, zip, None))
 def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`reversed(value)`: by the user's `__reversed__`, else by the user's `__len__` and `__getitem__`."""
     value = args[0]
-    if isinstance(class_lookup(tracer, type(value), "__reversed__")[0], types.FunctionType):
+    method, _ = class_lookup(tracer, type(value), "__reversed__")
+    if method is None:
+        return run_native(tracer, reversed, args, {})  # raises
+    if isinstance(method, types.FunctionType):
         return call(tracer, get_attribute(tracer, value, "__reversed__"), (), {})
     if isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType):
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))

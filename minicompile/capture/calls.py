@@ -622,9 +622,10 @@ def hides_its_value(kind: type) -> bool:
     return any(isinstance(method, native) and method is not plain for method, plain in methods)
 
 
-NUMBERED = ("insert", "pop", "rotate", "__setitem__", "__delitem__", "__mul__", "__rmul__", "__imul__")
-"""Methods of containers that take numbers."""
-KEEPERS = (*CONTAINERS, collections.deque, BaseException, types.GeneratorType)
+TAKE_NUMBERS = frozenset("""
+    insert pop rotate __setitem__ __delitem__ __mul__ __rmul__ __imul__
+    enumerate islice combinations combinations_with_replacement permutations product repeat""".split())
+"""Native methods of containers, and classes, that ask an object for its number (the methods of texts do, too)."""
 VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", "__eq__", "__lt__", "__bool__", "__contains__")
 
 
@@ -639,7 +640,7 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
         if isinstance(getattr(type(value), "__index__", None), types.FunctionType) and not is_symbolic(value):
-            if not isinstance(owner, KEEPERS) or function.__name__ in NUMBERED:
+            if function.__name__ in TAKE_NUMBERS or isinstance(owner, (str, bytes, slice, re.Pattern, re.Match)):
                 raise Break("user object", "an object is asked for its number by a function written in C")
     try:
         recorded = record and contains_tensor((*args, *kwargs.values(), owner))

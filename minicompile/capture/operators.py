@@ -265,13 +265,14 @@ def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
 
 def is_same(tracer: Tracer, left: Any, right: Any) -> bool:
     """`left is right`."""
+    if left is right:
+        return True
     if type(left) is SymbolicFloat is type(right):
         return left.fix() is right.fix()
     if is_symbolic(left) and isinstance(right, NUMBERS) or is_symbolic(right) and isinstance(left, NUMBERS):
         return concrete(left) is concrete(right)
-    if left is not right:
-        note_identity(tracer, left, right)
-    return left is right
+    note_identity(tracer, left, right)
+    return False
 
 
 def truth_of_chance(tracer: Tracer, value: torch.Tensor) -> bool | None:
