@@ -65,6 +65,7 @@ from minicompile.capture.values import (
     guard_order,
     guard_structure,
     is_outside,
+    never_changes,
     slot,
 )
 from minicompile.ir import autocast
@@ -534,6 +535,10 @@ def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
     return value
 
 
+LIBRARIES = frozenset({"inspect", "string", "textwrap", "difflib", "ast"})
+"""Modules whose functions may run while tracing, though not on their objects from outside, which no guard sees into."""
+
+
 def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native function that has no side effects, on values it may look into."""
     if any(type(item) is torch.SymFloat and (function not in SYMBOLIC_MATH or has_rounded_numbers(item)) for item in args):
@@ -551,7 +556,7 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     for item in (*values, *keywords.values()):
         if id(item) in tracer.reals and hasattr(type(item), "__next__"):
             raise Break("unsupported value", "an iterator from outside is used up by native code")
-        if id(item) in tracer.reals and type(item).__module__ in ("inspect", "string", "textwrap", "difflib", "ast"):
+        if id(item) in tracer.reals and type(item).__module__ in LIBRARIES and not never_changes(item):
             raise Break("unsupported value", f"an object of type {type(item).__name__} from outside is read by native code")
         check_safe(item)
     return tracer.resolve(run_native(tracer, function, values, keywords))

@@ -9,6 +9,7 @@ import datetime
 import enum
 import fractions
 import functools
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ from minicompile.capture.tracer import Tracer
 
 NUMPY_NUMBERS = frozenset({np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16,
                            np.float32, np.float64, np.bool_})
+SIGNATURES = (inspect.Signature, inspect.Parameter)
 DATES_AND_FRACTIONS = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, fractions.Fraction)
 CONSTANT_TYPES = NUMPY_NUMBERS | {
     *DATES_AND_FRACTIONS,
@@ -112,6 +114,18 @@ def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
     if not is_trusted(source):
         tracer.guards.identity(source, real)
     return tracer.register(real, real, source)
+
+
+def never_changes(signature: Any) -> bool:
+    """Whether it is a signature, or a parameter of one, whose defaults are constants."""
+    parts = signature.parameters.values() if type(signature) is inspect.Signature else (signature,)
+    defaults = [part.default for part in parts if type(signature) in SIGNATURES and part.default is not part.empty]
+    return type(signature) in SIGNATURES and all(type(default) in CONSTANT_TYPES for default in defaults)
+
+
+def wrap_signature(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A signature or a parameter: guarded to be the same object, if what it holds cannot change."""
+    return (wrap_identity if never_changes(real) else wrap_object)(tracer, real, source)
 
 
 def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
@@ -462,7 +476,7 @@ RULES: dict[type, Rule] = {
     tuple: wrap_tuple, list: wrap_list,
     dict: wrap_dict, set: wrap_set, frozenset: wrap_set, collections.deque: wrap_deque, types.CellType: wrap_cell,
     functools.partial: wrap_partial, type(MISSING): wrap_object,
-    **dict.fromkeys(DATES_AND_FRACTIONS, wrap_value),
+    **dict.fromkeys(DATES_AND_FRACTIONS, wrap_value), **dict.fromkeys(SIGNATURES, wrap_signature),
 }
 BASE_RULES: tuple[tuple[Any, Rule], ...] = (
     (torch.Tensor, wrap_tensor), (IDENTITY_TYPES, wrap_identity), (enum.Enum, wrap_identity), (tuple, wrap_tuple),
