@@ -58,7 +58,7 @@ from minicompile.capture.side_effects import MISSING, elements, entries, put
 from minicompile.capture.source import Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
-from minicompile.capture.texts import check_printable, refuse_addresses
+from minicompile.capture.texts import check_printable, leaves, refuse_addresses
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Frame, Generator, Keywords, Tracer
 from minicompile.capture.values import (
@@ -322,7 +322,10 @@ special(zip)(functools.partial(over_iterables, zip, None))
 def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`reversed(value)`: by the user's `__reversed__`, else by the user's `__len__` and `__getitem__`."""
     value = args[0]
-    if isinstance(class_lookup(tracer, type(value), "__reversed__")[0], types.FunctionType):
+    method, _ = class_lookup(tracer, type(value), "__reversed__")
+    if method is None:
+        return run_native(tracer, reversed, args, {})  # raises
+    if isinstance(method, types.FunctionType):
         return call(tracer, get_attribute(tracer, value, "__reversed__"), (), {})
     if isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType):
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
@@ -421,8 +424,10 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
         return call_pure(tracer, function, args, kwargs)
     for name in names:
         method, base = class_lookup(tracer, type(value), name)
-        if isinstance(method, types.FunctionType) and not isinstance(value, type):
-            return call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+        if isinstance(method, types.FunctionType) and not isinstance(value, type) and (function is round or len(args) == 1):
+            answer = call(tracer, get_attribute(tracer, value, name), args[1:], kwargs)
+            is_made = function in (float, complex) and name != f"__{function.__name__}__"
+            return run_native(tracer, function, (answer,), {}) if is_made else answer
         if method is None:
             return run_native(tracer, function, args, kwargs)  # raises
         if base in VALUES and len(args) == 1 and not kwargs:
@@ -430,13 +435,16 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
         if method is not MISSING and base is not object:
             break
     if function in (str, repr, ascii, format, hash) and type(value) not in CONSTANT_TYPES:
-        (refuse_addresses if function is hash else check_printable)(tracer, args[0])
+        force(tracer, args[0])
+        known = not any(map(is_symbolic, leaves(spelled_out(args[0]))))
+        (refuse_addresses if function is hash else check_printable)(tracer, args[0], known)
     return call_pure(tracer, function, spelled_out(args), kwargs)
 
 
-for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")), (complex, ("__complex__",)),
-                          (str, ("__str__", "__repr__")), (repr, ("__repr__",)), (ascii, ()), (bytes, ()),
-                          (abs, ("__abs__",)), (round, ("__round__",)), (hash, ("__hash__",)), (pow, ())):
+for _function, _names in ((int, ("__int__", "__index__")), (float, ("__float__", "__index__")),
+                          (complex, ("__complex__", "__float__", "__index__")), (str, ("__str__", "__repr__")),
+                          (repr, ("__repr__",)), (ascii, ()), (bytes, ()), (abs, ("__abs__",)), (round, ("__round__",)),
+                          (hash, ("__hash__",)), (pow, ())):
     special(_function)(functools.partial(conversion, _function, _names))
 
 
@@ -468,7 +476,11 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
     if type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum) and method is not enum.Enum.__format__:
         return run_native(tracer, format, args, {})
-    return run_native(tracer, format, (call(tracer, str, (value,), {}), *args[1:]), {})
+    if isinstance(value, VALUES) and any(args[1:]) and not isinstance(value, enum.Enum):
+        return run_native(tracer, format, args, {})  # the number itself, whatever `__str__` says
+    refused = method is object.__format__ and any(args[1:])
+    text = type(type(value).__name__, (), {})() if refused else call(tracer, str, (value,), {})
+    return run_native(tracer, format, (text, *args[1:]), {})
 
 
 def simple(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
@@ -662,6 +674,8 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
             kind in NUMPY_NUMBERS and all(type(item) in CONSTANT_TYPES for item in args)):
         return run_native(tracer, kind, tuple(native_argument(tracer, item) for item in args), spelled_out(kwargs))
     if kind.__module__ == "itertools":
+        if kind is not itertools.repeat and any(isinstance(item, FakeTensor) and item.dim() == 0 for item in args):
+            raise Break("tensor value", f"`{kind.__name__}` of a number in a tensor")
         values = args if kind is itertools.repeat else tuple(
             native_iterable(tracer, item) if hasattr(type(item), "__iter__") else item for item in args)
         made = tracer.made(run_native(tracer, kind, values, kwargs))

@@ -16,6 +16,7 @@ import inspect
 import math
 import operator
 import re
+import struct
 import types
 import weakref
 from collections.abc import Callable
@@ -64,6 +65,7 @@ from minicompile.capture.values import (
     guard_order,
     guard_structure,
     is_outside,
+    never_changes,
     slot,
 )
 from minicompile.ir import autocast
@@ -396,7 +398,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
     if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)):
         return tensor
     if name == "__len__":
-        return run_native(tracer, len, (tensor,), {})
+        return call(tracer, len, (tensor, *args), kwargs)
     if name == "__iter__":
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
     if name == "item" and torch_interface.is_of_optimizers(tracer.frames[-1].code):
@@ -533,6 +535,10 @@ def native_argument(tracer: Tracer, value: Any, deep: bool = True) -> Any:
     return value
 
 
+LIBRARIES = frozenset({"inspect", "string", "textwrap", "difflib", "ast"})
+"""Modules whose functions may run while tracing, though not on their objects from outside, which no guard sees into."""
+
+
 def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native function that has no side effects, on values it may look into."""
     if any(type(item) is torch.SymFloat and (function not in SYMBOLIC_MATH or has_rounded_numbers(item)) for item in args):
@@ -550,6 +556,8 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     for item in (*values, *keywords.values()):
         if id(item) in tracer.reals and hasattr(type(item), "__next__"):
             raise Break("unsupported value", "an iterator from outside is used up by native code")
+        if id(item) in tracer.reals and type(item).__module__ in LIBRARIES and not never_changes(item):
+            raise Break("unsupported value", f"an object of type {type(item).__name__} from outside is read by native code")
         check_safe(item)
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
@@ -619,6 +627,10 @@ def hides_its_value(kind: type) -> bool:
     return any(isinstance(method, native) and method is not plain for method, plain in methods)
 
 
+TAKE_NUMBERS = frozenset("""
+    insert pop rotate __setitem__ __delitem__ __mul__ __rmul__ __imul__
+    enumerate islice combinations combinations_with_replacement permutations product repeat""".split())
+"""Native methods of containers, and classes, that ask an object for its number (the methods of texts do, too)."""
 VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", "__eq__", "__lt__", "__bool__", "__contains__")
 
 
@@ -626,10 +638,15 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
     """Let Python run a native function; what it raises is raised in the traced program."""
     if function not in SYMBOLIC_ARITHMETIC or any(type(item) in OTHER_NUMBERS for item in args):
         args = tuple(map(concrete, args))
+        if function not in (functools.partial, types.SimpleNamespace):  # which only keep them
+            kwargs = {name: concrete(item) for name, item in kwargs.items()}
     owner = getattr(function, "__self__", None)
     for value in (*args, *kwargs.values(), owner):
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
+        if isinstance(getattr(type(value), "__index__", None), types.FunctionType) and not is_symbolic(value):
+            if function.__name__ in TAKE_NUMBERS or isinstance(owner, (str, bytes, slice, re.Pattern, re.Match)):
+                raise Break("user object", "an object is asked for its number by a function written in C")
     try:
         recorded = record and contains_tensor((*args, *kwargs.values(), owner))
         with RecordTorch(tracer) if recorded else contextlib.nullcontext():
@@ -643,12 +660,12 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise Break("tensor value", "the value of a tensor is needed") from None
     except Exception as error:  # the user's handlers are captured too, and get it
         error.__traceback__ = None
-        if isinstance(error, TypeError) and any(name in str(error) for name in OURS_IN_ERRORS):
+        if isinstance(error, struct.error) or isinstance(error, TypeError) and any(name in str(error) for name in OURS_IN_ERRORS):
             raise Break("unsupported argument", "a stand-in where only a plain value will do") from None
         raise RaisedInUserCode(error) from None
 
 
-OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "BooleanAtom", "Expr")  # the last two are words of sympy's
+OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "BooleanAtom", "Expr")  # the last two are words of sympy's
 OTHER_NUMBERS = NUMPY_NUMBERS | {complex, decimal.Decimal, fractions.Fraction}  # which PyTorch's numbers do not know
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
@@ -704,7 +721,8 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
         return call_torch(tracer, function, role, args, kwargs)
     caller, base = class_lookup(tracer, kind, "__call__")
     if caller is MISSING:
-        raise RaisedInUserCode(TypeError(f"'{kind.__name__}' object is not callable"))
+        raise Break("unsupported value", "a tensor is called") if isinstance(function, FakeTensor) else RaisedInUserCode(
+            TypeError(f"'{kind.__name__}' object is not callable"))
     if isinstance(caller, types.FunctionType):
         if DISABLED_MARK in caller.__dict__:
             raise Break("disabled function", f"`{caller.__qualname__}` is disabled")

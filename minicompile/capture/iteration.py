@@ -13,6 +13,7 @@ from minicompile.capture.attributes import class_lookup
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode
 from minicompile.capture.calls import RecordTorch, invoke_special
 from minicompile.capture.side_effects import MISSING
+from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.values import force, guard_order, is_outside
@@ -45,7 +46,7 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
             return value
         raise Break("unsupported value", f"iteration over an object of type {kind.__name__}")
     try:
-        return tracer.made(iter(value))
+        return tracer.made(iter(concrete(value)))
     except TypeError as error:
         raise RaisedInUserCode(error.with_traceback(None)) from None
 

@@ -334,7 +334,8 @@ def function_text(function: Any) -> str:
 def refuse_unless(value: Any, method: str, message: str) -> None:
     """Raise what Python raises for a value that cannot be unpacked in a display or a call."""
     if not hasattr(type(value), method) and not (method == "__iter__" and hasattr(type(value), "__getitem__")):
-        raise RaisedInUserCode(TypeError(message.format(type(concrete(value)).__name__)))
+        name = "Tensor" if type(value) is FakeTensor else type(concrete(value)).__name__
+        raise RaisedInUserCode(TypeError(message.format(name)))
 
 
 def extend(tracer: Tracer, frame: Frame, target: Any, value: Any) -> None:

@@ -83,7 +83,8 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
     if in_place and type(left) not in (*CONSTANT_TYPES, *SYMBOLIC) and not (name == "matmul" and isinstance(left, FakeTensor)):
         function = in_place_function  # a graph takes its left operand for changed, as by `x @= y` it is not
     if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
-        if all(isinstance(one, FakeTensor) or is_native(one) and not isinstance(one, (list, dict)) for one in (left, right)):
+        others = (list, dict, str, bytes)
+        if all(isinstance(one, FakeTensor) or is_native(one) and not isinstance(one, others) for one in (left, right)):
             return tracer.operation("call_function", function, (left, right))
     kind_left, kind_right = type(left), type(right)
     if kind_left in CONSTANT_TYPES and kind_right in CONSTANT_TYPES:
@@ -264,13 +265,14 @@ def note_identity(tracer: Tracer, left: Any, right: Any) -> None:
 
 def is_same(tracer: Tracer, left: Any, right: Any) -> bool:
     """`left is right`."""
+    if left is right:
+        return True
     if type(left) is SymbolicFloat is type(right):
         return left.fix() is right.fix()
     if is_symbolic(left) and isinstance(right, NUMBERS) or is_symbolic(right) and isinstance(left, NUMBERS):
         return concrete(left) is concrete(right)
-    if left is not right:
-        note_identity(tracer, left, right)
-    return left is right
+    note_identity(tracer, left, right)
+    return False
 
 
 def truth_of_chance(tracer: Tracer, value: torch.Tensor) -> bool | None:

@@ -62,6 +62,7 @@ ITERATORS = (reversed, type(iter([])), type(iter(())), type(iter(range(0))), typ
              itertools.permutations, itertools.product, itertools.repeat, itertools.starmap, itertools.takewhile,
              itertools.zip_longest, itertools._grouper, itertools._tee, itertools._tee_dataobject, type(iter(NULL.__repr__, "")),
              type(iter(b"")), type(iter(range(1 << 99))))
+CALENDAR_DATE = type(datetime.date.min.isocalendar())  # which `tuple.__new__` does not make
 DEQUE_ITERATORS = (type(iter(collections.deque())), type(reversed(collections.deque())))
 HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, torch.finfo, torch.iinfo)
 VIEWS = {type(getattr(owner(), view)()): (owner, view) for owner in (dict, ORDERED) for view in ("keys", "values", "items")}
@@ -166,6 +167,8 @@ class Emitter:
             items = self.row(elements(value))
             if hasattr(kind, "n_sequence_fields"):
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
+            if kind is CALENDAR_DATE:
+                return self.assign(f"{self.constant(kind, kind.__name__)}({items})", "made")
             name = self.memo[id(value)] = self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
             fill_attributes(self, value, name)
             return name
@@ -258,6 +261,8 @@ def build_by_reduction(emitter: Emitter, value: Any) -> str:
 
 def build_method_of_type(emitter: Emitter, value: Any) -> str:
     """A special method written in C, bound to an object."""
+    if value.__self__ is None:  # to which no descriptor binds
+        return f"None.{value.__name__}"
     method = emitter.constant(vars(value.__objclass__)[value.__name__], value.__name__)
     return f"{method}.__get__({emitter.value(value.__self__)})"
 

@@ -38,9 +38,9 @@ def concrete(value: Any) -> Any:
         return int(value)
     if kind is torch.SymFloat or kind is SymbolicFloat:
         return float(value)
-    if kind is tuple or kind is torch.Size:
+    if kind is tuple or kind is torch.Size or isinstance(value, tuple) and hasattr(kind, "_fields"):
         parts = [concrete(item) for item in value]
-        return value if all(map(operator.is_, parts, value)) else kind(parts)
+        return value if all(map(operator.is_, parts, value)) else getattr(kind, "_make", kind)(parts)
     if kind is slice:
         return slice(concrete(value.start), concrete(value.stop), concrete(value.step))
     return value

@@ -9,6 +9,7 @@ import datetime
 import enum
 import fractions
 import functools
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ from minicompile.capture.tracer import Tracer
 
 NUMPY_NUMBERS = frozenset({np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16,
                            np.float32, np.float64, np.bool_})
+SIGNATURES = (inspect.Signature, inspect.Parameter)
 DATES_AND_FRACTIONS = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, fractions.Fraction)
 CONSTANT_TYPES = NUMPY_NUMBERS | {
     *DATES_AND_FRACTIONS,
@@ -114,6 +116,18 @@ def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
     return tracer.register(real, real, source)
 
 
+def never_changes(signature: Any) -> bool:
+    """Whether it is a signature, or a parameter of one, whose defaults are constants."""
+    parts = signature.parameters.values() if type(signature) is inspect.Signature else (signature,)
+    defaults = [part.default for part in parts if type(signature) in SIGNATURES and part.default is not part.empty]
+    return type(signature) in SIGNATURES and all(type(default) in CONSTANT_TYPES for default in defaults)
+
+
+def wrap_signature(tracer: Tracer, real: Any, source: Source) -> Any:
+    """A signature or a parameter: guarded to be the same object, if what it holds cannot change."""
+    return (wrap_identity if never_changes(real) else wrap_object)(tracer, real, source)
+
+
 def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:
     """A Python function: the same object where it is named globally, the same code where it is passed around."""
     if not is_trusted(source):
@@ -141,13 +155,15 @@ def wrap_made_of_parts(tracer: Tracer, real: Any, source: Source) -> Any:
 
 
 def wrap_builtin(tracer: Tracer, real: Any, source: Source) -> Any:
-    """A builtin function, or a builtin method bound to an object from outside."""
-    owner = real.__self__
-    if owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__module__ == "pybind11_builtins":
+    """A builtin function, or a builtin or special method written in C that is bound to an object from outside."""
+    owner, special = real.__self__, getattr(real, "__objclass__", None)
+    known = owner is None or isinstance(owner, (types.ModuleType, type)) or type(owner).__module__ == "pybind11_builtins"
+    if known and special is None:
         return wrap_identity(tracer, real, source)
-    tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2}", (type(real), real.__name__),
-                       f"`{{0}}` is the method {real.__name__}", "identity")
-    owner, native = concrete(wrap(tracer, owner, Attribute(source, "__self__"))), overruled(real)
+    tracer.guards.test(source, "type({0}) is {1} and {0}.__name__ == {2} and getattr({0}, '__objclass__', None) is {3}",
+                       (type(real), real.__name__, special), f"`{{0}}` is the method {real.__name__}", "identity")
+    owner = concrete(wrap(tracer, owner, Attribute(source, "__self__")))
+    native = overruled(real) if special is None else None if owner is None else vars(special)[real.__name__]
     made = getattr(owner, real.__name__) if native is None else native.__get__(owner)
     return tracer.register(TensorMethod.of(owner, made) or made, real, source)
 
@@ -456,10 +472,11 @@ Rule = Callable[[Tracer, Any, Source], Any]
 RULES: dict[type, Rule] = {
     torch.Tensor: wrap_tensor, torch.nn.Parameter: wrap_tensor, types.FunctionType: wrap_function,
     **dict.fromkeys((types.MethodType, super), wrap_made_of_parts), types.BuiltinFunctionType: wrap_builtin,
+    types.MethodWrapperType: wrap_builtin,
     tuple: wrap_tuple, list: wrap_list,
     dict: wrap_dict, set: wrap_set, frozenset: wrap_set, collections.deque: wrap_deque, types.CellType: wrap_cell,
     functools.partial: wrap_partial, type(MISSING): wrap_object,
-    **dict.fromkeys(DATES_AND_FRACTIONS, wrap_value),
+    **dict.fromkeys(DATES_AND_FRACTIONS, wrap_value), **dict.fromkeys(SIGNATURES, wrap_signature),
 }
 BASE_RULES: tuple[tuple[Any, Rule], ...] = (
     (torch.Tensor, wrap_tensor), (IDENTITY_TYPES, wrap_identity), (enum.Enum, wrap_identity), (tuple, wrap_tuple),

@@ -310,7 +310,8 @@ class Assembly:
     def finish(self, lines: list[str], graph_break: GraphBreak | None) -> Variant:
         """Compile the graph and put the parts together."""
         tracer, graph = self.tracer, self.tracer.graph
-        if any(generator.waits_in_a_block() and not generator.handed_over for generator in tracer.generators):
+        dropped = (generator for generator in tracer.generators if generator.waits_in_a_block() and not generator.handed_over)
+        if any(generator.frame.code is not Sequence.__iter__.__code__ for generator in dropped):
             raise RunEager("a generator is dropped inside a `try` or `with`")  # where Python runs code that is in them
         check_picks(tracer, self.emitter.outputs)
         self.check_mutation()

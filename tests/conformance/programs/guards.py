@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -495,3 +497,25 @@ def storage_offset_and_alignment():
         return x * 2 + x.sum()
 
     return outer, [call(base[offset : offset + 4]) for offset in (0, 1, 4, 7)]
+
+
+@program
+def special_methods_of_values_given_as_functions():
+    holder = types.SimpleNamespace(next_number=itertools.count().__next__)
+
+    def outer(x, op, among):
+        made = [op(2), list(map(op, [1, 2])), holder.next_number(), next(filter(among, range(9)), None)]
+        return x * 2, made, op.__self__, op
+
+    return outer, [
+        call(count(3), (2.0).__add__, (1, 2).__contains__),
+        call(count(3), (3.0).__add__, (5,).__contains__),
+        call(count(3), (4.0).__add__, range(7, 9).__contains__),
+        call(count(3), np.float64(1.5).__mul__, {}.__contains__),
+        call(count(3), np.float64(2.5).__mul__, (4).__lt__),
+        call(count(3), np.float64(3.5).__mul__, (5).__lt__),
+        after(lambda: setattr(holder, "next_number", iter("abcdef").__next__), count(3), (3).__mul__, (5).__le__),
+        call(count(3), (4).__mul__, {5, 6}.__contains__),
+        call(count(3), "abcd".__getitem__, [3].__contains__),
+        call(count(3), "efgh".__getitem__, [].__contains__),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import collections.abc
 import copy
 import dataclasses
 import decimal
@@ -647,3 +648,62 @@ def negative_varying_integers():
         )
 
     return outer, [call(count(4), v) for v in (-1, -2, -3, -4, -2, -1)]
+
+
+@program
+def varying_integer_as_a_keyword_of_native_code():
+    def f(x, n):
+        try:
+            window = collections.deque(maxlen=n)
+        except TypeError as error:
+            return str(error)
+        window.extend(x * i for i in range(5))
+        return list(window), window.maxlen, list(enumerate([x], start=n))[0][0]
+
+    return f, [call(count(3), n) for n in (2, 3, 4, 1)]
+
+
+@program
+def varying_numbers_that_are_themselves():
+    class Key(typing.NamedTuple):
+        size: int
+        part: object
+
+    table = {}
+
+    def f(x, n, rate):
+        key, half = Key(n, x), n / 2
+        table[key] = rate
+        found = [key in table, (n, x) in table, len(table)]
+        for value in (n, rate, half):
+            try:
+                found.append(list(value))
+            except TypeError as error:
+                found.append(str(error))
+        return x * rate, n is n, rate is rate, half is half, found
+
+    return f, [call(count(3), n, rate) for n, rate in ((1000, 0.5), (2000, 1.5), (3000, 2.5), (4000, 3.5))], table
+
+
+@program
+def sequences_that_are_not_used_up():
+    class Pages(collections.abc.Sequence):
+        def __init__(self, items):
+            self.items = items
+
+        def __len__(self):
+            return len(self.items)
+
+        def __getitem__(self, place):
+            return self.items[place]
+
+    def f(x, n):
+        pages, table = Pages([x * i for i in range(n)]), collections.ChainMap({n: 1})
+        first, second = next(iter(pages)), list(zip([1, 2], pages))
+        try:
+            backwards = list(reversed(table))
+        except TypeError as error:
+            backwards = str(error)
+        return first, second, any(page is pages[1] for page in pages), backwards
+
+    return f, [call(count(3), n) for n in (3, 4, 5)]

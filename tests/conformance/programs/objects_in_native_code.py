@@ -7,6 +7,7 @@ import bisect
 import collections
 import copy
 import dataclasses
+import datetime
 import enum
 import functools
 import heapq
@@ -16,9 +17,12 @@ import json
 import math
 import operator
 import string
+import struct
 import textwrap
 import types
 import typing
+
+import torch
 
 from tests.conformance.catalogue import after, call, count, program
 
@@ -1077,3 +1081,29 @@ def members_of_an_object():
         )
 
     return f, states(1, 2, 1)
+
+
+@program(backward=False)
+def numbers_in_tensors_given_to_native_code():
+    def outer(x, n):
+        made = [list(itertools.islice("abcdefgh", n)), list(itertools.combinations("abcd", n)), x.__len__()]
+        made += [struct.pack("<f", x[1]), list(itertools.repeat(1, n))]
+        for wrong in (lambda: n(), lambda: {**x}, lambda: abs(lambda: 1), lambda: list(itertools.chain(n))):
+            try:
+                made.append(wrong())
+            except TypeError as error:
+                made.append(str(error))
+        return x * 2, made
+
+    return outer, [call(count(3), torch.tensor(2)), call(count(4), torch.tensor(3)), call(count(5), torch.tensor(1))]
+
+
+@program
+def templates_and_calendars_from_outside():
+    def outer(x, template, day):
+        text = template.substitute(name="x", size=len(x))
+        return x * 2, text, template.safe_substitute(), day.isocalendar(), day.isocalendar().week
+
+    templates = string.Template("$name"), string.Template("$name of ${size}"), string.Template("$$ $size")
+    days = datetime.date(2020, 1, 5), datetime.date(2021, 7, 1), datetime.date(2022, 12, 31)
+    return outer, [call(count(3), template, day) for template, day in zip(templates, days)]

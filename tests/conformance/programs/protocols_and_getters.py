@@ -10,6 +10,8 @@ import itertools
 import operator
 import typing
 
+import torch
+
 from tests.conformance.catalogue import after, call, count, program
 
 
@@ -582,3 +584,61 @@ def lengths_of_runs_of_equal_objects():
         return [x * len(list(group)) for _, group in itertools.groupby(items)]
 
     return outer, [call(count(2), amounts(1, 1, 3)), call(count(2), amounts(1, 2, 3)), call(count(2), amounts(4, 4, 4))]
+
+
+@program
+def arguments_injected_by_a_signature():
+    services = {"scale": lambda: 2.0, "bias": lambda scale: scale + 1}
+
+    def provided(make):
+        return make(**{name: provided(services[name]) for name in inspect.signature(make).parameters})
+
+    def injected(function):
+        signature = inspect.signature(function)
+
+        def wrapper(*args, **kwargs):
+            bound = signature.bind_partial(*args, **kwargs)
+            for name in signature.parameters:
+                if name not in bound.arguments and name in services:
+                    bound.arguments[name] = provided(services[name])
+            bound.apply_defaults()
+            return function(*bound.args, **bound.kwargs)
+
+        return wrapper
+
+    @injected
+    def layer(x, scale, bias, *, act="relu"):
+        return getattr(torch, act)(x * scale + bias)
+
+    def outer(x, **kwargs):
+        return layer(x, **kwargs)
+
+    return outer, [
+        call(count(3)),
+        call(count(3), bias=0.5),
+        after(lambda: services.update(scale=lambda: 3.0), count(3)),
+        call(count(3), act="tanh"),
+    ]
+
+
+@program
+def signatures_whose_defaults_change():
+    sizes, table = [1], {"k": 2.0}
+
+    def layer(x, sizes=sizes, table=table):
+        return x + len(sizes) + table["k"]
+
+    signature = inspect.signature(layer)
+    parameter = signature.parameters["sizes"]
+
+    def outer(x):
+        bound = signature.bind(x)
+        bound.apply_defaults()
+        return layer(*bound.args), len(parameter.default), parameter.default is sizes
+
+    return outer, [
+        call(count(3)),
+        after(lambda: sizes.append(2), count(3)),
+        after(lambda: table.update(k=7.0), count(3)),
+        call(count(4)),
+    ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import array
 import collections
 import datetime
+import enum
+import inspect
+import os
 import re
 
 from tests.conformance.catalogue import after, call, count, normal, program
@@ -114,3 +117,46 @@ def texts_that_nobody_asks_for():
 
     descriptor = vars(Described)["scale"]
     return f, [call(count(2), {descriptor: 1}), call(count(2), {}), call(count(3), {1: 1})]
+
+
+class Row(list):
+    pass
+
+
+@program
+def text_of_subclasses_of_lists_with_numbers_that_vary():
+    def outer(x, row, size):
+        return x * 2, str(row), f"{row} of {size}", repr([row, size]), "%s" % (size,)
+
+    return outer, [call(count(3), Row([n, n / 2]), os.terminal_size((n, n + 1))) for n in (2, 3, 5, 6)]
+
+
+@program
+def text_of_signatures():
+    def made(n):
+        return lambda a=n, *, b=2 * n: a + b
+
+    def outer(x, signature, other):
+        return x * 2, str(signature), f"{signature}", signature == other, str(signature.parameters["a"])
+
+    first = inspect.signature(made(1))
+    return outer, [call(count(3), inspect.signature(made(n)), first) for n in (1, 2, 3)]
+
+
+@program
+def forms_of_numbers_of_subclasses():
+    class Degrees(float):
+        def __str__(self):
+            return f"{float(self)} degrees"
+
+    class Level(enum.IntEnum):
+        LOW = 1
+        HIGH = 2
+
+    def outer(x, value, level):
+        try:
+            return x * 2, f"{value:.1f}", f"{value}", format(value, ">6.2f"), f"{level:03d}", f"{value:q}"
+        except ValueError as error:
+            return x, f"{value:08.3f}", str(error)
+
+    return outer, [call(count(3), Degrees(n / 2), level) for n, level in ((1, Level.LOW), (3, Level.HIGH), (5, Level.LOW))]

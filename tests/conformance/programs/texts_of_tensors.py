@@ -346,3 +346,19 @@ def a_check_of_a_tensor_that_takes_a_truth():
         return x * 2
 
     return outer, [call(count(2))]
+
+
+@program
+def one_tensor_filled_in_by_percent():
+    def outer(x):
+        text = "sum %s" % x.sum()
+        text += "; %r" % (x + 1)
+        refused = []
+        for make in (lambda: b"%s" % x, lambda: "a" + x, lambda: x % "a", lambda: "%d" % x):
+            try:
+                refused.append(make())
+            except (TypeError, ValueError) as error:
+                refused.append(str(error))
+        return x * 2, text, refused, "ab" * x.long().sum()
+
+    return outer, [call(count(3)), call(count(3) + 1), call(count(2))]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import itertools
 import math
 import operator
+import re
 import typing
 
 from tests.conformance.catalogue import after, call, count, program
@@ -572,3 +574,41 @@ def methods_of_equal_objects_compared():
 
     box = Box(1)
     return f, [call(count(2), box, Box(1)), call(count(2), box, box), call(count(2), box, Box(2))]
+
+
+@program
+def objects_that_stand_for_a_number_in_native_code():
+    class Place:
+        def __init__(self, n):
+            self.n = n
+
+        def __index__(self):
+            return self.n
+
+    def outer(x, p):
+        items = collections.deque(range(6), maxlen=4)
+        items.rotate(p)
+        popped = list(range(9))
+        popped.insert(p, "new")
+        popped.pop(p)
+        popped[p] = "set"
+        popped.__setitem__(p, float(p))
+        made = "a,b,c,d,e".split(",", p), "ab".ljust(p, "."), "a\tb".expandtabs(tabsize=p), "aXbX".find("X", p)
+        counted = list(itertools.islice("abcdefgh", p)), list(itertools.combinations("abcd", p)), list(enumerate("ab", p))
+        return x * 2, items, popped, made, counted, complex(p), re.sub("a", "b", "aaaaaa", count=p)
+
+    return outer, [call(count(3), Place(n)) for n in (3, 4, 2, 3)]
+
+
+@program
+def forms_that_objects_refuse():
+    class Plain:
+        pass
+
+    def outer(x, value):
+        try:
+            return x * 2, f"{value:>8}"
+        except TypeError as error:
+            return x + 1, str(error)
+
+    return outer, [call(count(3), value) for value in ([1], Plain(), {}, int, None, (1, 2), "text", 3)]
