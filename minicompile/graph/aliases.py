@@ -83,7 +83,7 @@ class OutputAnalysis:
         # Among outputs that share storage, the first that is nobody's view can serve the others as base; detached ones last.
         best_last = sorted(tensors, key=lambda entry: (entry[1].requires_grad, -entry[0]))
         self._roots = {torch_interface.storage_key(v): (place, v) for place, v in best_last if root_of(v) is v}
-        views = [(place, value) for place, value in reversed(tensors) if value._base is not None and function_of(value) is not None]
+        views = [(place, value) for place, value in reversed(tensors) if value._base is not None and function_of(value)]
         self._by_history = {(function_of(value), value.output_nr): (place, value) for place, value in views}
         for position, value in enumerate(results):
             self.bindings.append(self._bind(position, value))

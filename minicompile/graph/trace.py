@@ -395,9 +395,10 @@ class _Tracer:
             value, fake = traced.value, traced.fake
             if value is None:
                 continue
-            same_shape = value.shape == fake.shape and value.dtype == fake.dtype
             steps = value.stride(), fake.stride()
-            if not same_shape or steps[0] != steps[1] and not same(value.shape, *steps) or value.storage_offset() != fake.storage_offset():
+            same_steps = steps[0] == steps[1] or value.dim() == fake.dim() and same(value.shape, *steps)
+            same_shape = value.shape == fake.shape and same_steps and value.dtype == fake.dtype
+            if not same_shape or value.storage_offset() != fake.storage_offset():
                 raise Untraceable(f"the shape or strides of the input {entry.source} are changed in place")
             if torch_interface.storage_was_changed(value):
                 raise Untraceable(f"the storage of the input {entry.source} is replaced or resized")
