@@ -83,8 +83,8 @@ class OutputAnalysis:
         # Among outputs that share storage, the first that is nobody's view can serve the others as base; detached ones last.
         best_last = sorted(tensors, key=lambda entry: (entry[1].requires_grad, -entry[0]))
         self._roots = {torch_interface.storage_key(v): (place, v) for place, v in best_last if root_of(v) is v}
-        views = [(place, value) for place, value in reversed(tensors) if value._base is not None and value.grad_fn is not None]
-        self._by_history = {(value.grad_fn, value.output_nr): (place, value) for place, value in views}
+        views = [(place, value) for place, value in reversed(tensors) if value._base is not None and function_of(value)]
+        self._by_history = {(function_of(value), value.output_nr): (place, value) for place, value in views}
         for position, value in enumerate(results):
             self.bindings.append(self._bind(position, value))
 
@@ -130,7 +130,7 @@ class OutputAnalysis:
                 raise RuntimeError(DETACHED)
             return self._view("input", index, traced.value if detached else base, value, detached)
         root = self._roots.get(key)
-        own = value.grad_fn is not None or not value.requires_grad  # no view made under `no_grad`
+        own = function_of(value) is not None or not value.requires_grad  # no view made under `no_grad`
         if self._shared[key] == 1 and own and not self._has_windows(value) or root is not None and root[1] is value:
             return FreshOutput(self._return(self._node(value), value), value.requires_grad)
         base = root_of(value)
@@ -144,7 +144,7 @@ class OutputAnalysis:
 
     def _viewed_result(self, value: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """The result, itself a view, that autograd says `value` is a view of, and its place."""
-        function = value.grad_fn if value._base is not None else None
+        function = function_of(value) if value._base is not None else None
         while function is not None and function.next_functions:
             place, other = self._by_history.get(edge := function.next_functions[0], (0, None))
             if other is not None and torch_interface.storage_key(other) == torch_interface.storage_key(value):
@@ -175,7 +175,7 @@ class OutputAnalysis:
                 raise RuntimeError(DETACHED)
             calls = ((torch.ops.aten.detach.default, (), {}), *(() if node is base_node else calls))
         geometry = (sizes, strides, offset) if calls is None else ((), (), 0)
-        recorded = not base.requires_grad or value.grad_fn is not None
+        recorded = not base.requires_grad or function_of(value) is not None
         return ViewOutput(
             kind, index, *geometry, value.dtype, calls or (), value.requires_grad, recorded).mapped(self._size)
 
@@ -187,7 +187,17 @@ class OutputAnalysis:
 
 def has_history(value: torch.Tensor) -> bool:
     """Whether the graph gave a tensor its history; a write under `no_grad` or through `detach()` leaves that of an input."""
-    return value.grad_fn is not None and value.grad_fn.name() != "_NonLeafBackward"
+    function = function_of(value)
+    return function is not None and function.name() != "_NonLeafBackward"
+
+
+def function_of(value: torch.Tensor) -> Any:
+    """The function that gave a tensor its history; none for a view made under `no_grad`, of which autograd tells nothing once
+    its memory was written."""
+    try:
+        return value.grad_fn
+    except RuntimeError:
+        return None
 
 
 def same_place(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput, has_history
 from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
-from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore
+from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore, same
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
@@ -395,7 +395,9 @@ class _Tracer:
             value, fake = traced.value, traced.fake
             if value is None:
                 continue
-            same_shape = value.shape == fake.shape and value.stride() == fake.stride() and value.dtype == fake.dtype
+            steps = value.stride(), fake.stride()
+            same_steps = steps[0] == steps[1] or value.dim() == fake.dim() and same(value.shape, *steps)
+            same_shape = value.shape == fake.shape and same_steps and value.dtype == fake.dtype
             if not same_shape or value.storage_offset() != fake.storage_offset():
                 raise Untraceable(f"the shape or strides of the input {entry.source} are changed in place")
             if torch_interface.storage_was_changed(value):

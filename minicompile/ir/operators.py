@@ -179,14 +179,15 @@ def _attention(
     out = (weights @ value.to(weights.dtype)).to(query.dtype)
     if nan_rows:
         out = out.masked_fill((logsumexp == -math.inf).unsqueeze(-1), math.nan)
-    return attention_output_like(query, given, tokens_first).copy_(out), logsumexp.contiguous()
+    return attention_output_like(query, given, nan_rows, tokens_first).copy_(out), logsumexp.contiguous()
 
 
-def attention_output_like(query: Tensor, value: Tensor, tokens_first: bool = False) -> Tensor:
-    """An empty dense result whose dims lie in memory in the order of the query's, or with the heads of a token together."""
+def attention_output_like(query: Tensor, value: Tensor, written: bool, tokens_first: bool) -> Tensor:
+    """An empty dense result: in the order of its dims where attention is written by hand (a product), else as eager lays it
+    out; or with the heads of a token together."""
     size = (*query.shape[:-1], value.shape[-1])
     dims = range(query.dim() - 1)
-    order: Sequence[int] = memory_order(query) if _fused_in_eager(query, value) else dims
+    order: Sequence[int] = memory_order(query) if not written and _fused_in_eager(query, value) else dims
     if tokens_first:
         order = [0, 2, 1]
     strides, step = [0] * query.dim(), 1
@@ -226,7 +227,7 @@ def _attention_fake(
     tokens_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return attention_output_like(query, value, tokens_first), query.new_empty(query.shape[:-1], dtype=wide)
+    return attention_output_like(query, value, nan_rows, tokens_first), query.new_empty(query.shape[:-1], dtype=wide)
 
 
 def _attention_backward(

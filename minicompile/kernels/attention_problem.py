@@ -213,12 +213,10 @@ def expand_mask(mask: torch.Tensor | None, problem: AttentionProblem) -> tuple[t
     return (expanded.view(torch.uint8) if mask.dtype == torch.bool else expanded), expanded.stride()
 
 
-def empty_output(q: torch.Tensor, v: torch.Tensor, tokens_first: bool) -> torch.Tensor:
-    """Room for the result, laid out in memory as the queries are: (batch, heads, length) or (batch, length, heads).
-
-    With `tokens_first` it is the latter in any case.
-    """
+def empty_output(q: torch.Tensor, v: torch.Tensor, tokens_first: bool | None) -> torch.Tensor:
+    """Room for the result: in memory (batch, length, heads) with `tokens_first`, (batch, heads, length) without; as the queries
+    lie for `None`."""
     batch, heads, queries, _ = q.shape
-    if tokens_first or q.stride(1) < q.stride(2):
+    if q.stride(1) < q.stride(2) if tokens_first is None else tokens_first:
         return q.new_empty((batch, queries, heads, v.shape[3])).transpose(1, 2)
     return q.new_empty((batch, heads, queries, v.shape[3]))

@@ -120,12 +120,12 @@ def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
     upper: int | None = None, scale: float | None = None, dropout: float = 0.0, seed: torch.Tensor | None = None,
     nan_rows: bool = False, precision: str | None = None, bounds: torch.Tensor | None = None,
-    tokens_first: bool = False, config: AttentionConfig | None = None,
+    tokens_first: bool | None = None, config: AttentionConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Output and natural log-sum-exp (fp32); no autograd. The band is `lower`, `upper`: causal is `upper=0`.
 
-    `bounds` are the mask's, by queries, where a caller has them already. `tokens_first`: the heads of a token lie together
-    in the output, for a caller that merges them; else its layout is the queries'.
+    `bounds` are the mask's, by queries, where a caller has them already. `tokens_first`: whether the heads of a token lie
+    together in the output, for a caller that merges them; `None`: if they do in the queries.
     """
     problem = describe(q, k, v, mask, lower, upper, scale, dropout, nan_rows, precision)
     if config is None and gpu.holds(q) and not problem.in_halves and suits_decode(problem):

@@ -115,7 +115,7 @@ def flash_decode_merge_kernel(
 def flash_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, lower: int | None = None,
     upper: int | None = None, scale: float | None = None, nan_rows: bool = False, precision: str | None = None,
-    tokens_first: bool = False, splits: int | None = None, config: AttentionConfig | None = None,
+    tokens_first: bool | None = None, splits: int | None = None, config: AttentionConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Output and natural log-sum-exp for few queries (see `suits_decode`); no autograd."""
     problem = describe(q, k, v, mask, lower, upper, scale, 0.0, nan_rows, precision)

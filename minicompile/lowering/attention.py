@@ -75,7 +75,8 @@ def lower_attention(builder: GraphBuilder, *args: Any, **named: Any) -> Any:
     options = (*_band(given["is_causal"], given["window"]), *(given[name] for name in ("scale", "dropout", "seed", "nan_rows")),
                None, _bounds(builder, mask, query, key))  # fmt: skip
     if "grad" not in given:
-        arguments = builder.argument((query, key, value, mask, *options, given["tokens_first"]))
+        layout = given["tokens_first"] or (False if given["nan_rows"] else None)
+        arguments = builder.argument((query, key, value, mask, *options, layout))
         return _call(builder, "kernels.attention_forward", arguments, (), "fused attention", 2)
     tensors = (given["grad"], query, key, value, given["out"], given["logsumexp"], mask)
     arguments = builder.argument((*tensors, *options, _bounds(builder, mask, query, key, by_keys=True)))

@@ -178,6 +178,9 @@ class GraphLowering:
                 self.builder.roll_back(point)
                 reason = str(refusal)
         self._make_promised_copies({value.buffer for value in mutated_arguments(target, args, kwargs)})
+        for argument in node.all_input_nodes:
+            self._lay_out_as_promised(argument)
+        args, kwargs = self._arguments(node.args), {key: self._arguments(value) for key, value in node.kwargs.items()}
         result = call_operator(self.builder, target, args, kwargs, reason)
         self._rename({old: new for new, old in self.builder.operations[-1].inherits.items()})
         return result
@@ -229,6 +232,12 @@ class GraphLowering:
         for node in self.values if written else ():
             self._keep(node, lambda value: value.copied and value.buffer in written)
 
+    def _lay_out_as_promised(self, node: Node) -> None:
+        """What eager would have copied lies in memory as that copy does: kernels may know no other layout."""
+        if isinstance(promised := node.meta.get("val"), torch.Tensor):
+            steps = stride_indices(promised.stride())
+            self._keep(node, lambda value: value.copied and not _has_strides(value, steps))
+
     def _keep(self, node: Node, chosen: Callable[[TensorValue], bool]) -> None:
         """Copy the chosen ones of a node's tensors; what eager would have computed lies in memory as promised."""
         promised = node.meta["val"]
@@ -267,6 +276,11 @@ class GraphLowering:
         own = strides if is_empty(sizes) else value.strides
         shown = tuple(eager if is_one(size) else step for size, step, eager in zip(sizes, own, strides, strict=True))
         return BufferView(value.buffer, sizes, shown, value.offset, value.dtype)
+
+
+def _has_strides(value: TensorValue, steps: tuple[Index, ...]) -> bool:
+    own = value.strides or steps[:0]
+    return len(own) == len(steps) and all(is_one(n) or one == other for n, one, other in zip(value.sizes, own, steps))
 
 
 def origin_of(node: Node) -> Origin:

@@ -71,12 +71,14 @@ def _with_gradient(
     apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # torch overrides a classmethod of C
     connections, gradients = plan.binding.connections, len(plan.binding.differentiable_inputs)
     mutations = {entry.output_index: entry for entry in plan.binding.mutated_inputs if not entry.in_graph}
-    groups, positions = input_groups(plan), [tangent.position for tangent in tangents]
-    if not connections and not groups:
+    (groups, unreached), positions = input_groups(plan), [tangent.position for tangent in tangents]
+    if not connections and not groups and not unreached:
         return apply
 
     def call(*inputs: Any) -> tuple[Any, ...]:
-        results = apply(*inputs)
+        results = apply(*(value.detach() if i in unreached else value for i, value in enumerate(inputs)) if unreached else inputs)
+        if unreached:
+            results[positions[0]].grad_fn.inputs = rerun.notice(inputs)  # weak references, to what stays alive
         seen = shows(groups, inputs, len(positions))
         outputs = routed(groups, inputs, results, positions) if seen else results
         if not connections:

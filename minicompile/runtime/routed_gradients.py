@@ -15,7 +15,7 @@ import torch
 from minicompile.runtime.call_plan import CallPlan
 
 Groups = Mapping[int, tuple[int, ...]]
-"""Positions of inputs by the bits of the tangents that their gradients depend on; 0 for those that get none."""
+"""Positions of inputs by the bits of the tangents that their gradients depend on."""
 
 
 class _Passing:
@@ -94,12 +94,13 @@ class _Result(torch.autograd.Function):
         return None, None, None, *(token.detach() for token in ctx.tokens)
 
 
-def input_groups(plan: CallPlan) -> Groups:
-    """The inputs, where some depend on a part of the results only; empty where none does."""
+def input_groups(plan: CallPlan) -> tuple[Groups, tuple[int, ...]]:
+    """The inputs, where some depend on a part of the results only (empty where none does), and those that get no gradient."""
     first, groups = len(plan.taken) - len(plan.tangents or ()), dict[int, tuple[int, ...]]()
     for position, sources in zip(plan.binding.differentiable_inputs, plan.gradient_sources):
         groups[sources >> first] = (*groups.get(sources >> first, ()), position)
-    return groups if len(groups) > 1 else {}
+    unreached = groups.pop(0, ()) if len(groups) > 1 else ()
+    return groups if len(groups) > 1 else {}, unreached
 
 
 def shows(groups: Groups, inputs: Sequence[Any], results: int) -> bool:

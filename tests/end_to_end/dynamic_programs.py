@@ -527,3 +527,9 @@ def quantized(x):
 @program(((8, 3), (9, 3), (12, 5), (16, 7)), lambda t, n: (floats(2, 4, t), n), compiles=4)  # each width is a constant
 def windows_by_number(x, n):
     return F.max_pool1d(x, n, stride=1, padding=n // 2) + x
+
+
+@program(((2, 3, 1), (3, 3, 7), (1, 5, 6), (4, 5, 6)), lambda a, b, c: (floats(a, c, b).mT, floats(a, b, c)), compiles=4)
+def transposed_and_written(x, y):
+    x[y > 0.5] = 0.25
+    return x.mul_(2).sum(1)

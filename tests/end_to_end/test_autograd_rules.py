@@ -625,6 +625,24 @@ def heads_of_which_one_is_used(wrap: Wrap) -> Any:
 
 
 @scenario
+def inputs_that_no_result_depends_on(wrap: Wrap) -> Any:
+    a, b, c = leaf(3), leaf(3), leaf(3)
+    h, seen = b.exp(), []
+
+    def apart(a: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
+        unused = a * c  # noqa: F841  # autograd would have known of it
+        return a.sin() * (h * c).detach(), (a * a).sum()
+
+    first, second = wrap(apart)(a, h, c)
+    c.register_hook(lambda gradient: seen.append(gradient * 2))
+    h.register_hook(lambda gradient: seen.append(gradient * 2))
+    first.sum().backward(retain_graph=True)
+    twice, = torch.autograd.grad(second, a, create_graph=True)
+    h.sum().backward()
+    return seen, a.grad, b.grad, c.grad, torch.autograd.grad(twice.sum(), (a, c), allow_unused=True)
+
+
+@scenario
 def towers_apart(wrap: Wrap) -> Any:
     a, b, seen = leaf(3), leaf(3), []
     x, y = a.exp(), b.exp()

@@ -349,3 +349,18 @@ def test_an_input_is_written_through_a_view_that_a_list_keeps() -> None:
             kept = [x] if twice else []
             shown.append((run(x, kept), kept, x, [value.stride() for value in kept]))
     torch.testing.assert_close(shown[4:], shown[:4])
+
+
+@pytest.mark.parametrize("function", [
+    lambda bank, row: bank[1].copy_(row), lambda bank, row: (bank.unsqueeze(1), bank.mul_(2))[0],
+    lambda bank, row: (bank.t(), row := bank[0], row.mul_(2), row * 3)[::3],
+])  # fmt: skip
+def test_views_of_a_leaf_written_without_gradients_are_results(function: Callable[..., Any]) -> None:
+    shown = []
+    compiled = minicompile.compile(function, options={"suppress_errors": False})
+    for run in (function, compiled):
+        bank = torch.arange(6.0).view(2, 3).requires_grad_()
+        with torch.no_grad():
+            found = result if isinstance(result := run(bank, torch.ones(3)), tuple) else (result,)
+            shown.append([*((value._base is bank, value.requires_grad, value.stride(), value.tolist()) for value in found), bank.tolist()])
+    assert shown[0] == shown[1] and not compiled.graph_breaks

@@ -141,6 +141,11 @@ INDEXING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
     "scatter_reduce prod": (lambda x, i, s: x.scatter_reduce(0, i, s, "prod"), lambda: (leaf(4, 3), classes(4, 6, 3), leaf(6, 3))),
     "index_add, index_copy, index_fill": (lambda x, i, s: x.index_add(0, i, s, alpha=2).sum() + x.index_copy(0, i, s).cos().sum()
                                           + x.index_fill(0, i, 3.0).sin().sum(), lambda: (leaf(5, 3), torch.tensor([4, 0, 2]), leaf(3, 3))),
+    "kernels that read no copy but a plain one": (
+        lambda x, i, w: (x.repeat(1, 6).median(-1)[0], x.repeat(1, 6).nanmedian(-1)[0], x.repeat(4, 1)[::2].clone().median(0)[0],
+                         F.embedding_bag(i[:1].repeat(4), w, torch.tensor([0, 1]), mode="max"),
+                         F.embedding_bag(i.repeat(2, 1).t().reshape(-1), w, torch.tensor([0, 3]), mode="sum", per_sample_weights=x[:1, 0].repeat(8))),
+        lambda: (leaf(4, 1), torch.tensor([2, 0, 4, 1]), leaf(5, 3))),
     "index_fill with a tensor": (lambda x, i, v: x.index_fill(1, i, v), lambda: (leaf(3, 5), torch.tensor([1, 3]), torch.tensor(2.0, requires_grad=True))),
     "index_reduce": (lambda x, i, s: x.index_reduce(0, i, s, "mean"), lambda: (leaf(5, 3), torch.tensor([4, 0, 0]), leaf(3, 3))),
     "gather with repeats": (lambda x, i: x.gather(1, i).cos(), lambda: (leaf(3, 5), classes(5, 3, 9))),

@@ -10,6 +10,7 @@ import torch
 
 import minicompile
 from tests.differential import check
+from tests.planned_for_gpu import planned_for_gpu
 
 LAST = torch.channels_last
 attention = torch.nn.functional.scaled_dot_product_attention
@@ -244,3 +245,12 @@ def test_attention_on_a_gpu_lies_as_in_eager(dtype: torch.dtype, tokens_first: b
     result, expected = minicompile.compile(run, options={"cache": False})(*inputs), run(*inputs)
     torch.testing.assert_close(result, expected)
     assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_attention_written_by_hand_lies_as_the_product_it_is(trained: bool) -> None:
+    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        return (product := (query @ key.mT * 0.3).softmax(-1) @ value), product.transpose(1, 2).reshape(2, 9, -1)
+
+    with planned_for_gpu():
+        check(run, *(torch.randn(2, 9, 3, 4).transpose(1, 2).requires_grad_(trained) for _ in range(3)), backward=False)
