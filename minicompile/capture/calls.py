@@ -314,7 +314,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":
-        if function in torch_interface.TRANSFORM_QUERIES and tracer.graph.inside is not None and tracer.graph.inside.transformed:
+        if function in torch_interface.TRANSFORM_QUERIES and tracer.graph.is_transformed():
             raise Break("torch.func transform", f"`{name}` is called inside of a transform")
         answer = run_native(tracer, function, args, kwargs, False)  # some ask whether a torch function mode is active
         if function in torch_interface.GUARDED_QUERIES:
