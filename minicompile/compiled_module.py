@@ -17,6 +17,7 @@ import torch
 
 CompileForward = Callable[[Callable[..., Any]], Any]
 
+PLAIN_CALL = torch.nn.Module.__call__
 OLD_PREFIX = "_orig_mod."
 RECORDS = frozenset({"stats", "recompiles", "graph_breaks", "timings", "differences"})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -47,6 +48,8 @@ class CompiledModule(torch.nn.Module):
                 return self._call_impl(*args, **kwargs)
         if any(GLOBAL_HOOKS):
             return self._call_impl(*args, **kwargs)
+        if torch.nn.Module.__call__ is not PLAIN_CALL:
+            return torch.nn.Module.__call__(self, *args, **kwargs)
         return self.forward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.conformance.catalogue import call, count, leaf, program, under
+from tests.conformance.catalogue import after, call, count, leaf, program, under
 
 
 class WithRules(torch.autograd.Function):
@@ -117,3 +117,20 @@ def hooks_that_are_always_called():
             return x
 
     return f, [call(count(2, 2)), call(count(3, 2)), call(count(2, 2)), call(count(3, 2))], log
+
+
+@program
+def call_of_all_modules_replaced():
+    plain, log = nn.Module.__call__, []
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+
+    def f(x):
+        return model(x) * 2
+
+    def watch():
+        nn.Module.__call__ = lambda self, *args: (log.append(type(self).__name__), plain(self, *args) * 2)[1]
+
+    def put_back():
+        nn.Module.__call__ = plain
+
+    return f, [call(count(2, 2)), after(watch, count(2, 2)), after(put_back, count(2, 2))], log
