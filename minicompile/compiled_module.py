@@ -8,6 +8,7 @@ This module must not compile anything itself: it is given the function that make
 from __future__ import annotations
 
 import copy
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 CompileForward = Callable[[Callable[..., Any]], Any]
 
+PLAIN_CALL = torch.nn.Module.__call__
 OLD_PREFIX = "_orig_mod."
 RECORDS = frozenset({"stats", "recompiles", "graph_breaks", "timings", "differences"})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -46,6 +48,8 @@ class CompiledModule(torch.nn.Module):
                 return self._call_impl(*args, **kwargs)
         if any(GLOBAL_HOOKS):
             return self._call_impl(*args, **kwargs)
+        if torch.nn.Module.__call__ is not PLAIN_CALL:
+            return torch.nn.Module.__call__(self, *args, **kwargs)
         return self.forward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -61,12 +65,8 @@ class CompiledModule(torch.nn.Module):
         """As the module's own; a class given to it, as lazy modules do at their first call, is given to both."""
         if name != "__class__":
             return super().__setattr__(name, value)
-        original = self._minicompile_original
-        before = original.forward
-        original.__class__ = value
+        self._minicompile_original.__class__ = value
         object.__setattr__(self, "__class__", twin_class(value))
-        if original.forward != before:
-            object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(original.forward))
 
     @property
     def __wrapped__(self) -> torch.nn.Module:
@@ -74,11 +74,14 @@ class CompiledModule(torch.nn.Module):
 
     @property
     def forward(self) -> Any:
-        """The compiled forward; a function assigned to it, here or on the original, is compiled when it is first asked for."""
-        given = self.__dict__.get("forward")
+        """The compiled forward; a function assigned to it, here, on the original or its class, is compiled when first asked for."""
+        original = self._minicompile_original
+        given = self.__dict__.get("forward") or type(original).forward
         if given is not self._minicompile_given:
-            object.__setattr__(self, "_minicompile_given", given)
-            object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(self._minicompile_original.forward))
+            given = given_forward(original)
+            if given is not self._minicompile_given:
+                object.__setattr__(self, "_minicompile_given", given)
+                object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(original.forward))
         return self._minicompile_forward
 
     @forward.setter
@@ -105,6 +108,11 @@ class CompiledModule(torch.nn.Module):
         return compile_module(copy.copy(self._minicompile_original), self._minicompile_compile)
 
 
+def given_forward(module: torch.nn.Module) -> Any:
+    """What a module or its class has as `forward`: a function, as a rule, or a descriptor that makes a new one each time."""
+    return module.__dict__.get("forward") or inspect.getattr_static(type(module), "forward")
+
+
 def twin_class(cls: type[torch.nn.Module]) -> type[CompiledModule]:
     """The class of compiled instances of `cls`."""
     names: dict[str, Any] = {
@@ -124,6 +132,6 @@ def compile_module(original: torch.nn.Module, compile_forward: CompileForward) -
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_minicompile_original", original)
     object.__setattr__(compiled, "_minicompile_compile", compile_forward)
-    object.__setattr__(compiled, "_minicompile_given", original.__dict__.get("forward"))
+    object.__setattr__(compiled, "_minicompile_given", given_forward(original))
     object.__setattr__(compiled, "_minicompile_forward", compile_forward(original.forward))
     return compiled

@@ -468,6 +468,16 @@ def test_a_lazy_module_becomes_its_class_at_the_first_call() -> None:
         assert compiled.stats.graphs and isinstance(copy.deepcopy(compiled), becomes)
 
 
+def test_a_forward_given_to_the_class_is_the_one_that_runs() -> None:
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()))
+    compiled, x = minicompile.compile(traced), torch.randn(3, 2)
+    assert torch.allclose(compiled(x), traced(x))
+    (last,) = (node for node in traced.graph.nodes if node.target == "1")
+    last.replace_all_uses_with(last.args[0])
+    traced.recompile()  # gives the class another forward
+    assert torch.allclose(compiled(x), traced.get_submodule("0")(x))
+
+
 def test_a_class_given_to_a_compiled_module_brings_its_forward() -> None:
     class Shifted(nn.Linear):
         def forward(self, x):

@@ -316,7 +316,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     if isinstance(function, torch.library.CustomOpDef):
         function = function._opoverload
     if role == "query":
-        if function in torch_interface.TRANSFORM_QUERIES and tracer.graph.inside is not None and tracer.graph.inside.transformed:
+        if function in torch_interface.TRANSFORM_QUERIES and tracer.graph.is_transformed():
             raise Break("torch.func transform", f"`{name}` is called inside of a transform")
         answer = run_native(tracer, function, args, kwargs, False)  # some ask whether a torch function mode is active
         if function in torch_interface.GUARDED_QUERIES:
@@ -698,11 +698,22 @@ def has_backward_hooks(module: Module) -> bool:
     return any(getattr(module, name) or of_all[f"_global{name}"] for name in HOOK_TABLES[:2])
 
 
+PLAIN_CALL = Module.__call__
+
+
+def is_called_plainly(tracer: Tracer, kind: type) -> bool:
+    """Whether the modules of a class have PyTorch's own `__call__`; guards it."""
+    caller, base = class_lookup(tracer, kind, "__call__")
+    if caller is PLAIN_CALL:
+        tracer.read_of_library(base, "__call__", caller)
+    return caller is PLAIN_CALL
+
+
 def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call an `nn.Module`: its `forward` directly if there are no hooks."""
     kind = type(module)
-    caller, base = class_lookup(tracer, kind, "__call__")
-    if caller is not Module.__call__:
+    if not is_called_plainly(tracer, kind):
+        caller, base = class_lookup(tracer, kind, "__call__")
         return call(tracer, class_value(tracer, base, "__call__", caller), (module, *args), kwargs)
     if isinstance(module, torch.jit.ScriptModule):
         raise Break("unknown call", "a scripted module is called")

@@ -346,6 +346,10 @@ class OutputGraph:
         finally:
             self.graph, self.inside = before
 
+    def is_transformed(self) -> bool:
+        """Whether what is recorded now is what a transform of `torch.func` is applied to."""
+        return self.inside is not None and self.inside.transformed
+
     @contextlib.contextmanager
     def checkpointed(self) -> Iterator[None]:
         """Mark the nodes made inside as one region that the backward computes again; an outer region includes inner ones."""

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RunEager
+from minicompile.capture.builtin_rules import cell_value
 from minicompile.capture.calls import call, call_torch, special
 from minicompile.capture.iteration import drain
 from minicompile.capture.operators import note_identity
@@ -219,12 +220,17 @@ for maker in (torch.tensor, torch.as_tensor):
 
 @special(torch.compiler.is_compiling)
 def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """What the attempt says, but to optimizers, which compute their numbers as in eager.
+    """What the attempt says, but to optimizers, which compute their numbers as in eager, and to a module with hooks that are
+    called after an error too: its way for compilers leaves them out.
 
     A `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes.
     """
     frame = tracer.frames[-1]
     if is_of_optimizers(frame.code):
+        return False
+    always_called = torch.nn.modules.module._global_forward_hooks_always_called
+    if frame.code is torch.nn.Module._call_impl.__code__ and (
+            always_called or cell_value(tracer, frame.cells["self"])._forward_hooks_always_called):
         return False
     asks = frame.code is torch.nn.TransformerEncoder.forward.__code__ and not torch.is_autocast_enabled()
     if asks and not (torch.is_grad_enabled() and any(p.requires_grad for p in frame.variables["self"].layers[0].parameters())):

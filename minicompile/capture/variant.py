@@ -20,7 +20,7 @@ from minicompile.capture import copying, custom_function, kernel_launch, opcodes
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.builtin_rules import call_class
-from minicompile.capture.calls import DISABLED_MARK, call, has_backward_hooks, module_has_hooks
+from minicompile.capture.calls import DISABLED_MARK, call, has_backward_hooks, is_called_plainly, module_has_hooks
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.expectations import Rewind, check_expectations
@@ -154,7 +154,7 @@ class Attempt:
             return target.__func__, (target.__self__, *args), kwargs
         if isinstance(target, functools.partial):
             return target.func, (*target.args, *args), {**target.keywords, **kwargs}
-        if isinstance(target, torch.nn.Module) and type(target).__call__ is torch.nn.Module.__call__:
+        if isinstance(target, torch.nn.Module) and is_called_plainly(tracer, type(target)):
             if isinstance(target, torch.jit.ScriptModule):
                 raise RunEager("a scripted module")
             if not module_has_hooks(tracer, target):

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_iter
 
 import minicompile.gpu as gpu
-from minicompile.graph.operators import is_item, is_view, name_of
+from minicompile.graph.operators import is_foreign, is_item, is_view, name_of
 from minicompile.graph.torch_interface import fake_mode_of
 
 aten = torch.ops.aten
@@ -173,8 +173,7 @@ def laid_out_in(
 def goes_through_memory(node: Node) -> bool:
     """Whether an operator may mean elements by their places in memory: somebody else's, or one that draws random numbers."""
     target: Any = node.target
-    foreign = getattr(target, "namespace", "aten") not in ("aten", "prims", "minicompile")
-    return foreign or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return is_foreign(target) or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def keep_operands(module: GraphModule, node: Node, before: Mapping[Node, Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minicompile.graph import torch_interface
+from minicompile.graph.operators import is_foreign
 
 LIBRARY = torch.library.Library("minicompile", "FRAGMENT")
 
@@ -42,7 +43,7 @@ class Opaque(torch.autograd.Function):
 
 def is_custom(operator: Any) -> bool:
     """Whether a function is an operator of somebody else's, without views or writes."""
-    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace in ("aten", "prims", "minicompile"):
+    if not is_foreign(operator):
         return False
     schema = operator._schema
     aliases = any(part.alias_info is not None for part in (*schema.arguments, *schema.returns))

@@ -79,10 +79,16 @@ def is_impure_operator(target: Any) -> bool:
     """Whether calling an operator twice may give two results, or does something else than give a result."""
     return isinstance(target, torch._ops.OpOverload) and (
         target is ours.seeds.default
+        or is_foreign(target)
         or target._schema.is_mutable
         or not target._schema.returns  # a check that raises
         or torch.Tag.nondeterministic_seeded in target.tags
     )
+
+
+def is_foreign(target: Any) -> bool:
+    """Whether a function is an operator of somebody else's, whose kernel may do anything, whatever its schema says."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims", "minicompile")
 
 
 def is_size(node: Node) -> bool:

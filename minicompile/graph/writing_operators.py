@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minicompile.graph import torch_interface
+from minicompile.graph.operators import is_foreign
 
 LIBRARY = torch.library.Library("minicompile_copies", "DEF")
 NUMBERS = itertools.count()  # an operator may be defined anew under its name
@@ -20,7 +21,7 @@ NUMBERS = itertools.count()  # an operator may be defined anew under its name
 
 def written_arguments(operator: Any) -> tuple[str, ...]:
     """Which arguments an operator of somebody else's writes; none where something else than tensors is written or returned."""
-    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace in ("aten", "prims", "minicompile"):
+    if not is_foreign(operator):
         return ()
     written = [argument for argument in operator._schema.arguments if argument.is_write]
     plain = all(str(argument.type) in ("Tensor", "Optional[Tensor]") for argument in written)
