@@ -155,6 +155,8 @@ def compile(
 def compiled(target: Any, config: Config) -> Any:
     """The compiled form of a function or module under `config`."""
     target = original(target)
+    if isinstance(target, (staticmethod, classmethod)):
+        return type(target)(compiled(target.__func__, config))
     if isinstance(target, type):
         raise TypeError(f"minicompile.compile takes a function or an nn.Module object, not the class {target.__name__}")
     if isinstance(target, torch.jit.ScriptModule):

@@ -106,6 +106,25 @@ def test_methods_lambdas_builtins_partials_and_callable_objects() -> None:
     torch.testing.assert_close(minicompile.compile(owner)(X), X - 3)
 
 
+def test_static_and_class_methods_stay_what_they_are() -> None:
+    class Layer:
+        scale = 3
+
+        @minicompile.compile
+        @staticmethod
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @minicompile.compile
+        @classmethod
+        def scaled(cls, x: torch.Tensor) -> torch.Tensor:
+            return x * cls.scale
+
+    x = torch.ones(2)
+    for owner in (Layer, Layer()):
+        assert torch.equal(owner.double(x), x * 2) and torch.equal(owner.scaled(x), x * 3)
+
+
 def test_stats_sources_and_timings_tell_what_was_compiled() -> None:
     compiled = minicompile.compile(double_plus_one)
     assert compiled.stats.graphs == 0 and len(minicompile.sources(compiled)) == 0
