@@ -144,7 +144,7 @@ def test_the_reproducer_of_a_backward_is_one_operation_too(broken) -> None:
         return (x * 2).sin().exp().softmax(-1), x.sqrt().tanh()
 
     x = torch.rand(4, 8, requires_grad=True)
-    compiled = broken(f, wrong=("libdevice.cos(", "libdevice.exp("))
+    compiled = broken(f, wrong=("sine_after(quarters + 1, rest)", "sine_after(quarters, rest)"))
     with pytest.warns(UserWarning, match="backward") as told:
         sum(each.square().sum() for each in compiled(x)).backward()
     assert [entry.filename for entry in told] == [__file__]
