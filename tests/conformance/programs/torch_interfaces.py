@@ -134,3 +134,14 @@ def call_of_all_modules_replaced():
         nn.Module.__call__ = plain
 
     return f, [call(count(2, 2)), after(watch, count(2, 2)), after(put_back, count(2, 2))], log
+
+
+@program
+def dropout_inside_of_transforms():
+    def f(x):
+        def dropped(x):
+            return torch.dropout(x, 0.5, True)
+
+        return torch.func.grad(lambda x: dropped(x).sum())(x), torch.vmap(dropped, randomness="different")(x)
+
+    return f, [call(leaf(2, 8)), call(leaf(2, 8))]
