@@ -106,8 +106,9 @@ def hooks_that_are_always_called():
     log = []
     model = nn.Sequential(nn.Linear(2, 2), Picky())
     model[1].register_forward_hook(lambda module, args, result: log.append(("inner", result is None)), always_call=True)
-    model.register_forward_hook(lambda module, args, kwargs, result: log.append(("outer", result is None)),
-                                always_call=True, with_kwargs=True)
+    model.register_forward_hook(
+        lambda module, args, kwargs, result: log.append(("outer", result is None)), always_call=True, with_kwargs=True
+    )
 
     def f(x):
         try:
