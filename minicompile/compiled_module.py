@@ -74,7 +74,7 @@ class CompiledModule(torch.nn.Module):
 
     @property
     def forward(self) -> Any:
-        """The compiled forward; one assigned to it here, on the original or on its class is compiled when first asked for."""
+        """The compiled forward; a function given to this, the original or its class is compiled when it is first asked for."""
         original = self._minicompile_original
         given = self.__dict__.get("forward") or type(original).forward
         if given is not self._minicompile_given:

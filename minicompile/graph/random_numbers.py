@@ -180,9 +180,12 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def in_memory_order(like: Tensor, p: float = 0.5, **options: Any) -> Any:
-    """`aten.bernoulli.p` in place of eager's `bernoulli_`, which goes through memory where the functional form goes by rows."""
+    """`aten.bernoulli.p` in place of eager's `bernoulli_`, which goes through memory where the functional form goes by rows.
+
+    Where elements share memory it was the functional form: in eager's dropout inside of a transform of `torch.func`.
+    """
     order, inverse = memory_order(like)
-    if order == inverse == sorted(order):
+    if order == inverse == sorted(order) or 0 in like.stride():
         return NotImplemented
     return torch.bernoulli(like.permute(order), p, **options).permute(inverse)
 

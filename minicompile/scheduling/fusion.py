@@ -173,7 +173,7 @@ class Fuser:
         between = self.order.after[a] & self.order.before[b] & ~(self.order.masks[a] | self.order.masks[b])
         if between:
             middle = self.operations[next(bits(between))]
-            reason = f"{middle.writes[0]} depends on one and the other on it"
+            reason = f"{', '.join(middle.writes[:1]) or 'a call without results'} depends on one and the other on it"
             return FusionRefusal(*names, "illegal", reason, fused, apart)
         alignment = align(first, second)
         if isinstance(alignment, str):

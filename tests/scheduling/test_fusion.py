@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from minicompile.codegen.generate import generate_program
 from minicompile.config import Config
@@ -10,6 +11,7 @@ from minicompile.ir.index import Symbol, as_index, floor_divide, remainder
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.schedule import schedule_graph
+from tests.differential import check, leaf
 from tests.scheduling.hand_made import BF16, F32, GraphMaker, op, softmax, to
 
 GPU = DeviceProperties(name="H200", kind="cuda")
@@ -216,3 +218,19 @@ def test_names_come_from_the_operators_and_are_unique_in_the_program() -> None:
     made = schedule(maker.graph("d", "e"))
     assert [kernel.name for kernel in kernels(made)] == ["gelu"] * 3
     assert generate_program(made, Config(), GPU).launches == ("gelu_kernel", "gelu_kernel", "gelu_kernel_1")
+
+
+@torch.library.custom_op("scheduling_tests::halves", mutates_args=())
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x / 2, x / 2
+
+
+halves.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x)))
+
+
+def test_a_call_whose_results_nobody_uses_may_stand_between_two_kernels() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        halves(x * 2)
+        return x * torch.rand(4)
+
+    check(function, leaf(4), reference=False)

@@ -106,8 +106,9 @@ def hooks_that_are_always_called():
     log = []
     model = nn.Sequential(nn.Linear(2, 2), Picky())
     model[1].register_forward_hook(lambda module, args, result: log.append(("inner", result is None)), always_call=True)
-    model.register_forward_hook(lambda module, args, kwargs, result: log.append(("outer", result is None)),
-                                always_call=True, with_kwargs=True)
+    model.register_forward_hook(
+        lambda module, args, kwargs, result: log.append(("outer", result is None)), always_call=True, with_kwargs=True
+    )
 
     def f(x):
         try:
@@ -134,3 +135,14 @@ def call_of_all_modules_replaced():
         nn.Module.__call__ = plain
 
     return f, [call(count(2, 2)), after(watch, count(2, 2)), after(put_back, count(2, 2))], log
+
+
+@program
+def dropout_inside_of_transforms():
+    def f(x):
+        def dropped(x):
+            return torch.dropout(x, 0.5, True)
+
+        return torch.func.grad(lambda x: dropped(x).sum())(x), torch.vmap(dropped, randomness="different")(x)
+
+    return f, [call(leaf(2, 8)), call(leaf(2, 8))]
