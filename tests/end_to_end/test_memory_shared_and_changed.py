@@ -364,3 +364,22 @@ def test_views_of_a_leaf_written_without_gradients_are_results(function: Callabl
             found = result if isinstance(result := run(bank, torch.ones(3)), tuple) else (result,)
             shown.append([*((value._base is bank, value.requires_grad, value.stride(), value.tolist()) for value in found), bank.tolist()])
     assert shown[0] == shown[1] and not compiled.graph_breaks
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_inputs_that_share_memory_in_some_calls_only(dynamic: bool | None) -> None:
+    """At addresses known to be apart, at them in other order, and with tensors there that share memory after all."""
+
+    def write(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        return x * y, y.sum()
+
+    def rounds(function: Callable[..., Any]) -> list[torch.Tensor]:
+        base, a, b = torch.arange(12.0), torch.arange(4.0), torch.arange(4.0) * 3
+        seen = []
+        for x, y in ((a, b), (a, b), (b, a), (a, a), (base[:4], base[4:8]), (base[:4], base[2:6]), (a, b), (base[:4], base[:4]),
+                     (base[8:], base[4:8]), (base[:8:2], base[1:8:2]), (base[:4], base[4:8]), (base[:4], base[3:7])):  # fmt: skip
+            seen += [*function(x, y), base.clone(), a.clone(), b.clone()]
+        return seen
+
+    torch.testing.assert_close(rounds(minicompile.compile(write, dynamic=dynamic)), rounds(write), rtol=0, atol=0)
