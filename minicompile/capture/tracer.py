@@ -398,8 +398,8 @@ class Tracer:
         native, self.native = self.native, False
         instructions, handlers = frame.program.instructions, self.rules.handlers
         try:
-            if raised is not None:
-                self.unwind(frame, RaisedInUserCode(raised))
+            if raised is not None and not self.unwind(frame, RaisedInUserCode(raised)):
+                raise RaisedInUserCode(raised)
             while True:
                 if frame.step == frame.stop:
                     raise CutHere
@@ -409,7 +409,8 @@ class Tracer:
                 try:
                     outcome = handlers.get(instruction.name, unknown_instruction)(self, frame, instruction)
                 except RaisedInUserCode as error:
-                    self.unwind(frame, error)
+                    if not self.unwind(frame, error):
+                        raise
                     continue
                 except RecursionError:  # of the tracer, which takes several of Python's frames for one
                     raise RunEager("the calls are nested too deep to be traced", "recursion") from None
@@ -423,8 +424,12 @@ class Tracer:
             self.frames.pop()
             self.native = native
 
-    def unwind(self, frame: Frame, error: RaisedInUserCode) -> None:
-        """Continue at the handler that covers the current instruction, or let the exception out."""
+    def unwind(self, frame: Frame, error: RaisedInUserCode) -> bool:
+        """Continue at the handler that covers the current instruction; whether there is one.
+
+        It does not raise the error itself: its frame would then be kept by the error's traceback, and with it the error, all
+        calls that are running and their results, until Python looks for cycles.
+        """
         position, value = frame.index - 1, error.value
         if id(value) not in self.sources and not error.again:
             if value.__traceback__ is None and value.__cause__ is None:
@@ -434,7 +439,7 @@ class Tracer:
         error.again = False
         entry = frame.program.handler_of(position)
         if entry is None:
-            raise error
+            return False
         if any(type(item) is Holder for item in frame.stack[entry.depth :]):
             raise RunEager("an exception ends a loop over a generator")
         del frame.stack[entry.depth:]
@@ -444,6 +449,7 @@ class Tracer:
         if id(error.value) not in self.sources:
             self.made(error.value)
         frame.index = entry.target
+        return True
 
     def add_line(self, frame: Frame, error: BaseException) -> None:
         """Put the line that a frame is at before the traceback of an exception that comes out of it."""

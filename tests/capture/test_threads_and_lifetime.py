@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -214,3 +215,60 @@ def test_an_error_that_is_caught_around_a_checkpoint_leaves_no_hooks() -> None:
     for size in (2, 3):
         compiled(torch.ones(2, size, requires_grad=True))
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+class AskedInPython:
+    """Absent attributes are looked for by a Python function, as in a configuration of Hugging Face."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name)
+
+
+asked = AskedInPython()
+
+
+def finds_nothing(x: torch.Tensor) -> torch.Tensor:
+    return x * getattr(asked, "absent", 2)
+
+
+def raises_in_a_callee(x: torch.Tensor) -> torch.Tensor:
+    def down(depth: int) -> None:
+        if depth == 0:
+            raise IndexError(depth)
+        down(depth - 1)
+
+    try:
+        down(3)
+    except IndexError as error:
+        return x * (1 + len(error.args))
+    return x
+
+
+def fails_in_native_code(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x * int("q")
+    except ValueError:
+        return x * 2
+
+
+def raises_after_a_break(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    print(end="")
+    return raises_in_a_callee(y)
+
+
+@pytest.mark.parametrize("function", [finds_nothing, raises_in_a_callee, fails_in_native_code, raises_after_a_break])
+def test_errors_handled_while_capturing_keep_nothing_alive(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Neither the first call's argument, nor its result, nor what its caller holds: a cycle would be found late, by a full collection."""
+    compiled = capture(function)
+
+    def caller() -> list[weakref.ref[Any]]:
+        x, held = torch.ones(3), Extra()
+        return [weakref.ref(x), weakref.ref(compiled(x)), weakref.ref(held)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [reference() for reference in caller()] == [None, None, None]
+    finally:
+        gc.enable()
