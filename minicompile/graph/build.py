@@ -6,6 +6,7 @@ Nothing here knows how a step works.
 import dataclasses
 
 from minicompile.config import Config
+from minicompile.graph.attention_masks import recognise_masks
 from minicompile.graph.linear_cross_entropy import recognise_cross_entropy
 from minicompile.graph.partition import partition
 from minicompile.graph.passes import simplify
@@ -20,6 +21,7 @@ def build_graph(captured: CapturedGraph, config: Config) -> PartitionedGraph:
     Raises `CompileFailed` for what only eager can do (a change of an input's shape or storage).
     """
     captured, patterns = recognise_attention(captured, config)
+    captured, masks = recognise_masks(captured, config)
     captured, losses = recognise_cross_entropy(captured, config)
     joint = simplify(trace_joint(captured, config))
-    return dataclasses.replace(partition(joint, captured, config), patterns=patterns + losses)
+    return dataclasses.replace(partition(joint, captured, config), patterns=patterns + masks + losses)

@@ -111,6 +111,10 @@ class PositionReader:
             return self._transposed(node, name)
         if name in ("tril", "triu"):
             return self._triangle(node, name, example)
+        if name == "diff":
+            return self._differences(node, example)
+        if name == "cumsum":
+            return self._sums(node, example)
         if name in CASTS and isinstance(self._value(node.args[0]), Band):
             return mapped(lambda value: value.to(example.dtype), [self._value(node.args[0])], example)
         if name in ELEMENTWISE and not set(node.kwargs) - {"dtype", "device"}:
@@ -143,7 +147,7 @@ class PositionReader:
             return source
         index = node.args[1] if name == "getitem" and isinstance(node.args[1], tuple) else node.args[1:2]
         if name == "getitem" and any(part not in (None, Ellipsis, slice(None)) for part in index):
-            raise Unknown
+            return sliced(source, index, after)
         old = [(dim - len(before), size) for dim, size in enumerate(before) if not is_one(size)]
         new = [(dim - len(after), size) for dim, size in enumerate(after) if not is_one(size)]
         if name in ("expand", "broadcast_to"):
@@ -181,6 +185,44 @@ class PositionReader:
             raise Unknown
         nothing = torch.zeros_like(source.inside)
         return Band(edge, source.inside, nothing) if name == "tril" else Band(edge, nothing, source.outside)
+
+    def _differences(self, node: Node, example: Tensor) -> Band:
+        """Between neighbours along the columns, the first one also to what is put before it."""
+        source, before = self._value(node.args[0]), node.kwargs.get("prepend")
+        dim = node.kwargs.get("dim", -1)
+        if len(node.args) > 1 or set(node.kwargs) - {"dim", "prepend"} or dim not in (-1, example.dim() - 1):
+            raise Unknown
+        if not isinstance(source, Positions):
+            raise Unknown
+        if before is not None:
+            first = self._value(before)
+            if not isinstance(first, Positions) or not is_one(before.meta["example_value"].shape[-1]):  # type: ignore[union-attr]
+                raise Unknown
+            if first.rows != source.rows or not surely_equal(source.offset - first.offset, source.columns):
+                raise Unknown
+        return constant(source.columns, example)
+
+    def _sums(self, node: Node, example: Tensor) -> Band:
+        """Running sums of zeros."""
+        source = self._value(node.args[0])
+        if not isinstance(source, Band) or source.edge is not None or source.inside.item() != 0:
+            raise Unknown
+        return constant(0, example)
+
+
+def sliced(source: Positions | Band, index: tuple[Any, ...], after: torch.Size) -> Positions:
+    """Neighbours cut out of positions, from a known place on in every dimension."""
+    if not isinstance(source, Positions) or len(index) != len(after):
+        raise Unknown
+    if not all(isinstance(part, slice) and part.step in (None, 1) for part in index):
+        raise Unknown
+    factors = [0] * (len(index) - 2) + [source.rows, source.columns][-len(index) :]
+    starts = [part.start or 0 for part in index]
+    if any(type(start) is not int or start < 0 for start in starts):
+        raise Unknown
+    moved = sum(factor * start for factor, start in zip(factors, starts, strict=True))
+    rows, columns = [0, *(0 if is_one(size) else factor for factor, size in zip(factors, after, strict=True))][-2:]
+    return Positions(rows, columns, source.offset + moved)
 
 
 def constant(fill: Any, example: Tensor) -> Band:

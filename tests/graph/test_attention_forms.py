@@ -54,6 +54,15 @@ def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
     return x[:, :, None, :, :].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
 
 
+def of_sequences(q, k, v, positions, before=1):
+    """Causal attention inside of sequences that lie behind each other: a new one begins where positions do not count on."""
+    number = (torch.diff(positions, prepend=positions[:, :1] - before, dim=-1) != 1).cumsum(-1)
+    rows, columns = torch.arange(q.size(2)), torch.arange(k.size(2))
+    each = torch.arange(number.size(0))[:, None, None, None]
+    together = number[each, rows[None, None, :, None]] == number[each, columns[None, None, None, :]]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(columns <= rows[:, None])[None, None] & together)
+
+
 def llama(q, k, v):
     k, v = repeated(k, 2), repeated(v, 2)
     weights = torch.matmul(q, k.transpose(2, 3)) * D**-0.5
@@ -258,6 +267,30 @@ FORMS: dict[str, Form] = {
     "causal added, too weak": (
         lambda q, k, v: attend(scores(q, k) + torch.full((T, T), -50.0).triu(1), v), four(), MASK),
     "scaled_dot_product_attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), four(), CAUSAL),
+    "sdpa, a causal mask": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, tril(q)), four(), CAUSAL),
+    "sdpa, a causal mask by name, grouped": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=tril(q)[None, None], enable_gqa=True), grouped(), CAUSAL),
+    "sdpa, later keys at -inf": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, square_subsequent(q.size(2)), scale=0.3), four(), CAUSAL),
+    "sdpa, an open mask": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(q.size(2), k.size(2), dtype=torch.bool)), four(), PLAIN),
+    "sdpa, zeros": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, q.new_zeros(1, 1, T, T)), four(), PLAIN),
+    "sdpa, one sequence": (lambda q, k, v: of_sequences(q, k, v, torch.arange(q.size(2))[None]), four(), CAUSAL),
+    "sdpa, one sequence from the third on": (
+        lambda q, k, v: of_sequences(q, k, v, torch.arange(9).expand(q.size(0), -1)[:, 3:]), four(), CAUSAL),
+    "sdpa, two sequences": (
+        lambda q, k, v: of_sequences(q, k, v, torch.cat([torch.arange(T // 2)] * 2)[None]), four(), MASK),
+    "sdpa, sequences of one": (lambda q, k, v: of_sequences(q, k, v, torch.zeros(1, T, dtype=torch.int64)), four(), MASK),
+    "sdpa, a jump before the first": (lambda q, k, v: of_sequences(q, k, v, torch.arange(T)[None], before=5), four(), MASK),
+    "sdpa, not causal by one": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, tril(q, 1)), four(), MASK),
+    "sdpa, hidden too weakly": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.full((T, T), -50.0).triu(1)), four(), MASK),
+    "sdpa, a mask that is written": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, tril(q).logical_or_(torch.eye(T, dtype=torch.bool)[0])), four(), MASK),
+    "sdpa, fewer queries than keys": (
+        lambda q, k, v: F.scaled_dot_product_attention(q[:, :, :3], k, v, torch.ones(3, T, dtype=torch.bool).tril()), four(), CAUSAL),
+    "sdpa, fewer queries, at the end": (
+        lambda q, k, v: F.scaled_dot_product_attention(q[:, :, :3], k, v, torch.ones(3, T, dtype=torch.bool).tril(3)), four(), MASK),
     "sdpa, grouped": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), grouped(), PLAIN),
     "weights returned": (both_results, four(), "used elsewhere"),
     "weights dropped and returned": (dropped_and_returned, four(), "used elsewhere"),
@@ -325,6 +358,7 @@ def test_form(name: str) -> None:
 OF_ANY_LENGTH = (
     "matmul", "three dims, bmm", "two dims", "einsum, heads last", "baddbmm (Bloom)", "repeat_interleave", "Llama", "GPT-2",
     "T5", "masked_fill, == 0", "positions", "distances", "transposed", "ones like the scores", "in place", "not causal by one, after",
+    "sdpa, a causal mask", "sdpa, one sequence", "sdpa, an open mask",
 )  # fmt: skip
 
 
