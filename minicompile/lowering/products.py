@@ -6,7 +6,9 @@ other: a generated kernel is launched in a third of the time of a library call, 
 The vendor's 16-bit kernels are several times slower when a dimension that is contiguous in memory is no multiple of eight
 elements, as the 50,257 columns of a language model's head. On one H200, rows 8192, width 2048 and that many columns, a loss
 and its three products take 44 ms as they are and 9 ms padded. The zeros are appended by loops that may be fused with the
-maker of the factor, and cut off by one that is fused with the reader of the product.
+maker of the factor, and cut off by one that is fused with the reader of the product. Columns of a result that leaves the
+graph are not padded if the factors are fit as they are: the result would be copied, and a kernel of ours writes such rows
+as fast as others.
 
 This module must not decide between a library's kernel and our matrix kernel.
 """
@@ -14,6 +16,9 @@ This module must not decide between a library's kernel and our matrix kernel.
 import dataclasses
 import math
 from typing import Any
+
+import torch
+from torch.fx import Node
 
 import minicompile.gpu as gpu
 from minicompile.ir.expr import Expr, cast
@@ -32,6 +37,7 @@ LEAST_OPERATIONS_A_BYTE = 100
 """Operations of the product, which gain, for a byte that is read or written to append zeros and to cut them off."""
 SMALL = 2**20
 """Multiplications that a loop does in the time that the host takes to call a library."""
+RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 LONGEST_ACROSS = 512
 """Inner size up to which a loop adds up what does not lie side by side in memory; longer ones would take it two kernels."""
 
@@ -41,7 +47,8 @@ def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
     """A matrix product: a loop if it is small, else a library call, with padded factors where that is faster."""
     if is_small(builder, args, kwargs):
         return product_loop(builder, *args, **kwargs)
-    sizes = padded_sizes(*args)
+    stays = builder.config.matmul == "aten" or not is_returned(builder.node)
+    sizes = padded_sizes(*args, columns=stays or contiguous_dim(args[-1]) == 1)
     if sizes is None:
         return call_operator(builder, builder.node.target, args, kwargs, REASON)
     m, n, k = sizes
@@ -98,8 +105,13 @@ def scaled(value: Expr, factor: float) -> Scalar:
     return Scalar(value) if factor == 1 else Scalar(value) * factor
 
 
-def padded_sizes(*args: TensorValue) -> tuple[Index, Index, Index] | None:
-    """Rows, columns and inner size to which a product is to be padded, if it is."""
+def is_returned(node: Node) -> bool:
+    """Whether the graph returns the result of a node, or its elements under another shape."""
+    return any(user.op == "output" or user.target in RESHAPES and is_returned(user) for user in node.users)
+
+
+def padded_sizes(*args: TensorValue, columns: bool) -> tuple[Index, Index, Index] | None:
+    """Rows, columns (if they may be) and inner size to which a product is to be padded, if it is."""
     *added, a, b = args
     if a.rank != 2 or not gpu.holds(a) or a.dtype not in HALVES or any(value.rank != 1 for value in added):
         return None
@@ -108,7 +120,7 @@ def padded_sizes(*args: TensorValue) -> tuple[Index, Index, Index] | None:
         return None
     m, n, k = map(int, numbers)  # type: ignore[arg-type]  # none is None
     across = contiguous_dim(a) == 1 or contiguous_dim(b) == 0
-    above = [-size % MULTIPLE * slow for size, slow in ((m, contiguous_dim(a) == 0), (n, True), (k, across))]
+    above = [-size % MULTIPLE * slow for size, slow in ((m, contiguous_dim(a) == 0), (n, columns), (k, across))]
     elements = (m * k) * bool(above[0] or above[2]) + (k * n) * bool(above[1] or above[2]) + (m * n) * bool(above[1])
     if not any(above) or 2 * m * n * k < LEAST_OPERATIONS_A_BYTE * 2 * a.dtype.itemsize * elements:
         return None

@@ -30,7 +30,7 @@ TOLERANCE = {
 
 
 def lower(
-    function: Callable[..., Any], args: Sequence[Any], decompose: bool = True, mutates: bool = True
+    function: Callable[..., Any], args: Sequence[Any], decompose: bool = True, mutates: bool = True, config: Config | None = None
 ) -> LoweredGraph:
     """The lowered, verified graph of a function of tensors; one that `mutates` is made functional first."""
     flat, structure = pytree.tree_flatten(tuple(args))
@@ -44,7 +44,7 @@ def lower(
 
     module = make_fx(functional(of_tensors) if mutates else of_tensors, decomposition_table=TABLE if decompose else {}, tracing_mode="fake")(*tensors)
     module.graph.eliminate_dead_code()
-    graph = lower_graph(module, Config(), "test")
+    graph = lower_graph(module, config or Config(), "test")
     verify.verify_lowered(graph)
     return graph
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import minicompile
 import minicompile.gpu as gpu
+from minicompile.config import Config
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.lowering import products
 from tests.lowering.oracle import check, lower
@@ -49,7 +50,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_products_of_padded_factors(a: torch.Tensor, b: torch.Tensor, sizes: list[int]) -> None:
-    assert multiplied_sizes(check(torch.mm, a, b)) == [sizes]
+    assert multiplied_sizes(check(lambda x, y: -(x @ y), a, b)) == [sizes]
     check(lambda bias, x, y: torch.addmm(bias, x, y, beta=0.5, alpha=2), matrix(1, b.shape[1])[0], a, b)
     check(lambda x, y: (torch.relu(x) @ y).t() + 1, a, b)
 
@@ -88,7 +89,19 @@ def test_factors_that_gain_little_and_other_dtypes_are_not_padded(monkeypatch: p
     assert multiplied_sizes(lower(torch.mm, (matrix(5, 9), matrix(9, 3)))) == [[5, 9, 9, 3]]
     assert multiplied_sizes(lower(torch.mm, (torch.randn(2000, 4001), torch.randn(4001, 2001)))) == [[2000, 4001, 4001, 2001]]
     head = torch.empty(2048, 768, dtype=BF16), torch.empty(50257, 768, dtype=BF16)
-    assert multiplied_sizes(lower(lambda x, w: x @ w.t(), head)) == [[2048, 768, 768, 50264]]
+    assert multiplied_sizes(lower(lambda x, w: (x @ w.t()).relu(), head)) == [[2048, 768, 768, 50264]]
+
+
+@pytest.mark.usefixtures("always")
+def test_columns_of_a_result_that_leaves_the_graph_are_left_to_our_kernel() -> None:
+    """The padded product would be copied to be returned; columns of a factor that lie side by side are padded all the same."""
+    rows, columns = matrix(2, 3, 16).flatten(0, 1), matrix(16, 9, turned=True)
+    assert multiplied_sizes(check(torch.mm, rows, columns)) == [[6, 16, 16, 9]]
+    assert multiplied_sizes(check(lambda x, y: (x @ y).view(2, 3, 9), rows, columns)) == [[6, 16, 16, 9]]
+    assert multiplied_sizes(check(lambda x, y: ((z := x @ y), z.exp()), rows, columns)) == [[6, 16, 16, 9]]
+    assert multiplied_sizes(check(torch.mm, rows, columns.contiguous())) == [[6, 16, 16, 16]]
+    assert multiplied_sizes(check(torch.mm, matrix(5, 9), matrix(9, 3, turned=True))) == [[5, 16, 16, 3]]
+    assert multiplied_sizes(lower(torch.mm, (rows, columns), config=Config(matmul="aten"))) == [[6, 16, 16, 16]]
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
