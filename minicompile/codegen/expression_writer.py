@@ -27,7 +27,7 @@ from minicompile.codegen.triton_text import (
     typed_literal,
 )
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, Load, Masked, Random, children, indirect_values, walk
-from minicompile.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Mod, Symbol, atoms
+from minicompile.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Mod, Symbol, atoms, is_below
 
 LONGEST_INLINE = 60
 """A sub-expression used once is written inside its user if both together stay readable."""
@@ -74,7 +74,9 @@ class ExpressionWriter:
         functions: device functions called.
     """
 
-    def __init__(self, geometry: Geometry, parameters: Mapping[str, str], round_each: bool) -> None:
+    def __init__(
+        self, geometry: Geometry, parameters: Mapping[str, str], round_each: bool, extents: Mapping[str, Index] | None = None
+    ) -> None:
         self.geometry = geometry
         self.outer = self.inner = Scope()
         self.known: dict[Load, Value] = {}
@@ -88,6 +90,7 @@ class ExpressionWriter:
         self.namer = Namer(geometry.names().union(parameters.values()))
         self._parameters = parameters
         self._round_each = round_each
+        self._extents = extents or {}
         self._uses: collections.Counter[Expr] = collections.Counter()
         self._computed_with: set[Expr] = set()
         self._index_uses: collections.Counter[Index | Atom] = collections.Counter()
@@ -138,10 +141,16 @@ class ExpressionWriter:
         if expression not in self._reads:
             for current in walk(expression):
                 if current not in self._reads:
-                    own = isinstance(current, Load) and current not in self.known_axes
+                    own = isinstance(current, Load) and current not in self.known_axes and not self._is_free(current)
                     own |= isinstance(current, Apply) and current.operation == "checked"  # only where it is wanted
                     self._reads[current] = own or any(self._reads[c] for c in children(current))
         return self._reads[expression]
+
+    def _is_free(self, load: Load) -> bool:
+        """Whether a load needs no condition: it is one for many points, and lies in its buffer at each of them."""
+        many = not index_axes(load.index) >= frozenset(self.geometry.live)
+        known = load.buffer in self._extents and not indirect_values(load.index)
+        return many and known and is_below(load.index, self._extents[load.buffer])
 
     def scope_for(self, axes: Iterable[Axis]) -> Scope:
         """The outermost scope in which a value that varies along `axes` can be computed."""
@@ -179,7 +188,8 @@ class ExpressionWriter:
     def _is_masked_load(self, masked: Masked) -> bool:
         """Whether the value can be loaded with its default in one instruction."""
         value = masked.value
-        return isinstance(value, Load) and value not in self.known and isinstance(masked.other, Constant)
+        loaded = isinstance(value, Load) and value not in self.known and not self._is_free(value)
+        return loaded and isinstance(masked.other, Constant)
 
     def _key(self, expression: Expr, conditions: Conditions) -> tuple[Expr, Conditions]:
         return (expression, conditions if conditions and self._reads_memory(expression) else ())

@@ -27,6 +27,7 @@ class KernelWriter:
         self.group, self.name, self.context = group, name, context
         self.values = GroupValues(group, context.buffers)
         plan = plan_for_device(group.tile, context.device)
+        own_sizes = geometry is None
         self.limits: set[tuple[Index, int]] = set()
         self.row = ""
         if geometry is None:
@@ -42,7 +43,8 @@ class KernelWriter:
             if loop.overwrites in self.parameters and loop.buffer in self.pointers:
                 self.pointers.remove(loop.buffer)
                 self.parameters[loop.buffer] = self.parameters[loop.overwrites]
-        self.writer = ExpressionWriter(self.geometry, self.parameters, context.round_each)
+        extents = {name: context.buffers[name].extent for name in self.parameters if own_sizes}
+        self.writer = ExpressionWriter(self.geometry, self.parameters, context.round_each, extents)
         self._learn()
         self.folds = FoldWriter(self.writer)
 

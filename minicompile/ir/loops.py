@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 
 from minicompile.errors import Location
 from minicompile.ir.expr import Expr, Load, indirect_values, loads, rewrite, rewrite_index
-from minicompile.ir.index import Atom, Axis, Index, hint, product
+from minicompile.ir.index import ZERO, Atom, Axis, Index, hint, product, total
 
 PRODUCT = "(product)"
 """What the epilogue of a matrix product loads: the product before it is rounded or stored."""
@@ -60,6 +60,13 @@ class Buffer:
     def numel(self) -> Index:
         """Number of elements."""
         return product(self.sizes)
+
+    @property
+    def extent(self) -> Index:
+        """Elements of memory from the first to the last, gaps included."""
+        if any(size.constant == 0 for size in self.sizes):
+            return ZERO
+        return total((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True)) + 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import Load
-from minicompile.ir.index import ZERO, Axis, Index, product
+from minicompile.ir.index import ZERO, Axis, Index, hint, product
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, Scan, rewrite_loop
 from minicompile.scheduling.cluster import Cluster
 from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten, step_of, unflatten
@@ -18,6 +18,8 @@ from minicompile.scheduling.traffic import access_bytes, size_of
 CONFLICT_SHARE = 0.15
 CONFLICT_BYTES = 1 << 14
 CONFLICT_SIZE = 4
+VALUES_OF_A_ROW = 3
+LEAST_ROW = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Domain:
     kernel the axis that a program steps through.
 
     `folded_first` says that neighbouring elements lie along the folded axis, not along the last parallel one; `crosswise`
-    that for some of what is moved it is the other way round.
+    that for some of what is moved it is the other way round. `in_rows` says that of two parallel axes the first one counts rows
+    of which several values hold for all elements.
     """
 
     loops: tuple[Loop, ...]
@@ -35,6 +38,7 @@ class Domain:
     folded_first: bool
     stepped: Axis | None = None
     crosswise: bool = False
+    in_rows: bool = False
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -54,6 +58,7 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
     """The cluster's loops over tile axes."""
     accesses = _accesses(cluster, buffers)
     stepped: Axis | None = None
+    in_rows = False
     parallel: tuple[Axis, ...]
     if cluster.stepped:
         parts = tuple(axis for axis in cluster.outer if axis not in cluster.stepped)
@@ -67,11 +72,15 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
         changes += inner_changes
         folded_first = _neighbours_are_folded(outer, inner, accesses)
     else:
-        slow, fast = _split_where_strides_conflict(_by_steps(cluster.outer, accesses), accesses)
+        order = _by_steps(cluster.outer, accesses)
+        slow, fast = _split_where_strides_conflict(order, accesses)
+        if not slow:
+            slow, fast = _split_into_rows(order, accesses)
+            in_rows = bool(slow)
         parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
         folded, folded_first = None, False
     crosswise = folded_first and any(_is_crosswise(access, cluster) for access in accesses)
-    domain = Domain((), parallel, folded, folded_first, stepped, crosswise)
+    domain = Domain((), parallel, folded, folded_first, stepped, crosswise, in_rows)
     loops: list[Loop] = []
     places: dict[str, Index] = {}
     for position in sorted(cluster.maps):
@@ -187,6 +196,17 @@ def _split_where_strides_conflict(
         return (), order
     place = order.index(axis) + 1
     return order[:place], order[place:]
+
+
+def _split_into_rows(order: tuple[Axis, ...], accesses: list[_Access]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """`order` in two parts where several values hold for all that the second part, long enough, runs over; else the first is
+    empty. A program that computes part of one row loads and computes them once, not for each of its elements."""
+    for place in range(1, len(order)):
+        row = order[place:]
+        shared = [a for a in accesses if all(a.steps[axis] == 0 for axis in row) and any(a.steps[axis] for axis in order[:place])]
+        if len(shared) >= VALUES_OF_A_ROW:
+            return (order[:place], row) if hint(product(axis.size for axis in row)) >= LEAST_ROW else ((), order)
+    return (), order
 
 
 def _neighbours_are_folded(outer: tuple[Axis, ...], inner: tuple[Axis, ...], accesses: list[_Access]) -> bool:

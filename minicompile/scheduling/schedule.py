@@ -16,6 +16,7 @@ from minicompile.scheduling.inline import inline_producers, output_buffers
 from minicompile.scheduling.matmul import Chooser, route_matmuls
 from minicompile.scheduling.memory_plan import plan_memory
 from minicompile.scheduling.naming import kernel_name
+from minicompile.scheduling.one_hot import without_one_hot_sums
 from minicompile.scheduling.reindexing import axes_in
 from minicompile.scheduling.split import split_reductions
 from minicompile.scheduling.tiling import TileFacts, plan_tile
@@ -33,7 +34,8 @@ def schedule_graph(
     otherwise only those near the hints may be, as the plans say.
     """
     outputs = output_buffers(lowered)
-    operations, buffers = split_reductions(inline_producers(lowered), lowered.buffers, device)
+    inlined = without_one_hot_sums(inline_producers(lowered), lowered.buffers)
+    operations, buffers = split_reductions(inlined, lowered.buffers, device)
     if choose_matmul is not None:
         operations = route_matmuls(operations, buffers, outputs, choose_matmul)
     fuser = Fuser(operations, buffers, outputs, config.fuse)
@@ -89,6 +91,7 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
         folded_first=domain.folded_first,
         crosswise=domain.crosswise,
         stepped=domain.stepped,
+        in_rows=domain.in_rows,
         itemsize=max(sizes, default=4),
         live_rows=len(rows) + 1,
         must_persist=scans and len(domain.loops) > 1,

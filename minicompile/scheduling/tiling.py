@@ -37,6 +37,7 @@ class TileFacts:
         parallel, stepped, folded: its axes.
         folded_first: memory is contiguous along the folded axis.
         crosswise: though some that is read or written is contiguous from row to row.
+        in_rows: of two parallel axes the second is a row, of which several values hold for all elements.
         itemsize: of the widest element moved over the whole space, in bytes.
         live_rows: values over the folded axis that stay in registers from one pass to the next.
         must_persist: a scan whose result other loops use.
@@ -52,6 +53,7 @@ class TileFacts:
     stepped: Axis | None = None
     any_size: bool = False
     crosswise: bool = False
+    in_rows: bool = False
 
     def may_persist(self) -> bool:
         """Whether a row may be kept whole: its length is known, or rows of lengths far from the hint are not expected."""
@@ -78,7 +80,9 @@ def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     if facts.stepped is not None:
         return _plan_crossed(facts)
     if facts.folded is None:
-        return _plan_plane(facts, device) if len(facts.parallel) == 2 else _plan_line(facts, device)
+        if len(facts.parallel) == 1:
+            return _plan_line(facts, device)
+        return _plan_parts_of_rows(facts, device) if facts.in_rows else _plan_plane(facts, device)
     return _plan_rows(facts, device) if facts.folded_first else _plan_columns(facts, device)
 
 
@@ -98,6 +102,19 @@ def _plan_line(facts: TileFacts, device: DeviceProperties) -> TilePlan:
         per_thread //= 2
     block = min(next_power_of_two(size), warps * 32 * per_thread)
     return _plan(facts, [block], "pointwise", warps, f"{per_thread} elements of {facts.itemsize} bytes per thread")
+
+
+def _plan_parts_of_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
+    """As for a line, but no program computes parts of two rows."""
+    rows, row = (hint(axis.size) for axis in facts.parallel)
+    per_thread, warps = max(1, BYTES_PER_THREAD // facts.itemsize), 4
+    while warps > 1 and rows * row < device.multiprocessors * warps * 32 * per_thread:
+        warps //= 2
+    block = warps * 32 * per_thread
+    while block > 256 and -row % block > row // 8:
+        block //= 2
+    warps = min(warps, max(1, block // (32 * per_thread)))
+    return _plan(facts, [1, block], "pointwise", warps, f"parts of rows of {row}, of which a program has the values once")
 
 
 def _plan_plane(facts: TileFacts, device: DeviceProperties) -> TilePlan:

@@ -395,6 +395,32 @@ def softmax_of_few_long_rows() -> Schedule:
 
 
 @entry
+def cross_entropy_gradient() -> Schedule:
+    """Of logits padded from 50,257 classes: what holds for a row is loaded once, without a mask."""
+    maker, rows, classes, padded = GraphMaker(), 8192, 50257, 50264
+    maker.input("logits", rows, classes, dtype=BF16)
+    maker.input("target", rows, dtype=I64)
+    for name in ("highest", "log_total"):
+        maker.input(name, rows)
+    maker.input("scale", 1)
+
+    def at_target(i: Index, j: Index) -> Expr:
+        here = apply("eq", IndexValue(j, I64), maker.load("target", i), dtype=BOOL)
+        return f32("where", here, f32("neg", maker.load("scale", 0)), number_of(0.0))
+
+    def difference(i: Index, j: Index) -> Expr:
+        below = f32("sub", cast(maker.load("logits", i, j), F32), maker.load("highest", i))
+        likely = f32("exp", f32("sub", below, maker.load("log_total", i)))
+        return cast(f32("sub", at_target(i, j), f32("mul", likely, maker.load("total", i))), BF16)
+
+    maker.reduce("total", "sum", (rows, classes), (1,), at_target)
+    maker.pointwise("gradient", (rows, padded), lambda i, j: Masked(
+        apply("lt", IndexValue(j, I64), Constant(classes, I64), dtype=BOOL), difference(i, j), Constant(0.0, BF16), BF16),
+        "aten._log_softmax_backward_data.default", BF16)  # fmt: skip
+    return scheduled(maker.graph("gradient"))
+
+
+@entry
 def rotary_embedding() -> Schedule:
     maker, heads, time, half = GraphMaker(), 12, 512, 32
     for name in ("cos", "sin"):

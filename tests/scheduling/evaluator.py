@@ -29,6 +29,7 @@ OPERATIONS: dict[str, Callable[..., Array]] = {
     "lt": np.less,
     "ge": np.greater_equal,
     "logical_and": np.logical_and,
+    "bitwise_and": np.logical_and,  # of truths
     "where": np.where,
     "cast": lambda a: a,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minicompile.ir.schedule import DeviceProperties, KernelGroup
-from minicompile.scheduling import split, tiling
+from minicompile.scheduling import domain, split, tiling
 from tests.scheduling.many_programs import check_program
 
 
@@ -29,6 +29,17 @@ def test_random_programs_keep_their_values_when_rows_never_fit_registers(monkeyp
 def test_a_number_loaded_under_a_condition_that_varies_is_loaded_in_every_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "ROW_REGISTERS", 0)
     check_program(5673, length=4 + 5673 % 20, kernels=True)
+
+
+def test_random_programs_keep_their_values_when_rows_share_what_holds_for_all_their_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain, "LEAST_ROW", 2)
+    monkeypatch.setattr(domain, "VALUES_OF_A_ROW", 1)
+    in_rows = 0
+    for seed in range(7000, 7060):
+        schedule = check_program(seed, length=4 + seed % 20, kernels=seed % 3 == 0)
+        kernels = [step for step in schedule.steps if isinstance(step, KernelGroup)]
+        in_rows += sum("parts of rows" in kernel.tile.reason for kernel in kernels)
+    assert in_rows > 0
 
 
 @pytest.mark.parametrize("splits", [2, 3, 5])
