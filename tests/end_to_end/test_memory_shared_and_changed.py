@@ -383,3 +383,18 @@ def test_inputs_that_share_memory_in_some_calls_only(dynamic: bool | None) -> No
         return seen
 
     torch.testing.assert_close(rounds(minicompile.compile(write, dynamic=dynamic)), rounds(write), rtol=0, atol=0)
+
+
+def test_results_of_other_operations_that_vary_in_size_and_share_memory_are_not_taken_for_changed() -> None:
+    def losses(scores: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(scores.shape[0])
+        return torch.nn.functional.cross_entropy(scores, places) + torch.nn.functional.cross_entropy(turned, places)
+
+    compiled = minicompile.compile(losses, options={"suppress_errors": False})
+    for size in (4, 3, 5, 6):
+        leaf = torch.randn(size, size, requires_grad=True)
+        scores = leaf * 2
+        (expected,) = torch.autograd.grad(losses(scores, scores.t()), leaf, retain_graph=True)
+        (found,) = torch.autograd.grad(compiled(scores, scores.t()), leaf)
+        torch.testing.assert_close(found, expected)
+    assert compiled.stats.graphs == 2 and compiled.stats.fallbacks == 0
