@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minicompile.capture.fake_results import RememberingFakeMode
 from minicompile.ir import autocast
-from minicompile.ir.fake_mode import BEFORE_TORCH_2_13
+from minicompile.ir.fake_mode import BEFORE_TORCH_2_13, storage_key
 
 FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
@@ -105,6 +105,7 @@ def symbolic_fake(mode: RememberingFakeMode, like: torch.Tensor, sizes: Any, str
     elif like.requires_grad:
         with torch.enable_grad(), mode:  # adding what requires a gradient makes it the result of an operation
             fake.add_(torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True))
+        del mode.written[storage_key(fake)]
     return fake
 
 

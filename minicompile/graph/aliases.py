@@ -138,9 +138,10 @@ class OutputAnalysis:
             self._hidden[key] = (self._return(self._node(base), base), base)
         kind, (place, other) = ("output", root) if root is not None else ("hidden", self._hidden[key])
         detached = self._before_cut.get(id(base), base) is not other
-        if detached and (value.requires_grad or not same_place(base, other)):
+        elsewhere = detached and not same_place(base, other)
+        if detached and value.requires_grad or elsewhere and torch_interface.data_was_mutated(other):
             raise RuntimeError(DETACHED)
-        return self._view(kind, place, base if root is not None or detached else other, value, detached)
+        return self._view(kind, place, other if elsewhere or root is None and not detached else base, value, detached)
 
     def _viewed_result(self, value: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """The result, itself a view, that autograd says `value` is a view of, and its place."""

@@ -322,7 +322,8 @@ def template_key(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor])
 
     def describe(value: Any) -> Any:
         if isinstance(value, FakeTensor):
-            if torch_interface.is_symbolic(value) or value.is_conj() or value.is_neg() or value.layout != torch.strided:
+            lazy = value.is_conj() or value.is_neg() or value.constant is not None  # on which the result's depends
+            if lazy or torch_interface.is_symbolic(value) or value.layout != torch.strided:
                 raise TypeError
             position = positions.setdefault(id(value), len(tensors))
             if position == len(tensors):

@@ -31,6 +31,11 @@ def functionalization() -> Iterator[None]:
         torch._disable_functionalization()
 
 
+def is_functional(value: torch.Tensor) -> bool:
+    """Whether a tensor is a functional one; the result of an operator on numbers alone is not."""
+    return torch._is_functional_tensor(value)
+
+
 def to_functional(value: torch.Tensor) -> torch.Tensor:
     """A functional tensor around `value`."""
     return torch._to_functional_tensor(value)
@@ -202,4 +207,4 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
 
 def plain_value(value: torch.Tensor) -> torch.Tensor:
     """The plain tensor inside a functional one, without applying pending mutations; any other tensor itself."""
-    return torch._from_functional_tensor(value) if torch._is_functional_tensor(value) else value
+    return torch._from_functional_tensor(value) if is_functional(value) else value

@@ -28,7 +28,7 @@ from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import is_item, is_view, name_of, operand
 from minicompile.graph.patterns import changes_something
 from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
-from minicompile.graph.recorder import Recorder, tensors_of
+from minicompile.graph.recorder import SYMBOLIC_TYPES, Recorder, tensors_of
 from minicompile.graph.writing_operators import call_on_copies, written_arguments
 from minicompile.ir import autocast
 from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding, ancestors
@@ -348,6 +348,9 @@ class _Tracer:
                 result = node.target(*args, **kwargs)
         else:
             result = called(node.target, args, kwargs)
+            if args and isinstance(result, torch.Tensor) and not torch_interface.is_functional(result):
+                make = functools.partial(torch.full, ()) if isinstance(args[0], SYMBOLIC_TYPES) else torch.tensor
+                result = called(node.target, (make(args[0]), *args[1:]), kwargs)
             if getattr(node.target, "views", False):
                 self.views_by_hand.update(torch_interface.storage_key(value) for value in result)
         for number in range(first, torch_interface.next_sequence_number()):

@@ -24,7 +24,7 @@ from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
-from minicompile.lowering.sizes import float_value, is_empty, is_one, size_index, size_indices, stride_indices
+from minicompile.lowering.sizes import float_value, is_dense, is_empty, is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, changed_tensors, mapped
 
 EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
@@ -241,11 +241,12 @@ class GraphLowering:
     def _keep(self, node: Node, chosen: Callable[[TensorValue], bool]) -> None:
         """Copy the chosen ones of a node's tensors; what eager would have computed lies in memory as promised."""
         promised = node.meta["val"]
-        whole = isinstance(promised, torch.Tensor) and torch.ops.aten.is_non_overlapping_and_dense(promised)
 
         def kept(value: TensorValue) -> TensorValue:
-            strides = stride_indices(promised.stride()) if whole and value.copied else None
-            return self.builder.copy(value, strides=strides) if chosen(value) else value
+            if not chosen(value):
+                return value
+            steps = stride_indices(promised.stride()) if value.copied and isinstance(promised, torch.Tensor) else ()
+            return self.builder.copy(value, strides=steps if steps and is_dense(value.sizes, steps) else None)
 
         self.values[node] = changed_tensors(self.values[node], kept)
 

@@ -83,6 +83,16 @@ def contiguous_strides(sizes: tuple[Index, ...]) -> tuple[Index, ...]:
     return tuple(reversed(strides))
 
 
+def is_dense(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
+    """Whether the elements lie side by side in some order of the dimensions, whatever the values of symbols are."""
+    end = ONE
+    for stride, size in sorted(zip(strides, sizes, strict=True), key=lambda pair: (hint(pair[0]), hint(pair[1]))):
+        if size is not ONE and stride is not end:
+            return False
+        end = end * size
+    return True
+
+
 def overlaps(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
     """Whether two positions share an element (as far as the sizes seen at compile time tell)."""
     end = 1

@@ -782,3 +782,17 @@ def test_sizes_beside_halves_are_what_the_verifier_expects(dtype: torch.dtype) -
     compiled = minicompile.compile(function, dynamic=True, options={"verify": True, "suppress_errors": False, "cache": False})
     for size in (5, 7):
         check(function, torch.randn(size, 3).to(dtype), compile=lambda _: compiled)
+
+
+def test_a_long_convolution_by_fft_behind_a_causal_one_varies_in_length() -> None:
+    convolution = nn.Conv1d(4, 4, 3, padding=2)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[-1]
+        spectrum = torch.fft.rfft(convolution(x)[..., :length], n=2 * length)
+        return torch.fft.irfft(spectrum * spectrum, n=2 * length)[..., :length]
+
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    for length in (8, 10, 3, 12):
+        check(function, torch.randn(2, 4, length, requires_grad=True), compile=lambda _: compiled)
+    assert compiled.stats.graphs <= 3

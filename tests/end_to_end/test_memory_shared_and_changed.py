@@ -383,3 +383,38 @@ def test_inputs_that_share_memory_in_some_calls_only(dynamic: bool | None) -> No
         return seen
 
     torch.testing.assert_close(rounds(minicompile.compile(write, dynamic=dynamic)), rounds(write), rtol=0, atol=0)
+
+
+def test_results_of_other_operations_that_vary_in_size_and_share_memory_are_not_taken_for_changed() -> None:
+    def losses(scores: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(scores.shape[0])
+        return torch.nn.functional.cross_entropy(scores, places) + torch.nn.functional.cross_entropy(turned, places)
+
+    compiled = minicompile.compile(losses, options={"suppress_errors": False})
+    for size in (4, 3, 5, 6):
+        leaf = torch.randn(size, size, requires_grad=True)
+        scores = leaf * 2
+        (expected,) = torch.autograd.grad(losses(scores, scores.t()), leaf, retain_graph=True)
+        (found,) = torch.autograd.grad(compiled(scores, scores.t()), leaf)
+        torch.testing.assert_close(found, expected)
+    assert compiled.stats.graphs == 2 and compiled.stats.fallbacks == 0
+
+
+@pytest.mark.parametrize("function", [
+    lambda y: (y, y[:2].detach()), lambda y: (y.detach()[1], y, y.detach().view(-1)), lambda y: (y[:, :2].detach(), y.sin(), y, y[1]),
+    lambda y: (y.view(6, -1), y.detach()[1:].t(), y[0].detach().cos()), lambda y: (y.chunk(2, 1)[0].detach(), y, y.detach().view(torch.int32)),
+])  # fmt: skip
+def test_detached_parts_of_a_result_are_results(function: Callable[..., Any]) -> None:
+    layer = torch.nn.Linear(4, 6)
+    compiled = minicompile.compile(lambda x: function(layer(x)), options={"suppress_errors": False})
+    for rows in (3, 4, 5):
+        shown, x = [], torch.randn(rows, 4)
+        for run in (lambda x: function(layer(x)), compiled):
+            leaf = x.clone().requires_grad_()
+            results = run(leaf)
+            sum(value.square().sum() for value in results if value.requires_grad).backward()
+            described = [(value.stride(), value.storage_offset(), value.requires_grad, value._is_view()) for value in results]
+            memory = [[one.untyped_storage()._cdata == other.untyped_storage()._cdata for one in results] for other in results]
+            shown.append(([*map(torch.Tensor.detach, results), leaf.grad], (described, memory)))
+        assert shown[0][1] == shown[1][1]
+        torch.testing.assert_close(shown[1][0], shown[0][0])

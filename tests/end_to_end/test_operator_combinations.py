@@ -448,3 +448,18 @@ def test_a_piece_of_a_concatenation_that_is_one_of_its_parts_reads_no_other() ->
     first, second = torch.randn(4, 6), torch.randn(4, 9)
     torch.testing.assert_close(compiled(first, second), first + 1)
     assert "second_ptr" not in str(minicompile.sources(compiled))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.view(torch.div(x.size(0), 2, rounding_mode="trunc"), -1) * torch.div(x.size(1), 2, rounding_mode="trunc"),
+    lambda x: x.view(torch.div(6, 3, rounding_mode="floor"), -1).t() @ x.view(torch.div(6, 3, rounding_mode="floor"), -1),
+    lambda x: (x * torch.div(x.size(0), 4), torch.add(3, x.size(0)), torch.mul(3, 2.5), torch.sub(x.size(0), 2)),
+    lambda x: x.half() * torch.floor_divide(x.size(0), 4) + torch.remainder(7, torch.pow(2, 2)), lambda x: x + torch.true_divide(1, 3),
+    lambda x: (t := torch.div(8, 4, rounding_mode="trunc"), y := x.view(t, -1) * 2, t.add_(1), x.view(t, -1) * y.sum()),
+    lambda x: (t := torch.sub(4, 2), t.mul_(3), x.reshape(t, -1) * 2, x.new_zeros(torch.sub(4, 2) + 1, t - 2)),
+])  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tensors_computed_of_numbers_alone(function: Callable[..., Any], dynamic: bool) -> None:
+    compiled = minicompile.compile(function, dynamic=dynamic, options={"suppress_errors": False})
+    for rows in (6, 12):
+        check(function, leaf(rows, 4), compile=lambda _: compiled)
