@@ -133,6 +133,8 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }
 
 INDEXING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "one element at several places, summed": (lambda x, i: (x[:, None].expand(3, 5)[:, i].sum(1), x[0].expand(5)[i].sum(0)),
+                                              lambda: (leaf(3), torch.tensor([0, 4, -1, 0]))),
     "scatter of every kind": (lambda x, i, s: x.scatter(1, i, s).sum() + x.scatter_add(1, i, s).cos().sum()
                               + x.scatter_reduce(1, i, s, "amax", include_self=False).sin().sum() + x.scatter(1, i, 2.0).sum(),
                               lambda: (leaf(3, 5), torch.stack([torch.randperm(5)[:4] for _ in range(3)]), leaf(3, 4))),
