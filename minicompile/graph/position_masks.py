@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from minicompile.graph.torch_interface import surely_equal
+from minicompile.ir.fake_mode import surely_one
 
 VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "detach")
 COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
@@ -144,8 +145,8 @@ class PositionReader:
         index = node.args[1] if name == "getitem" and isinstance(node.args[1], tuple) else node.args[1:2]
         if name == "getitem" and any(part not in (None, Ellipsis, slice(None)) for part in index):
             raise Unknown
-        old = [(dim - len(before), size) for dim, size in enumerate(before) if not is_one(size)]
-        new = [(dim - len(after), size) for dim, size in enumerate(after) if not is_one(size)]
+        old = [(dim - len(before), size) for dim, size in enumerate(before) if not surely_one(size)]
+        new = [(dim - len(after), size) for dim, size in enumerate(after) if not surely_one(size)]
         if name in ("expand", "broadcast_to"):
             new = [entry for entry in new if entry[0] in dict(old)]
         if len(old) != len(new) or not all(surely_equal(a, b) for (_, a), (_, b) in zip(old, new, strict=True)):
@@ -175,7 +176,7 @@ class PositionReader:
         edge = number(node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0))
         if name == "triu":
             edge = edge - 1
-        if isinstance(source, Positions) or any(is_one(size) for size in example.shape[-2:]):
+        if isinstance(source, Positions) or any(surely_one(size) for size in example.shape[-2:]):
             raise Unknown
         if source.edge is not None and not surely_equal(source.edge, edge):
             raise Unknown
@@ -195,7 +196,7 @@ def arange(node: Node, example: Tensor) -> Positions:
     """The positions that `arange` counts."""
     if len(node.args) not in (1, 2) or example.dtype not in (torch.int64, torch.int32) or set(node.kwargs) - {"dtype", "device"}:
         raise Unknown
-    return Positions(0, 0 if is_one(example.shape[0]) else 1, 0 if len(node.args) == 1 else number(node.args[0]))
+    return Positions(0, 0 if surely_one(example.shape[0]) else 1, 0 if len(node.args) == 1 else number(node.args[0]))
 
 
 def of_positions(name: str, values: list[Any]) -> Positions | Band:
@@ -238,8 +239,3 @@ def number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, Positions, Band)):
         raise Unknown
     return value
-
-
-def is_one(size: Any) -> bool:
-    """Whether a size is 1 in every call; symbolic ones are at least 2."""
-    return type(size) is int and size == 1

@@ -211,6 +211,11 @@ def surely_equal(first: Any, second: Any) -> bool:
     return first == second if type(first) is int and type(second) is int else surely(first == second)
 
 
+def surely_one(size: Any) -> bool:
+    """Whether a size is 1 in every call, as a slice's may be that was broadcast; symbols alone are at least 2."""
+    return size == 1 if type(size) is int else size.node.hint == 1 and surely(size == 1)
+
+
 def surely(condition: bool | torch.SymBool) -> bool:
     """Whether something holds in every call of the graph, as far as is known; nothing new is assumed."""
     if isinstance(condition, bool):

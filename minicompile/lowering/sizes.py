@@ -15,6 +15,7 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, cast
+from minicompile.ir.fake_mode import surely_one
 from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index, hint, is_nonnegative, product, total
 from minicompile.ir.size_nodes import values_of_symbols
 
@@ -31,7 +32,7 @@ def size_index(value: Any) -> Index:
     if isinstance(value, Index):
         return value
     if isinstance(value, torch.SymInt):
-        return _symbolic(value.node.expr, value.node.shape_env)
+        return ONE if surely_one(value) else _symbolic(value.node.expr, value.node.shape_env)
     return _integer(int(value))
 
 
