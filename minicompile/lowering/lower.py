@@ -241,13 +241,21 @@ class GraphLowering:
     def _keep(self, node: Node, chosen: Callable[[TensorValue], bool]) -> None:
         """Copy the chosen ones of a node's tensors; what eager would have computed lies in memory as promised."""
         promised = node.meta["val"]
-        whole = isinstance(promised, torch.Tensor) and torch.ops.aten.is_non_overlapping_and_dense(promised)
 
         def kept(value: TensorValue) -> TensorValue:
-            strides = stride_indices(promised.stride()) if whole and value.copied else None
-            return self.builder.copy(value, strides=strides) if chosen(value) else value
+            if not chosen(value):
+                return value
+            as_promised = value.copied and isinstance(promised, torch.Tensor)
+            return self._copy_as(promised, value) if as_promised else self.builder.copy(value)
 
         self.values[node] = changed_tensors(self.values[node], kept)
+
+    def _copy_as(self, promised: torch.Tensor, value: TensorValue, suffix: str = "") -> TensorValue:
+        """A copy that lies in memory as `promised`, also with gaps; what is expanded lies there once."""
+        sizes, strides = size_indices(promised.shape), stride_indices(promised.stride())
+        once = tuple(ONE if step is ZERO else size for size, step in zip(sizes, strides, strict=True))
+        kept = self.builder.copy(value.reindexed(once, lambda indices: indices), strides=strides, suffix=suffix)
+        return dataclasses.replace(kept, sizes=sizes)
 
     def _rename(self, renamed: dict[str, str]) -> None:
         """After a call that wrote its arguments, every value that shares their storage is of the new version."""
@@ -269,9 +277,7 @@ class GraphLowering:
         sizes, strides = size_indices(example.shape), stride_indices(example.stride())
         self.builder.node = result
         if value.strides is None or value.copied:
-            once = tuple(ONE if step is ZERO else size for size, step in zip(sizes, strides, strict=True))
-            kept = self.builder.copy(value.reindexed(once, lambda indices: indices), strides=strides, suffix="out")
-            value = dataclasses.replace(kept, sizes=sizes)
+            value = self._copy_as(example, value, "out")
         assert value.strides is not None
         own = strides if is_empty(sizes) else value.strides
         shown = tuple(eager if is_one(size) else step for size, step, eager in zip(sizes, own, strides, strict=True))

@@ -78,6 +78,9 @@ LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }
 
 SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "factors of parts of copies": (lambda x: (torch.linalg.det(x.flip(-1)[..., :3, :3]), torch.linalg.slogdet(x.roll(1, 0)[..., 1:, ::2])[1],
+                                              torch.linalg.solve(x.flip(0)[:1, ..., :2, :2].expand(2, -1, -1), x[..., 1:3, :3])),
+                                   lambda: (leaf(2, 4, 6),)),
     "pooling of every kind": (lambda x: F.max_pool2d(x, 3, 2, 1).sum() + F.avg_pool2d(x, 2, 2, count_include_pad=False).square().sum()
                               + F.adaptive_avg_pool2d(x, (3, 2)).cos().sum() + F.lp_pool2d(x.abs() + 0.1, 2, 2).sum(), lambda: (leaf(2, 3, 9, 8),)),
     "max pooling at ties": (lambda x: F.max_pool2d(x.round(), 2), lambda: (leaf(1, 2, 6, 6),)),
