@@ -186,8 +186,7 @@ def writes_each_element(func: Any) -> bool:
 def memory_format(func: Any, args: Any) -> torch.memory_format | None:
     """The layout of an operator's first result in eager; `None` where fake kernels know it."""
     if func.overloadpacket in BATCH_NORMS:
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[0].dim(), torch.contiguous_format)
-        return last if args[0].is_contiguous(memory_format=last) else torch.contiguous_format
+        return suggest_memory_format(args[0])
     if func in ON_CPU and args[0].fake_device.type == "cpu":
         return ON_CPU[func](*args)
     contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()
