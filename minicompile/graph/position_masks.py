@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.torch_interface import surely_equal
-from minicompile.ir.fake_mode import surely_one
+from minicompile.ir.fake_mode import surely_equal, surely_one
 
 VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "detach")
 COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
