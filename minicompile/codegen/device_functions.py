@@ -10,8 +10,9 @@ from triton.language.extra import libdevice
 
 @triton.jit
 def checked(value, valid, mask=None):
-    """The value, in the shape of the mask too; an assertion fails where it is not valid (and the mask holds), as in eager."""
+    """The value, as wide as `valid` and the mask; an assertion fails where it is not valid (and the mask holds), as in eager."""
     tl.device_assert(valid, "a value out of range", mask)
+    value = tl.broadcast(value, valid)[0]
     return value if mask is None else tl.broadcast(value, mask)[0]
 
 

@@ -194,10 +194,12 @@ def has_history(value: torch.Tensor) -> bool:
 
 def function_of(value: torch.Tensor) -> Any:
     """The function that gave a tensor its history; none for a view made under `no_grad`, of which autograd tells nothing once
-    its memory was written."""
+    its memory was written. One of several views of a call is then of no use, which eager says."""
     try:
         return value.grad_fn
-    except RuntimeError:
+    except RuntimeError as refusal:
+        if "multiple views" in str(refusal):
+            raise
         return None
 
 

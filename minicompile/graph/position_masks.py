@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from minicompile.graph.torch_interface import surely_equal
+from minicompile.ir.fake_mode import surely_equal, surely_one
 
 VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "detach")
 COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
@@ -148,8 +148,8 @@ class PositionReader:
         index = node.args[1] if name == "getitem" and isinstance(node.args[1], tuple) else node.args[1:2]
         if name == "getitem" and any(part not in (None, Ellipsis, slice(None)) for part in index):
             return sliced(source, index, after)
-        old = [(dim - len(before), size) for dim, size in enumerate(before) if not is_one(size)]
-        new = [(dim - len(after), size) for dim, size in enumerate(after) if not is_one(size)]
+        old = [(dim - len(before), size) for dim, size in enumerate(before) if not surely_one(size)]
+        new = [(dim - len(after), size) for dim, size in enumerate(after) if not surely_one(size)]
         if name in ("expand", "broadcast_to"):
             new = [entry for entry in new if entry[0] in dict(old)]
         if len(old) != len(new) or not all(surely_equal(a, b) for (_, a), (_, b) in zip(old, new, strict=True)):
@@ -179,7 +179,7 @@ class PositionReader:
         edge = number(node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0))
         if name == "triu":
             edge = edge - 1
-        if isinstance(source, Positions) or any(is_one(size) for size in example.shape[-2:]):
+        if isinstance(source, Positions) or any(surely_one(size) for size in example.shape[-2:]):
             raise Unknown
         if source.edge is not None and not surely_equal(source.edge, edge):
             raise Unknown
@@ -196,7 +196,7 @@ class PositionReader:
             raise Unknown
         if before is not None:
             first = self._value(before)
-            if not isinstance(first, Positions) or not is_one(before.meta["example_value"].shape[-1]):  # type: ignore[union-attr]
+            if not isinstance(first, Positions) or not surely_one(before.meta["example_value"].shape[-1]):  # type: ignore[union-attr]
                 raise Unknown
             if first.rows != source.rows or not surely_equal(source.offset - first.offset, source.columns):
                 raise Unknown
@@ -221,7 +221,7 @@ def sliced(source: Positions | Band, index: tuple[Any, ...], after: torch.Size) 
     if any(type(start) is not int or start < 0 for start in starts):
         raise Unknown
     moved = sum(factor * start for factor, start in zip(factors, starts, strict=True))
-    rows, columns = [0, *(0 if is_one(size) else factor for factor, size in zip(factors, after, strict=True))][-2:]
+    rows, columns = [0, *(0 if surely_one(size) else factor for factor, size in zip(factors, after, strict=True))][-2:]
     return Positions(rows, columns, source.offset + moved)
 
 
@@ -237,7 +237,7 @@ def arange(node: Node, example: Tensor) -> Positions:
     """The positions that `arange` counts."""
     if len(node.args) not in (1, 2) or example.dtype not in (torch.int64, torch.int32) or set(node.kwargs) - {"dtype", "device"}:
         raise Unknown
-    return Positions(0, 0 if is_one(example.shape[0]) else 1, 0 if len(node.args) == 1 else number(node.args[0]))
+    return Positions(0, 0 if surely_one(example.shape[0]) else 1, 0 if len(node.args) == 1 else number(node.args[0]))
 
 
 def of_positions(name: str, values: list[Any]) -> Positions | Band:
@@ -280,8 +280,3 @@ def number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, Positions, Band)):
         raise Unknown
     return value
-
-
-def is_one(size: Any) -> bool:
-    """Whether a size is 1 in every call; symbolic ones are at least 2."""
-    return type(size) is int and size == 1

@@ -186,8 +186,7 @@ def writes_each_element(func: Any) -> bool:
 def memory_format(func: Any, args: Any) -> torch.memory_format | None:
     """The layout of an operator's first result in eager; `None` where fake kernels know it."""
     if func.overloadpacket in BATCH_NORMS:
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[0].dim(), torch.contiguous_format)
-        return last if args[0].is_contiguous(memory_format=last) else torch.contiguous_format
+        return suggest_memory_format(args[0])
     if func in ON_CPU and args[0].fake_device.type == "cpu":
         return ON_CPU[func](*args)
     contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()
@@ -209,6 +208,11 @@ def shifts_exponents(value: torch.Tensor, power: torch.Tensor) -> bool:
 def surely_equal(first: Any, second: Any) -> bool:
     """Whether two sizes are equal in every call of the graph, as far as is known; nothing new is assumed."""
     return first == second if type(first) is int and type(second) is int else surely(first == second)
+
+
+def surely_one(size: Any) -> bool:
+    """Whether a size is 1 in every call, as a slice's may be that was broadcast; symbols alone are at least 2."""
+    return size == 1 if type(size) is int else size.node.hint == 1 and surely(size == 1)
 
 
 def surely(condition: bool | torch.SymBool) -> bool:

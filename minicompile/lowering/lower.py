@@ -24,7 +24,7 @@ from minicompile.lowering.builder import GraphBuilder
 from minicompile.lowering.extern import call_operator, mutated_arguments
 from minicompile.lowering.inputs_in_place import COPY, InputWrites
 from minicompile.lowering.registry import RULES, VIEWS, UseExtern
-from minicompile.lowering.sizes import float_value, is_dense, is_empty, is_one, size_index, size_indices, stride_indices
+from minicompile.lowering.sizes import float_value, is_empty, is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, changed_tensors, mapped
 
 EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
@@ -245,10 +245,17 @@ class GraphLowering:
         def kept(value: TensorValue) -> TensorValue:
             if not chosen(value):
                 return value
-            steps = stride_indices(promised.stride()) if value.copied and isinstance(promised, torch.Tensor) else ()
-            return self.builder.copy(value, strides=steps if steps and is_dense(value.sizes, steps) else None)
+            as_promised = value.copied and isinstance(promised, torch.Tensor)
+            return self._copy_as(promised, value) if as_promised else self.builder.copy(value)
 
         self.values[node] = changed_tensors(self.values[node], kept)
+
+    def _copy_as(self, promised: torch.Tensor, value: TensorValue, suffix: str = "") -> TensorValue:
+        """A copy that lies in memory as `promised`, also with gaps; what is expanded lies there once."""
+        sizes, strides = size_indices(promised.shape), stride_indices(promised.stride())
+        once = tuple(ONE if step is ZERO else size for size, step in zip(sizes, strides, strict=True))
+        kept = self.builder.copy(value.reindexed(once, lambda indices: indices), strides=strides, suffix=suffix)
+        return dataclasses.replace(kept, sizes=sizes)
 
     def _rename(self, renamed: dict[str, str]) -> None:
         """After a call that wrote its arguments, every value that shares their storage is of the new version."""
@@ -270,9 +277,7 @@ class GraphLowering:
         sizes, strides = size_indices(example.shape), stride_indices(example.stride())
         self.builder.node = result
         if value.strides is None or value.copied:
-            once = tuple(ONE if step is ZERO else size for size, step in zip(sizes, strides, strict=True))
-            kept = self.builder.copy(value.reindexed(once, lambda indices: indices), strides=strides, suffix="out")
-            value = dataclasses.replace(kept, sizes=sizes)
+            value = self._copy_as(example, value, "out")
         assert value.strides is not None
         own = strides if is_empty(sizes) else value.strides
         shown = tuple(eager if is_one(size) else step for size, step, eager in zip(sizes, own, strides, strict=True))

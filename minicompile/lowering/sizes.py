@@ -15,6 +15,7 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.ir.expr import Apply, Constant, Expr, IndexValue, cast
+from minicompile.ir.fake_mode import surely_one
 from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index, hint, is_nonnegative, product, total
 from minicompile.ir.size_nodes import values_of_symbols
 
@@ -31,7 +32,7 @@ def size_index(value: Any) -> Index:
     if isinstance(value, Index):
         return value
     if isinstance(value, torch.SymInt):
-        return _symbolic(value.node.expr, value.node.shape_env)
+        return ONE if surely_one(value) else _symbolic(value.node.expr, value.node.shape_env)
     return _integer(int(value))
 
 
@@ -81,16 +82,6 @@ def contiguous_strides(sizes: tuple[Index, ...]) -> tuple[Index, ...]:
         if size is not ZERO:
             step = step * size
     return tuple(reversed(strides))
-
-
-def is_dense(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:
-    """Whether the elements lie side by side in some order of the dimensions, whatever the values of symbols are."""
-    end = ONE
-    for stride, size in sorted(zip(strides, sizes, strict=True), key=lambda pair: (hint(pair[0]), hint(pair[1]))):
-        if size is not ONE and stride is not end:
-            return False
-        end = end * size
-    return True
 
 
 def overlaps(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> bool:

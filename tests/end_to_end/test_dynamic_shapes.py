@@ -763,6 +763,21 @@ def test_a_place_that_varies_is_within_its_dimension_or_refused(function: Callab
             assert torch.equal(compiled(x, i), expected)
 
 
+def broadcast_by_an_operator(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(3) + x[:, 1::2]
+
+
+def broadcast_by_a_copy(x: torch.Tensor) -> torch.Tensor:
+    return x.new_zeros(x.shape[0], 3).copy_(x[:, : x.shape[1] // 2]).sum(1)
+
+
+@pytest.mark.parametrize("function", [broadcast_by_an_operator, broadcast_by_a_copy])
+def test_what_is_one_by_a_computation_is_broadcast(function: Callable[..., Any]) -> None:
+    compiled = minicompile.compile(function, dynamic=True, options=STRICT)
+    for length in (2, 3, 6, 7, 3):
+        check(function, torch.randn(4, length, requires_grad=True), compile=lambda _: compiled, calls=1)
+
+
 @pytest.mark.parametrize("function", [
     lambda x, n, d: x + n // d, lambda x, n, d: x + n % d, lambda x, n, d: x + divmod(n, -d)[1], lambda x, n, d: x + n // (n - d),
     lambda x, n, d: x + n % (d - n), lambda x, n, d: x.long() + n * 2**31 + d, lambda x, n, d: x.double() + n * 10**9 // d, lambda x, n, d: x + int(n / d) + round(n / d) + math.floor(n / d) + math.ceil(n / d),

@@ -418,3 +418,19 @@ def test_detached_parts_of_a_result_are_results(function: Callable[..., Any]) ->
             shown.append(([*map(torch.Tensor.detach, results), leaf.grad], (described, memory)))
         assert shown[0][1] == shown[1][1]
         torch.testing.assert_close(shown[1][0], shown[0][0])
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("use", [lambda part: part, lambda part: part * 2])
+@pytest.mark.parametrize("split", [lambda x: x.unbind(0)[1], lambda x: x.chunk(2)[0], lambda x: x.split(1)[-1]])
+def test_one_of_several_views_is_refused_once_their_memory_was_written(
+    split: Callable[[torch.Tensor], torch.Tensor], use: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        whole = x + 1
+        part = split(whole)
+        whole.mul_(2)
+        return use(part)
+
+    with pytest.raises(RuntimeError, match="multiple views"):
+        minicompile.compile(function)(torch.randn(4, 3, requires_grad=True)).sum().backward()

@@ -78,6 +78,11 @@ LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }
 
 SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "norms of parts in channels_last": (lambda x, y: (F.batch_norm(x.permute(0, 3, 1, 2)[:, :4], None, None, training=True), F.batch_norm(
+                                            y.movedim(-1, 1)[:, ::2], torch.zeros(4), torch.ones(4))), lambda: (leaf(2, 5, 6, 7), leaf(2, 3, 5, 6, 8))),
+    "factors of parts of copies": (lambda x: (torch.linalg.det(x.flip(-1)[..., :3, :3]), torch.linalg.slogdet(x.roll(1, 0)[..., 1:, ::2])[1],
+                                              torch.linalg.solve(x.flip(0)[:1, ..., :2, :2].expand(2, -1, -1), x[..., 1:3, :3])),
+                                   lambda: (leaf(2, 4, 6),)),
     "pooling of every kind": (lambda x: F.max_pool2d(x, 3, 2, 1).sum() + F.avg_pool2d(x, 2, 2, count_include_pad=False).square().sum()
                               + F.adaptive_avg_pool2d(x, (3, 2)).cos().sum() + F.lp_pool2d(x.abs() + 0.1, 2, 2).sum(), lambda: (leaf(2, 3, 9, 8),)),
     "max pooling at ties": (lambda x: F.max_pool2d(x.round(), 2), lambda: (leaf(1, 2, 6, 6),)),
@@ -133,6 +138,8 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }
 
 INDEXING: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "one element at several places, summed": (lambda x, i: (x[:, None].expand(3, 5)[:, i].sum(1), x[0].expand(5)[i].sum(0)),
+                                              lambda: (leaf(3), torch.tensor([0, 4, -1, 0]))),
     "scatter of every kind": (lambda x, i, s: x.scatter(1, i, s).sum() + x.scatter_add(1, i, s).cos().sum()
                               + x.scatter_reduce(1, i, s, "amax", include_self=False).sin().sum() + x.scatter(1, i, 2.0).sum(),
                               lambda: (leaf(3, 5), torch.stack([torch.randperm(5)[:4] for _ in range(3)]), leaf(3, 4))),
