@@ -678,7 +678,7 @@ SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
 
 def module_has_hooks(tracer: Tracer, module: Module) -> bool:
     """Whether calling a module does more than calling `forward`; guards what it looked at."""
-    if hasattr(tracer.reals.get(id(module), module), "_initialize_hook"):
+    if "_initialize_hook" in vars(tracer.reals.get(id(module), module)):
         raise RunEager("a lazy module is initialised", expected=True)
     store = instance_dict(tracer, module)
     if store is None or not all(name in store for name in HOOK_TABLES):

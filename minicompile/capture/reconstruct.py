@@ -134,8 +134,7 @@ class Emitter:
             name = self.output(value)
         else:
             name = self.build(value)
-        self.memo[id(value)] = name
-        return name
+        return self.memo.setdefault(id(value), name)  # a part of it may hold the object itself, and have had it built
 
     def output(self, value: Any) -> str:
         """The variable of a graph output."""
@@ -149,6 +148,9 @@ class Emitter:
     def build(self, value: Any) -> str:
         """Statements that build an object made while tracing; returns its variable."""
         kind = type(value)
+        owner, name = self.tracer.owners.get(id(value), (None, ""))
+        if owner is not None and object.__getattribute__(owner, name) is value:
+            return self.assign(own_attribute(owner, self.value(owner), name), "part")
         builder = BUILDERS.get(kind)
         if builder is not None:
             return builder(self, value)
@@ -169,7 +171,8 @@ class Emitter:
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
             if kind is CALENDAR_DATE:
                 return self.assign(f"{self.constant(kind, kind.__name__)}({items})", "made")
-            name = self.memo[id(value)] = self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
+            made = self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
+            name = self.memo.setdefault(id(value), made)
             fill_attributes(self, value, name)
             return name
         claimed = {"types": types, "typing": typing}.get(kind.__module__)  # by classes that a function made, too
@@ -302,7 +305,7 @@ def build_set(emitter: Emitter, value: Any) -> str:
 def build_tuple(emitter: Emitter, value: tuple[Any, ...]) -> str:
     """A tuple."""
     text = literal(value)
-    return f"({emitter.row(value)})" if text is None else text
+    return emitter.assign(f"({emitter.row(value)})", "row") if text is None else text
 
 
 def build_function(emitter: Emitter, value: types.FunctionType) -> str:
@@ -318,9 +321,11 @@ def build_function(emitter: Emitter, value: types.FunctionType) -> str:
     emitter.memo[id(value)] = name
     emitter.body.append(f"{name}.__qualname__ = {value.__qualname__!r}")
     if value.__kwdefaults__:
-        emitter.body.append(f"{name}.__kwdefaults__ = {emitter.value(value.__kwdefaults__)}")
-    if value.__annotations__:
-        emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}")
+        emitter.body.append(f"{name}.__kwdefaults__ = {build_dict(emitter, value.__kwdefaults__)}")
+    if id(value.__annotations__) in emitter.tracer.owners:
+        emitter.body.append(f"{name}.__annotations__ = {build_dict(emitter, value.__annotations__)}")
+    elif value.__annotations__:
+        emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}.copy()")
     for attribute in ("__doc__", "__module__"):
         emitter.body.append(f"{name}.{attribute} = {emitter.value(getattr(value, attribute))}")
     for key, item in value.__dict__.items():
@@ -557,10 +562,15 @@ def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
                     emitter.body.append(f"{name}.{attribute} = {emitter.value(held)}")
 
 
+def own_attribute(value: Any, text: str, name: str) -> str:
+    """The expression for what Python itself keeps for an object."""
+    plain = type(value).__getattribute__ is object.__getattribute__
+    return f"{text}.{name}" if plain else f"object.__getattribute__({text}, {name!r})"
+
+
 def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
     """The instance dictionary and the slots of an object."""
-    plain = type(value).__getattribute__ is object.__getattribute__
-    held = f"{name}.__dict__" if plain else f"object.__getattribute__({name}, '__dict__')"
+    held = own_attribute(value, name, "__dict__")
     for key, item in (instance_dict(emitter.tracer, value) or {}).items():
         emitter.body.append(f"{held}[{key!r}] = {emitter.value(item)}")
     for base in type(value).__mro__:

@@ -363,8 +363,9 @@ def wrap_partial(tracer: Tracer, real: functools.partial[Any], source: Source) -
     function = wrap(tracer, real.func, Attribute(source, "func"))
     args = wrap(tracer, real.args, Attribute(source, "args"))
     keywords = wrap(tracer, real.keywords, Attribute(source, "keywords"))
-    guard_structure(tracer, keywords)
-    copy = functools.partial(function, *args, **{key: tracer.resolve(item) for key, item in keywords.items()})
+    force(tracer, keywords, False)
+    copy = functools.partial(function)
+    copy.__setstate__((function, args, keywords, None))  # which keeps them as they are, for whoever changes them
     return tracer.register(copy, real, source)
 
 
