@@ -253,7 +253,8 @@ def has_plain_layout(value: Any) -> bool:
 def bound_native_method(emitter: Emitter, method: types.BuiltinFunctionType) -> str:
     """A method written in C, bound to an object."""
     owner, native = emitter.value(method.__self__), overruled(method)
-    return f"({owner}).{method.__name__}" if native is None else f"{emitter.constant(native, method.__name__)}.__get__({owner})"
+    made = f"({owner}).{method.__name__}" if native is None else f"{emitter.constant(native, method.__name__)}.__get__({owner})"
+    return emitter.assign(made, "method")
 
 
 def build_by_reduction(emitter: Emitter, value: Any) -> str:
@@ -267,7 +268,7 @@ def build_method_of_type(emitter: Emitter, value: Any) -> str:
     if value.__self__ is None:  # to which no descriptor binds
         return f"None.{value.__name__}"
     method = emitter.constant(vars(value.__objclass__)[value.__name__], value.__name__)
-    return f"{method}.__get__({emitter.value(value.__self__)})"
+    return emitter.assign(f"{method}.__get__({emitter.value(value.__self__)})", "method")
 
 
 def build_key(emitter: Emitter, value: Any) -> str:
@@ -347,7 +348,7 @@ def build_of_parts(emitter: Emitter, value: Any) -> str:
     """A bound method, a slice, or what `super()` gave: made of its parts."""
     kind = type(value)
     if kind is types.MethodType and isinstance(value.__self__, Generator):
-        return f"{emitter.value(value.__self__)}.{value.__func__.__name__}"
+        return emitter.assign(f"{emitter.value(value.__self__)}.{value.__func__.__name__}", "method")
     parts = emitter.row(getattr(value, name) for name in PARTS[kind])
     return emitter.assign(f"{emitter.constant(kind, kind.__name__)}({parts})", kind.__name__)
 
@@ -594,7 +595,7 @@ BUILDERS: dict[type, Builder] = {
     **dict.fromkeys(DEQUE_ITERATORS, build_deque_iterator), **dict.fromkeys((Remaining, Iterables), build_remaining),
     contextvars.Token: build_token,
     **dict.fromkeys(PARTS, build_of_parts),
-    TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
+    TensorMethod: lambda emitter, value: emitter.assign(f"{emitter.value(value.tensor)}.{value.name}", "method"),
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
     **dict.fromkeys((*DATES_AND_FRACTIONS, operator.itemgetter, operator.attrgetter, operator.methodcaller), build_by_reduction),
     types.MethodWrapperType: build_method_of_type, KEY_WRAPPER: build_key,

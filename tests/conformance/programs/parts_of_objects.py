@@ -134,6 +134,23 @@ def tuples_in_two_places():
 
 
 @program
+def bound_methods_in_two_places():
+    def f(x):
+        def numbers():
+            yield from range(4)
+
+        items, total, running = [], x.sum, numbers()
+        push, compare, step = items.append, (1.5).__lt__, running.send
+        held = [push, total, compare, step]
+        print("made")
+        push(total())
+        step(None)
+        return held[0] is push, held[1] is total, held[2] is compare, held[3] is step, items, next(running)
+
+    return f, [call(count(3)), call(normal(2))]
+
+
+@program
 def generators_that_hold_themselves():
     def numbers(x, held):
         for number in range(4):
