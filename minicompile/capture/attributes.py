@@ -16,6 +16,7 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic

@@ -39,6 +39,7 @@ from minicompile.capture.attributes import (
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.comparing import refuse_objects, settled
 from minicompile.capture.held_numbers import held_number
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.native import (
     BREAKING_MODULES,
     INLINED,

@@ -31,6 +31,7 @@ from minicompile.capture.cpython_interface import HEAP_TYPE, NEVER_INSTANTIATED
 from minicompile.capture.guards import Writer
 from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, Remaining
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.liveness import live_locals, reads_all_variables
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, Holder, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, is_changed, same, typed

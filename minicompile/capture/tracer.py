@@ -22,6 +22,7 @@ from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.output_graph import OutputGraph
 from minicompile.capture.resume import Holder
 from minicompile.capture.side_effects import MISSING, Lazy, SideEffects

@@ -20,6 +20,7 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, native_base, put, typed
 from minicompile.capture.source import (
     HOOK_TABLES,
