@@ -16,6 +16,7 @@ import torch
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic
@@ -67,6 +68,13 @@ ANY_TENSOR = torch.empty(0)
 def native_attribute(owner: Any, name: str) -> Any:
     """An attribute read by Python itself."""
     return run_by_python(getattr, owner, name)
+
+
+def part_of(tracer: Tracer, owner: Any, name: str, value: Any) -> Any:
+    """What Python itself keeps for an object, as its `__dict__`: while it is the object's, no other may be made for it."""
+    if type(value) is dict and id(owner) in tracer.fresh:
+        tracer.owners[id(value)] = owner, name
+    return value
 
 
 def run_by_python(function: Any, *args: Any) -> Any:
@@ -241,12 +249,12 @@ def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
     if name == "__dict__":
         store = instance_dict(tracer, owner)
         if store is not None:
-            return store
+            return part_of(tracer, owner, name, store)
     written = tracer.effects.attributes.get((id(owner), name))
     if written is not None:
         return written[1]
     if id(owner) not in tracer.sources:
-        return run_by_python(raw.__get__, owner)
+        return part_of(tracer, owner, name, run_by_python(raw.__get__, owner))
     if is_unset(raw, tracer.reals[id(owner)]):
         tracer.guards.test(tracer.sources[id(owner)], "{1}({2}, {0})", (is_unset, raw), f"`{{0}}` has no {name}", "absent")
     return outside_attribute(tracer, owner, name, run_by_python(raw.__get__, tracer.reals[id(owner)]))
@@ -302,7 +310,7 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     if kind.__getattribute__ not in ORDINARY_READING and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
         if id(owner) in tracer.sources and not isinstance(owner, functools.partial):
             raise Break("unsupported value", f"attribute `{name}` of an object of type {kind.__name__}")
-        return native_attribute(owner, name)
+        return part_of(tracer, owner, name, native_attribute(owner, name))
     try:
         return generic_attribute(tracer, owner, kind, name)
     except RaisedInUserCode as error:
@@ -413,7 +421,7 @@ def super_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> Any:
     """An attribute of a Python function."""
     if id(owner) in tracer.fresh:
-        return native_attribute(owner, name)
+        return part_of(tracer, owner, name, native_attribute(owner, name))
     if name in ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__closure__",
                 "__annotations__") or name == "__type_params__" and hasattr(owner, name):
         return own_attribute(tracer, owner, name)

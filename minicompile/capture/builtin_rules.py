@@ -52,6 +52,7 @@ from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, advance, drain, get_iterator, native_iterable
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX
 from minicompile.capture.side_effects import MISSING, elements, entries, put
@@ -74,12 +75,12 @@ from minicompile.capture.values import (
 )
 
 
-@special(isinstance)
+@special(builtins.isinstance)
 def rule_isinstance(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`isinstance(value, classes)`."""
     if not is_symbolic(args[0]):
         tracer.class_orders.add(type(args[0]))
-    return belongs(tracer, isinstance, "__instancecheck__", *args)
+    return belongs(tracer, builtins.isinstance, "__instancecheck__", *args)
 
 
 def is_stand_in(value: Any) -> bool:
@@ -99,7 +100,7 @@ def stands_for(tracer: Tracer, value: Any, one: Any) -> bool:
 
 def belongs(tracer: Tracer, function: Any, hook: str, value: Any, classes: Any) -> bool:
     """`isinstance` or `issubclass`: hooks of the user's classes are traced, answers of the standard library's are guarded."""
-    kind, stand_in = value if function is issubclass else type(value), function is isinstance and is_stand_in(value)
+    kind, stand_in = value if function is issubclass else type(value), function is builtins.isinstance and is_stand_in(value)
     for one in flatten(classes):
         known = not isinstance(one, type) or stand_in and is_trusted_module(one.__module__)
         raw, base = (MISSING, None) if known else class_lookup(tracer, type(one), hook)

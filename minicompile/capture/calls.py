@@ -6,6 +6,7 @@ rules for single builtins are in `builtin_rules`; this module decides which rule
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import decimal
@@ -38,6 +39,7 @@ from minicompile.capture.attributes import (
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.comparing import refuse_objects, settled
 from minicompile.capture.held_numbers import held_number
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.native import (
     BREAKING_MODULES,
     INLINED,
@@ -631,13 +633,16 @@ TAKE_NUMBERS = frozenset("""
     insert pop rotate __setitem__ __delitem__ __mul__ __rmul__ __imul__
     enumerate islice combinations combinations_with_replacement permutations product repeat""".split())
 """Native methods of containers, and classes, that ask an object for its number (the methods of texts do, too)."""
+KEEPERS, KEEP = (list, dict, collections.deque), {"append": 0, "appendleft": 0, "insert": 1, "setdefault": 1}
+"""Containers and their methods that only keep the arguments from some place on."""
 VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", "__eq__", "__lt__", "__bool__", "__contains__")
 
 
 def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool = True) -> Any:
     """Let Python run a native function; what it raises is raised in the traced program."""
     if function not in SYMBOLIC_ARITHMETIC or any(type(item) in OTHER_NUMBERS for item in args):
-        args = tuple(map(concrete, args))
+        kept = KEEP.get(function.__name__) if isinstance(getattr(function, "__self__", 0), KEEPERS) else None
+        args = (*map(concrete, args[:kept]), *(() if kept is None else args[kept:]))
         if function not in (functools.partial, types.SimpleNamespace):  # which only keep them
             kwargs = {name: concrete(item) for name, item in kwargs.items()}
     owner = getattr(function, "__self__", None)
@@ -672,13 +677,13 @@ SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.flo
 SYMBOLIC_ARITHMETIC: tuple[Any, ...] = tuple(
     getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "lt", "le",
                                          "eq", "ne", "gt", "ge", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod")
-) + (operator.getitem, computed, len, bool, isinstance, max, min, sum, sorted, tuple, list, enumerate, zip, map, filter,
+) + (operator.getitem, computed, len, bool, builtins.isinstance, max, min, sum, sorted, tuple, list, enumerate, zip, map, filter,
      tuple.__new__, super, torch.broadcast_shapes)
 
 
 def module_has_hooks(tracer: Tracer, module: Module) -> bool:
     """Whether calling a module does more than calling `forward`; guards what it looked at."""
-    if hasattr(tracer.reals.get(id(module), module), "_initialize_hook"):
+    if "_initialize_hook" in vars(tracer.reals.get(id(module), module)):
         raise RunEager("a lazy module is initialised", expected=True)
     store = instance_dict(tracer, module)
     if store is None or not all(name in store for name in HOOK_TABLES):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import elements, entries, native_base
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor

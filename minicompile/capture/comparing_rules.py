@@ -13,6 +13,7 @@ from typing import Any
 from minicompile.capture.calls import Callback, call_pure, method, run_native, special
 from minicompile.capture.comparing import refuse_objects, standing, standing_inside
 from minicompile.capture.iteration import native_iterable
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import elements, native_base
 from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import force

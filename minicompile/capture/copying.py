@@ -10,6 +10,7 @@ from minicompile.capture.attributes import class_lookup, instance_dict, python_m
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import special
 from minicompile.capture.cpython_interface import HEAP_TYPE
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor

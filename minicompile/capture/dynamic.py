@@ -15,6 +15,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.guards import Guard
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.source import Argument, Computed, Source
 from minicompile.capture.symbolic_float import SymbolicFloat, fixed
 from minicompile.capture.torch_interface import fake_input, new_symbol, shape_env_of, symbolic_fake

@@ -14,6 +14,7 @@ from typing import Any
 from minicompile.capture.break_kinds import CLASS_MADE, Break, LooksAtItsFrame, RunEager
 from minicompile.capture.calls import COMPILED_MARK
 from minicompile.capture.instruction import VERSION, Instruction
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.native import BREAKING_MODULES
 from minicompile.capture.opcodes import COMPUTED, DISPLAYS, EFFECTS, after_end_for, callable_slots, is_method_form
 from minicompile.capture.opcodes_calls import call_parts

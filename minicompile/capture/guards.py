@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.capture import torch_interface
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.source import Computed, Source, identifier, literal
 from minicompile.errors import Location
 

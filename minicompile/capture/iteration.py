@@ -12,6 +12,7 @@ import torch
 from minicompile.capture.attributes import class_lookup
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode
 from minicompile.capture.calls import RecordTorch, invoke_special
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor

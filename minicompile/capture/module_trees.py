@@ -18,6 +18,7 @@ import torch
 
 from minicompile.capture.cpython_interface import HEAP_TYPE, MANAGED_DICT, RELIABLE, table_behind, watch
 from minicompile.capture.guards import ALL_APART, Guard, Lasting, TensorGuard
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.source import Argument, Attribute, Baked, Item, Source, is_trusted_module
 
 MOST_TREES = 256

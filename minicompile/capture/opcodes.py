@@ -18,6 +18,7 @@ from minicompile.capture.expectations import truth_for_jump
 from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.operators import (
     binary,
     compare,

@@ -3,6 +3,7 @@
 Importing this module fills the table in `opcodes`.
 """
 
+import builtins
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from minicompile.capture.calls import call
 from minicompile.capture.cpython_interface import MATCHES_ITSELF
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.opcodes import by_python, computed, function_text, opcode, refuse_unless, take, top
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.source import Baked, Item, is_trusted_module
@@ -325,7 +327,7 @@ def match_keys(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 @computed(3, "MATCH_CLASS")
 def match_class(tracer: Tracer, at: Instruction, subject: Any, kind: Any, names: Any) -> Any:
     """The attributes of a class pattern, or `None`."""
-    if not truth(tracer, call(tracer, isinstance, (subject, kind), {})):
+    if not truth(tracer, call(tracer, builtins.isinstance, (subject, kind), {})):
         return None
     itself, positional = False, ()
     if at.arg:

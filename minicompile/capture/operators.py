@@ -20,6 +20,7 @@ from minicompile.capture.comparing import is_compared_in_python, refuse_objects,
 from minicompile.capture.comparing_rules import SETS, combined
 from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.iteration import drain
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.picks import picked
 from minicompile.capture.side_effects import MISSING, elements, native_base, put
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python, real_of

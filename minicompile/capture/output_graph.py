@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from minicompile.capture.break_kinds import Break, Control, RunEager
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.source import PLAIN_VALUE, Source, identifier, plain_value
 from minicompile.capture.symbolic_size import concrete, is_symbolic

@@ -31,6 +31,7 @@ from minicompile.capture.cpython_interface import HEAP_TYPE, NEVER_INSTANTIATED
 from minicompile.capture.guards import Writer
 from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, Remaining
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.liveness import live_locals, reads_all_variables
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, Holder, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, is_changed, same, typed
@@ -134,8 +135,7 @@ class Emitter:
             name = self.output(value)
         else:
             name = self.build(value)
-        self.memo[id(value)] = name
-        return name
+        return self.memo.setdefault(id(value), name)  # a part of it may hold the object itself, and have had it built
 
     def output(self, value: Any) -> str:
         """The variable of a graph output."""
@@ -149,6 +149,9 @@ class Emitter:
     def build(self, value: Any) -> str:
         """Statements that build an object made while tracing; returns its variable."""
         kind = type(value)
+        owner, name = self.tracer.owners.get(id(value), (None, ""))
+        if owner is not None and object.__getattribute__(owner, name) is value:
+            return self.assign(own_attribute(owner, self.value(owner), name), "part")
         builder = BUILDERS.get(kind)
         if builder is not None:
             return builder(self, value)
@@ -169,7 +172,8 @@ class Emitter:
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
             if kind is CALENDAR_DATE:
                 return self.assign(f"{self.constant(kind, kind.__name__)}({items})", "made")
-            name = self.memo[id(value)] = self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
+            made = self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
+            name = self.memo.setdefault(id(value), made)
             fill_attributes(self, value, name)
             return name
         claimed = {"types": types, "typing": typing}.get(kind.__module__)  # by classes that a function made, too
@@ -250,7 +254,8 @@ def has_plain_layout(value: Any) -> bool:
 def bound_native_method(emitter: Emitter, method: types.BuiltinFunctionType) -> str:
     """A method written in C, bound to an object."""
     owner, native = emitter.value(method.__self__), overruled(method)
-    return f"({owner}).{method.__name__}" if native is None else f"{emitter.constant(native, method.__name__)}.__get__({owner})"
+    made = f"({owner}).{method.__name__}" if native is None else f"{emitter.constant(native, method.__name__)}.__get__({owner})"
+    return emitter.assign(made, "method")
 
 
 def build_by_reduction(emitter: Emitter, value: Any) -> str:
@@ -264,7 +269,7 @@ def build_method_of_type(emitter: Emitter, value: Any) -> str:
     if value.__self__ is None:  # to which no descriptor binds
         return f"None.{value.__name__}"
     method = emitter.constant(vars(value.__objclass__)[value.__name__], value.__name__)
-    return f"{method}.__get__({emitter.value(value.__self__)})"
+    return emitter.assign(f"{method}.__get__({emitter.value(value.__self__)})", "method")
 
 
 def build_key(emitter: Emitter, value: Any) -> str:
@@ -302,7 +307,7 @@ def build_set(emitter: Emitter, value: Any) -> str:
 def build_tuple(emitter: Emitter, value: tuple[Any, ...]) -> str:
     """A tuple."""
     text = literal(value)
-    return f"({emitter.row(value)})" if text is None else text
+    return emitter.assign(f"({emitter.row(value)})", "row") if text is None else text
 
 
 def build_function(emitter: Emitter, value: types.FunctionType) -> str:
@@ -318,9 +323,11 @@ def build_function(emitter: Emitter, value: types.FunctionType) -> str:
     emitter.memo[id(value)] = name
     emitter.body.append(f"{name}.__qualname__ = {value.__qualname__!r}")
     if value.__kwdefaults__:
-        emitter.body.append(f"{name}.__kwdefaults__ = {emitter.value(value.__kwdefaults__)}")
-    if value.__annotations__:
-        emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}")
+        emitter.body.append(f"{name}.__kwdefaults__ = {build_dict(emitter, value.__kwdefaults__)}")
+    if id(value.__annotations__) in emitter.tracer.owners:
+        emitter.body.append(f"{name}.__annotations__ = {build_dict(emitter, value.__annotations__)}")
+    elif value.__annotations__:
+        emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}.copy()")
     for attribute in ("__doc__", "__module__"):
         emitter.body.append(f"{name}.{attribute} = {emitter.value(getattr(value, attribute))}")
     for key, item in value.__dict__.items():
@@ -342,7 +349,7 @@ def build_of_parts(emitter: Emitter, value: Any) -> str:
     """A bound method, a slice, or what `super()` gave: made of its parts."""
     kind = type(value)
     if kind is types.MethodType and isinstance(value.__self__, Generator):
-        return f"{emitter.value(value.__self__)}.{value.__func__.__name__}"
+        return emitter.assign(f"{emitter.value(value.__self__)}.{value.__func__.__name__}", "method")
     parts = emitter.row(getattr(value, name) for name in PARTS[kind])
     return emitter.assign(f"{emitter.constant(kind, kind.__name__)}({parts})", kind.__name__)
 
@@ -557,10 +564,15 @@ def fill_exception(emitter: Emitter, value: BaseException, name: str) -> None:
                     emitter.body.append(f"{name}.{attribute} = {emitter.value(held)}")
 
 
+def own_attribute(value: Any, text: str, name: str) -> str:
+    """The expression for what Python itself keeps for an object."""
+    plain = type(value).__getattribute__ is object.__getattribute__
+    return f"{text}.{name}" if plain else f"object.__getattribute__({text}, {name!r})"
+
+
 def fill_attributes(emitter: Emitter, value: Any, name: str) -> None:
     """The instance dictionary and the slots of an object."""
-    plain = type(value).__getattribute__ is object.__getattribute__
-    held = f"{name}.__dict__" if plain else f"object.__getattribute__({name}, '__dict__')"
+    held = own_attribute(value, name, "__dict__")
     for key, item in (instance_dict(emitter.tracer, value) or {}).items():
         emitter.body.append(f"{held}[{key!r}] = {emitter.value(item)}")
     for base in type(value).__mro__:
@@ -584,7 +596,7 @@ BUILDERS: dict[type, Builder] = {
     **dict.fromkeys(DEQUE_ITERATORS, build_deque_iterator), **dict.fromkeys((Remaining, Iterables), build_remaining),
     contextvars.Token: build_token,
     **dict.fromkeys(PARTS, build_of_parts),
-    TensorMethod: lambda emitter, value: f"{emitter.value(value.tensor)}.{value.name}",
+    TensorMethod: lambda emitter, value: emitter.assign(f"{emitter.value(value.tensor)}.{value.name}", "method"),
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
     **dict.fromkeys((*DATES_AND_FRACTIONS, operator.itemgetter, operator.attrgetter, operator.methodcaller), build_by_reduction),
     types.MethodWrapperType: build_method_of_type, KEY_WRAPPER: build_key,

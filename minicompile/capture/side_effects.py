@@ -9,6 +9,7 @@ import collections
 import types
 from typing import Any
 
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.source import Source
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()

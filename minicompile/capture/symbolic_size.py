@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.symbolic_float import SymbolicFloat
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, SymbolicFloat)

@@ -17,6 +17,7 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.cpython_interface import HEAP_TYPE
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import Lazy, elements
 from minicompile.capture.source import Source, is_trusted_module
 from minicompile.capture.symbolic_size import is_symbolic

@@ -34,6 +34,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.checkpoint import checkpoint
 
 from minicompile.capture.fake_results import RememberingFakeMode
+from minicompile.capture.kinds import isinstance
 from minicompile.ir import autocast
 from minicompile.ir.fake_mode import BEFORE_TORCH_2_13, storage_key
 

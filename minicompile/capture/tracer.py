@@ -22,6 +22,7 @@ from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.output_graph import OutputGraph
 from minicompile.capture.resume import Holder
 from minicompile.capture.side_effects import MISSING, Lazy, SideEffects
@@ -227,6 +228,7 @@ class Tracer:
         sources: id of a value to where it came from; reals: id of a value to the user's own object behind it.
         arguments: id of an iterator of `itertools` to what it was made of.
         fresh: ids of the objects made while tracing.
+        owners: the object and the name by which a part of it was read (`__dict__`), by the id of the part.
         known: id of a user's object to (stand-in, source).
         native: native code runs, and what it does to tensors is to be recorded.
         floats: there are floats that stay symbolic.
@@ -250,6 +252,7 @@ class Tracer:
         self.arguments: dict[int, tuple[Args, Keywords]] = {}
         self.reals: dict[int, Any] = {}
         self.fresh: set[int] = set()
+        self.owners: dict[int, tuple[Any, str]] = {}
         self.known: dict[int, tuple[Any, Source]] = {}
         self.global_values: dict[tuple[int, str], Any] = {}
         self.absent_globals: dict[int, tuple[dict[str, Any], set[str]]] = {}
@@ -523,7 +526,10 @@ class Tracer:
             by_place, by_name = Attribute(source, "__defaults__"), Attribute(source, "__kwdefaults__")
             places = enumerate(defaults or (), -len(defaults or ()))
             defaults = tuple(Lazy(Item(by_place, place), value) for place, value in places)
-            by_keyword = {name: Lazy(Item(by_name, name), value) for name, value in (by_keyword or {}).items()}
+            if id(by_keyword) in self.known:  # and perhaps changed
+                by_keyword = self.wrap(by_keyword, by_name)
+            else:
+                by_keyword = {name: Lazy(Item(by_name, name), value) for name, value in (by_keyword or {}).items()}
         bind = types.FunctionType(decode(code).signature, vars(builtins), code.co_name, defaults)
         bind.__kwdefaults__, bind.__qualname__ = by_keyword, function.__qualname__
         try:

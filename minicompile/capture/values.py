@@ -20,6 +20,7 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, native_base, put, typed
 from minicompile.capture.source import (
     HOOK_TABLES,
@@ -363,8 +364,9 @@ def wrap_partial(tracer: Tracer, real: functools.partial[Any], source: Source) -
     function = wrap(tracer, real.func, Attribute(source, "func"))
     args = wrap(tracer, real.args, Attribute(source, "args"))
     keywords = wrap(tracer, real.keywords, Attribute(source, "keywords"))
-    guard_structure(tracer, keywords)
-    copy = functools.partial(function, *args, **{key: tracer.resolve(item) for key, item in keywords.items()})
+    force(tracer, keywords, False)
+    copy = functools.partial(function)
+    copy.__setstate__((function, args, keywords, None))  # which keeps them as they are, for whoever changes them
     return tracer.register(copy, real, source)
 
 

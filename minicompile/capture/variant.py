@@ -26,6 +26,7 @@ from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, 
 from minicompile.capture.expectations import Rewind, check_expectations
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap, TensorGuard, Writer, write_guards
+from minicompile.capture.kinds import isinstance
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.picks import check_picks

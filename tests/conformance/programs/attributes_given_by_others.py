@@ -247,3 +247,34 @@ def builtin_read_where_a_global_was_deleted():
             return x + first, ord("a"), str(error)
 
     return f, [call(count(3)), call(count(4))]
+
+
+@program(core=True)
+def an_object_that_notes_every_question():
+    asked = []
+
+    class Noting:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __getattribute__(self, name):
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+        def __len__(self):
+            return 3
+
+        def times(self, x):
+            return x * self.scale
+
+    noting = Noting(2.0)
+
+    def f(x):
+        made, table = Noting(x.shape[0]), {noting: 1}
+        held = [noting, made]
+        y = noting.times(x)
+        print("made")
+        made.scale += 1
+        return y + made.times(x), len(noting), bool(made), held[0] is noting, noting in table, isinstance(made, Noting)
+
+    return f, [call(count(3)), call(count(3)), after(lambda: setattr(noting, "scale", 3.0), count(2))], asked

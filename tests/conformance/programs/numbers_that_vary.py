@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import decimal
 import enum
@@ -11,7 +12,7 @@ import math
 
 import torch
 
-from tests.conformance.catalogue import call, normal, program
+from tests.conformance.catalogue import call, count, normal, program
 
 NUMBERS = (3, 4, 5, 9, -3)
 
@@ -244,3 +245,21 @@ def quotients_of_quotients_by_negative_numbers():
         return x + third // -3, n // -3 // -3, torch.arange(abs((third + 6) // -4)), size // -3, by_half, divmod(third, -4)
 
     return outer, [call(normal(size), n) for size, n in ((4, 7), (5, 11), (5, 8), (9, -7), (7, -4), (4, 13))]
+
+
+@program
+def varying_numbers_in_kept_tuples():
+    lately, queue, items, table = collections.deque(maxlen=3), collections.deque(), [], {}
+
+    def f(x, step):
+        entry = (x, step)
+        lately.append(entry)
+        queue.appendleft(entry)
+        items.insert(0, entry)
+        items.append(entry)
+        held = table.setdefault(len(items), entry)
+        print("kept")
+        places = lately[-1], queue[0], items[0], items[-1], held
+        return x * step, [place is entry for place in places], max(step for _, step in lately)
+
+    return f, [call(count(2), step) for step in range(2, 7)], (lately, queue, items, table)
