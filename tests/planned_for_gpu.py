@@ -28,7 +28,7 @@ from minicompile.kernels import attention_problem
 from minicompile.lowering import attention, indexing, products
 from minicompile.runtime import program_loader
 from minicompile.runtime.kernel_binary import for_sizes
-from minicompile.scheduling import batch, split, tiling
+from minicompile.scheduling import batch, domain, split, tiling
 
 loss_kernels = importlib.import_module("minicompile.kernels.linear_cross_entropy")  # a function has the module's name
 H200 = DeviceProperties(name="NVIDIA H200", kind="cuda")
@@ -73,6 +73,8 @@ THRESHOLDS: tuple[tuple[Any, str, Any], ...] = (
     (tiling, "LOOPED_BLOCK", 32),
     (tiling, "COLUMN_TILE", 64),
     (batch, "SMALL_RESULT", 64),
+    (domain, "LEAST_ROW", 4),
+    (domain, "VALUES_OF_A_ROW", 1),
 )
 
 
