@@ -196,7 +196,9 @@ class PositionReader:
             raise Unknown
         if before is not None:
             first = self._value(before)
-            if not isinstance(first, Positions) or not surely_one(before.meta["example_value"].shape[-1]):  # type: ignore[union-attr]
+            if not isinstance(before, Node) or not isinstance(first, Positions):
+                raise Unknown
+            if not surely_one(before.meta["example_value"].shape[-1]):
                 raise Unknown
             if first.rows != source.rows or not surely_equal(source.offset - first.offset, source.columns):
                 raise Unknown

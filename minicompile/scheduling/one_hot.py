@@ -57,10 +57,10 @@ def _conjuncts(condition: Expr) -> tuple[Expr, ...]:
 
 
 def _place_of(condition: Expr, axis: Axis) -> Expr | None:
-    """The integer that a condition wants the position along `axis` to be."""
+    """The integer, of a dtype that holds every position, that a condition wants the position along `axis` to be."""
     if not isinstance(condition, Apply) or condition.operation != "eq":
         return None
     for position, place in (condition.arguments, condition.arguments[::-1]):
-        if isinstance(position, IndexValue) and position.index is as_index(axis) and not place.dtype.is_floating_point:
+        if isinstance(position, IndexValue) and position.index is as_index(axis) and place.dtype == torch.int64:
             return place
     return None

@@ -235,3 +235,27 @@ def test_a_group_norm_and_what_follows_read_the_data_once(grad: bool) -> None:
     (graph,) = compiled_function(compiled).compiler.graphs
     walks = [step for step in graph.parts["forward"].schedule.steps if "x" in step.reads]
     assert len(walks) == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_values_picked_by_targets_that_may_be_no_class(dynamic: bool | None) -> None:
+    """One-hot sums in several directions, of rows that lie in columns, weighted by a list that the function changes."""
+
+    def picked(x: torch.Tensor, targets: torch.Tensor, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        rows = x.t()
+        hot = torch.where(torch.arange(rows.shape[1]) == targets[:, None], weights[0][:, None], 0.0)
+        weights[0] = weights[0] * 2
+        return hot.sum(1), (hot * rows).sum(1), rows - rows.exp() * hot.sum(1, keepdim=True), hot.sum(0)
+
+    compiled = minicompile.compile(picked, dynamic=dynamic, options={"suppress_errors": False, "cache": False})
+    for classes, count in ((15, 4), (21, 3), (27, 5)):
+        x, weight, targets = leaf(classes, count), leaf(count), torch.randint(-2, classes + 2, (count,))
+        shown = []
+        for function in (picked, compiled):
+            weights = [weight]
+            results = function(x, targets, weights)
+            gradients = torch.autograd.grad(sum(result.square().sum() for result in results), (x, weight))
+            shown.append([*results, *gradients, *weights])
+        for found, expected in zip(*reversed(shown), strict=True):
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride()

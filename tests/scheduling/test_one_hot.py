@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,10 +20,13 @@ ROWS, CLASSES = 7, 5
 TARGETS = np.array([0, 4, 2, 5, -1, -100, 3])
 
 
-def graph(term: str = "own", place: str = "target", kind: str = "sum", other: float = 0.0, turned: bool = False) -> LoweredGraph:
+def graph(
+    term: str = "own", place: str = "target", kind: str = "sum", other: float = 0.0, turned: bool = False,
+    position: torch.dtype = I64,
+) -> LoweredGraph:  # fmt: skip
     """`sum(where((r == target) & wanted, gradient, 0))` over classes, or what differs from that in one point."""
     maker = GraphMaker()
-    maker.input("target", ROWS, dtype=I64)
+    maker.input("target", ROWS, dtype=position)
     maker.input("targets", ROWS, CLASSES, dtype=I64)
     maker.input("wanted", ROWS, dtype=I64)
     maker.input("gradient", ROWS)
@@ -29,7 +34,7 @@ def graph(term: str = "own", place: str = "target", kind: str = "sum", other: fl
 
     def body(i: Index, r: Index) -> Expr:
         wants = {"target": maker.load("target", i), "targets": maker.load("targets", i, r), "row": IndexValue(i, I64)}[place]
-        sides = (wants, IndexValue(r, I64)) if turned else (IndexValue(r, I64), wants)
+        sides = (wants, IndexValue(r, position)) if turned else (IndexValue(r, position), wants)
         here = op("eq", *sides, dtype=BOOL)
         wanted = op("eq", maker.load("wanted", i), Constant(1, I64), dtype=BOOL)
         value = maker.load("gradient", i) if term == "own" else maker.load("gradients", i, r)
@@ -65,8 +70,9 @@ def test_the_only_term_takes_the_place_of_the_sum(place: str, turned: bool) -> N
     np.testing.assert_array_equal(run_graph(simple, given())[0], run_graph(lowered, given())[0])
 
 
-@pytest.mark.parametrize("difference", [{"term": "each"}, {"place": "targets"}, {"kind": "max"}, {"other": 1.0}])
-def test_other_folds_stay(difference: dict[str, object]) -> None:
-    lowered = graph(**difference)  # type: ignore[arg-type]
+@pytest.mark.parametrize("difference", [{"term": "each"}, {"place": "targets"}, {"kind": "max"}, {"other": 1.0}, {"position": torch.uint8}])
+def test_other_folds_stay(difference: dict[str, Any]) -> None:
+    """Positions in 8 bits come again after 256 of them."""
+    lowered = graph(**difference)
     simple, replaced = changed(lowered)
     assert not replaced and simple.operations == lowered.operations
