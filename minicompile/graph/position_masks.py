@@ -15,7 +15,8 @@ from torch.fx import GraphModule, Node
 
 from minicompile.ir.fake_mode import surely_equal, surely_one
 
-VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "detach")
+VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "repeat",
+         "detach")  # fmt: skip
 COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
 ELEMENTWISE = (
     "logical_not", "invert", "bitwise_not", "logical_and", "bitwise_and", "and_", "and", "logical_or", "bitwise_or", "or_",
@@ -74,7 +75,8 @@ class PositionReader:
         if node not in self._known:
             self._known[node] = None
             if not self._module.meta["writes"] or not self._changes(node) and not self._is_written(node):
-                self._known[node] = self._compute(node, self._name_of(node))
+                found = self._compute(node, self._name_of(node))
+                self._known[node] = within(found, node.meta["example_value"].shape) if isinstance(found, Band) else found
         found = self._known[node]
         if found is None:
             raise Unknown
@@ -150,7 +152,7 @@ class PositionReader:
             return sliced(source, index, after)
         old = [(dim - len(before), size) for dim, size in enumerate(before) if not surely_one(size)]
         new = [(dim - len(after), size) for dim, size in enumerate(after) if not surely_one(size)]
-        if name in ("expand", "broadcast_to"):
+        if name in ("expand", "broadcast_to", "repeat"):
             new = [entry for entry in new if entry[0] in dict(old)]
         if len(old) != len(new) or not all(surely_equal(a, b) for (_, a), (_, b) in zip(old, new, strict=True)):
             raise Unknown
@@ -252,13 +254,39 @@ def of_positions(name: str, values: list[Any]) -> Positions | Band:
                        first.offset + sign * second.offset)  # fmt: skip
     if name in ("add", "sub"):
         return joined
-    if name not in COMPARISONS or (joined.rows, joined.columns) not in ((1, -1), (-1, 1)):
+    if name not in COMPARISONS:
         raise Unknown
     yes, no = torch.tensor([True]), torch.tensor([False])
+    outcome = outcome_everywhere(name, joined)
+    if outcome is not None:
+        return Band(None, yes, yes) if outcome else Band(None, no, no)
+    if (joined.rows, joined.columns) not in ((1, -1), (-1, 1)):
+        raise Unknown
     strict = 1 if name in ("lt", "gt") else 0
     if (name in ("lt", "le")) == (joined.columns == 1):  # column - row is bounded from above
         return Band(-joined.offset * joined.columns - strict, yes, no)
     return Band(-joined.offset * joined.columns - 1 + strict, no, yes)
+
+
+def outcome_everywhere(comparison: str, positions: Positions) -> bool | None:
+    """What the comparison with zero gives if it is the same at every position: rows and columns count from zero up."""
+    first, factors = positions.offset, (positions.rows, positions.columns)
+    if type(first) is not int:
+        return None
+    at_first = COMPARISONS[comparison](first, 0)
+    grows, shrinks = min(factors) >= 0, max(factors) <= 0
+    stays_true, stays_false = (grows, shrinks) if comparison in ("gt", "ge") else (shrinks, grows)
+    return at_first if (stays_true if at_first else stays_false) else None
+
+
+def within(band: Band, sizes: torch.Size) -> Band:
+    """The band over so many rows and columns: a constant where its edge leaves them all on one side."""
+    if band.edge is None or any(type(number) is not int for number in (band.edge, *sizes[-2:])):
+        return band
+    rows, columns = sizes[-2:]
+    if band.edge >= columns - 1:
+        return Band(None, band.inside, band.inside)
+    return Band(None, band.outside, band.outside) if band.edge <= -rows else band
 
 
 def mapped(compute: Any, bands: list[Any], example: Tensor) -> Band:

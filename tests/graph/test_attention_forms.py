@@ -54,6 +54,11 @@ def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
     return x[:, :, None, :, :].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
 
 
+def shown(queries: torch.Tensor, keys: int) -> torch.Tensor:
+    """A mask by queries alone, as bidirectional ones of Hugging Face are."""
+    return queries[None, None, :, None].expand(1, 1, -1, keys)
+
+
 def of_sequences(q, k, v, positions, before=1):
     """Causal attention inside of sequences that lie behind each other: a new one begins where positions do not count on."""
     number = (torch.diff(positions, prepend=positions[:, :1] - before, dim=-1) != 1).cumsum(-1)
@@ -291,6 +296,26 @@ FORMS: dict[str, Form] = {
         lambda q, k, v: F.scaled_dot_product_attention(q[:, :, :3], k, v, torch.ones(3, T, dtype=torch.bool).tril()), four(), CAUSAL),
     "sdpa, fewer queries, at the end": (
         lambda q, k, v: F.scaled_dot_product_attention(q[:, :, :3], k, v, torch.ones(3, T, dtype=torch.bool).tril(3)), four(), MASK),
+    "sdpa, queries from the first on": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, shown(torch.arange(q.size(2)) >= 0, k.size(2))), four(), PLAIN),
+    "sdpa, queries not before the first": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, ~shown(torch.arange(q.size(2)) < 0, k.size(2))), four(), PLAIN),
+    "sdpa, queries from the second on": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, shown(torch.arange(q.size(2)) >= 1, k.size(2))), four(), MASK),
+    "sdpa, queries behind the first": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, shown(torch.arange(q.size(2)) > 0, k.size(2))), four(), MASK),
+    "sdpa, queries up to the first": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, shown(torch.arange(q.size(2)) <= 0, k.size(2))), four(), MASK),
+    "sdpa, a window wider than the keys": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, tril(q) & ~tril(q, -T)), four(), CAUSAL),
+    "sdpa, a window as wide as the keys less one": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, tril(q) & ~tril(q, 1 - T)), four(), MASK),
+    "sdpa, keys up to the last": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, tril(q, T - 1)), four(), PLAIN),
+    "sdpa, keys up to the last but one": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, tril(q, T - 2)), four(), MASK),
+    "sdpa, one sequence, repeated": (
+        lambda q, k, v: of_sequences(q, k, v, torch.arange(T)[None].repeat(q.size(0), 1)), four(), CAUSAL),
+    "sdpa, a sequence repeated": (
+        lambda q, k, v: of_sequences(q, k, v, torch.arange(T // 2)[None].repeat(1, 2)), four(), MASK),
     "sdpa, grouped": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), grouped(), PLAIN),
     "weights returned": (both_results, four(), "used elsewhere"),
     "weights dropped and returned": (dropped_and_returned, four(), "used elsewhere"),
