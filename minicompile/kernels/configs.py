@@ -68,8 +68,11 @@ _M = "H200, measured:"
 _row = AttentionRow
 _later = functools.partial(AttentionRow, date="2026-11-22")
 _new = functools.partial(AttentionRow, date="2026-11-24")
+_fresh = functools.partial(AttentionRow, date="2026-11-25")
 
 ATTENTION_TABLE: tuple[AttentionRow, ...] = (
+    _fresh("forward", "half", 64, "64x32 w4 s3", f"{_M} 197 keys: 60 us, 64x64 67, TMA 75; 77: 49, 61, 72", longest=224),
+    _fresh("forward", "half", 64, "64x64 w4 s3", f"{_M} 512: 75 us, TMA 79, causal 59, 65; 1,024: 132, 136", longest=1024),
     _row("forward", "half", 64, "64x64 w4 s3 tma", f"{_M} 392 at 1,024", longest=2048),
     _row("forward", "half", 64, "64x64 w4 s4 tma", f"{_M} 386 at 4,096", causal=True, longest=8192),
     _row("forward", "half", 64, "64x128 w4 s3 tma", f"{_M} 422 at 16,384", causal=True),
