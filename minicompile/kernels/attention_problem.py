@@ -57,7 +57,7 @@ class AttentionProblem:
 
     def is_bounded(self, mask: torch.Tensor | None) -> bool:
         """Whether looking through a boolean mask beforehand pays: from some blocks of keys on."""
-        if mask is None or mask.dtype != torch.bool or mask.dim() < 2 or mask.shape[-2] == 1:
+        if mask is None or mask.dtype != torch.bool or mask.dim() < 2:
             return False
         return self.queries > 16 and self.keys > (511 if gpu.holds(mask) else 16)
 

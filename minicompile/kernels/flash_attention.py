@@ -211,8 +211,9 @@ def _query_gradient(
     dbias = None
     if bias is not None:
         full = (problem.batch, problem.heads, problem.queries, problem.keys)
-        whole = bias.dtype if bias.shape == full else torch.float32
-        dbias = torch.zeros(full, dtype=whole, device=query.device)
+        some_are_skipped = problem.lower is not None or problem.upper is not None
+        make = torch.zeros if some_are_skipped else torch.empty
+        dbias = make(full, dtype=bias.dtype, device=query.device)
 
     _attend(
         flash_attention_query_gradient_kernel, "query gradient", ways, (*rows, dq, _or(dbias, query)), (dq,), masking, walk,
@@ -369,7 +370,7 @@ def _described(tensor: torch.Tensor, rows: int, width: int) -> TensorDescriptor:
 
 def _bounds(problem: AttentionProblem, mask: torch.Tensor | None, bounds: torch.Tensor | None, by_keys: bool) -> Walk:
     """What a mask shows, if it pays to know, and its strides over batch and heads."""
-    if mask is None or not problem.is_bounded(mask):
+    if mask is None or bounds is None and not problem.is_bounded(mask):
         return None, (0, 0)
     if bounds is None:
         (bounds,) = mask_bounds(mask, problem.queries, problem.keys, by_keys)

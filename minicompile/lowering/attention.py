@@ -17,7 +17,7 @@ from minicompile.lowering.values import TensorValue
 
 LARGEST_HEAD_DIM = 256
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-SHORTEST_BOUNDED = 512
+SHORTEST_BOUNDED = 128
 BOUNDS_GROUP = 64  # queries or keys that one row of `kernels.mask_bounds` speaks of
 
 
@@ -49,7 +49,7 @@ def _bounds(
     queries, keys = query.sizes[-2].constant, key.sizes[-2].constant
     if mask is None or mask.dtype != torch.bool or mask.rank < 2 or queries is None or keys is None:
         return None
-    if keys < SHORTEST_BOUNDED or queries <= 1 or mask.sizes[-2].constant == 1:
+    if keys < SHORTEST_BOUNDED or queries <= 1:
         return None
     known = ("mask_bounds", mask, queries, keys, by_keys)
     if known not in builder.shared:

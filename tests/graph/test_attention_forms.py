@@ -380,6 +380,37 @@ def test_form(name: str) -> None:
     assert found == expected or expected not in ("", PLAIN, CAUSAL, MASK) and expected in found
 
 
+def biased(q, k, v, choose):
+    """Attention with a bias of one batch, as positions make it, that `choose` takes where a mask of the whole batch shows keys."""
+    column = v.sum(0, keepdim=True)[..., :1]
+    everything = shown(torch.arange(q.size(2)) >= 0, k.size(2)).expand(q.size(0), -1, -1, -1)
+    return F.scaled_dot_product_attention(q, k, v, choose(everything, column * column.mT))
+
+
+@pytest.mark.parametrize(
+    "choose, batch",
+    [
+        (lambda everything, bias: torch.where(everything, bias, INF), 1),
+        (lambda everything, bias: torch.where(everything, bias, bias.new_tensor(INF)), 1),
+        (lambda everything, bias: bias.where(everything, bias.new_zeros(())), 1),
+        (lambda everything, bias: bias.expand(2, -1, -1, -1).masked_fill(~everything, INF), 2),
+        (lambda everything, bias: torch.where(~everything, INF, bias), 2),
+        (lambda everything, bias: torch.where(everything & (bias > 0), bias, 0.0), 2),
+        (lambda everything, bias: (torch.where(everything, bias, 0.0), bias.mul_(2.0))[0], 2),
+    ],
+    ids=["where", "of tensors", "method", "masked", "the other way round", "not everywhere", "written behind the choice"],
+)
+def test_a_bias_that_is_always_chosen_is_given_as_it_is(choose: Callable[..., torch.Tensor], batch: int) -> None:
+    inputs, function = four(), lambda q, k, v: biased(q, k, v, choose)
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    (graph,) = compiled_function(compiled).compiler.graphs
+    assert how_found(graph, inputs) == MASK
+    (mask,) = [node.args[3] for node in graph.partitioned.forward.graph.nodes if "minicompile.attention" in str(node.target)]
+    assert mask.meta["val"].shape[0] == batch
+
+
 OF_ANY_LENGTH = (
     "matmul", "three dims, bmm", "two dims", "einsum, heads last", "baddbmm (Bloom)", "repeat_interleave", "Llama", "GPT-2",
     "T5", "masked_fill, == 0", "positions", "distances", "transposed", "ones like the scores", "in place", "not causal by one, after",

@@ -280,6 +280,20 @@ def test_blocks_that_a_boolean_mask_hides_or_shows_whole(band: str, queries: int
         assert (got.double() - want).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("band", BANDS)
+def test_blocks_that_one_row_hides_or_shows_to_all_queries(band: str) -> None:
+    tile = attention_tile("16x32 w1 s1")
+    row = BANDS[band](torch.zeros(1, 1, dtype=torch.int64), torch.arange(96)[None, :])
+    mask = torch.stack([row, row.roll(5, 1)])[:, None]
+    q, k, v, dout = (torch.randn(2, 2, length, 16) for length in (33, 96, 96, 33))
+    out, lse = attention_forward(q, k, v, mask, config=tile)
+    gradients = attention_backward(dout, q, k, v, out, lse, mask, configs=(tile, tile))[:3]
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    wanted, _ = attention_reference(*leaves, mask)
+    for got, want in zip((out, *gradients), (wanted, *torch.autograd.grad(wanted, leaves, dout.double()))):
+        assert (got.double() - want).abs().max() < 1e-5
+
+
 def bounds_of(mask: torch.Tensor) -> list[list[int]]:
     """By groups of rows of one head's mask: begin, prefix, suffix, stop, as the kernel's module defines them."""
     found = []
