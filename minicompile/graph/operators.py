@@ -91,6 +91,14 @@ def is_foreign(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims", "minicompile")
 
 
+def may_refuse_values(node: Node) -> bool:
+    """Whether the operator's kernel may find an error that only values show, and raise it while the graph runs."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return is_foreign(target) or not target._schema.returns or "linalg" in target._opname or "cholesky" in target._opname
+
+
 def is_size(node: Node) -> bool:
     """Whether the node computes a size or another Python number."""
     return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))

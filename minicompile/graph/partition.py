@@ -1,7 +1,8 @@
 """Splits the joint graph into a forward and a backward, and writes the binding of both.
 
 What is kept in between is chosen in `recompute.py`. Inputs that the user's code wrote and that need no gradient are
-written by the forward itself, last, with `aten.copy_`. This module must not change what is computed.
+written by the forward itself, last, with `aten.copy_`, or after it where a kernel on a GPU may yet refuse a value. This
+module must not change what is computed.
 """
 
 import dataclasses
@@ -12,10 +13,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+import minicompile.gpu as gpu
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.host_counts import add_together
-from minicompile.graph.operators import is_impure, is_size, is_view, num_bytes
+from minicompile.graph.operators import is_impure, is_size, is_view, may_refuse_values, num_bytes
 from minicompile.graph.recompute import Cut, JointView, choose
 from minicompile.graph.sizes import numbers_of
 from minicompile.graph.trace import JointGraph
@@ -129,6 +131,8 @@ class _Forward:
         for node in inputs:
             self.copier.placeholder(node)
         in_graph = {m.output_index: m for m in joint.mutated_inputs if not m.requires_grad}
+        if in_graph and has_to_write_last(joint, inputs):
+            in_graph = {}
         wanted = [node for node in outputs if isinstance(node, Node)] + list(cut.kept if cut else ())
         needed = ancestors(wanted)
         for node in joint.module.graph.nodes:
@@ -153,7 +157,7 @@ class _Forward:
         add_together(self.copier.graph)
         self.module = torch_interface.GraphModule(joint.module, self.copier.graph)
         self.bindings = tuple(self._renumber(binding) for binding in joint.outputs)
-        self.mutated_inputs = tuple(self._renumber_mutation(entry) for entry in joint.mutated_inputs)
+        self.mutated_inputs = tuple(self._renumber_mutation(entry, in_graph) for entry in joint.mutated_inputs)
 
     def _add(self, node: Any) -> int:
         copy = self.copier.copies[node] if isinstance(node, Node) else node
@@ -199,10 +203,10 @@ class _Forward:
     def _renumber_size(self, value: Any) -> Any:
         return SizeOutput(self.renumbered[value.index]) if isinstance(value, SizeOutput) else value
 
-    def _renumber_mutation(self, entry: MutatedInput) -> MutatedInput:
-        if entry.requires_grad:
-            return dataclasses.replace(entry, output_index=self.renumbered[entry.output_index])
-        return dataclasses.replace(entry, output_index=-1, in_graph=True)
+    def _renumber_mutation(self, entry: MutatedInput, in_graph: dict[int, MutatedInput]) -> MutatedInput:
+        if entry.output_index in in_graph:
+            return dataclasses.replace(entry, output_index=-1, in_graph=True)
+        return dataclasses.replace(entry, output_index=self.renumbered[entry.output_index])
 
     def connection(self, entry: Connection, outputs: tuple[int, ...]) -> Connection:
         """A connection between tangents, by forward output indices."""
@@ -267,6 +271,12 @@ def recomputed_records(backward: GraphModule) -> Iterator[ForwardValue]:
     for node in backward.graph.nodes:
         if node.op == "call_function" and node.meta.get("stage") == "forward" and not is_view(node) and not is_size(node):
             yield ForwardValue(node.name, num_bytes(node), "cheaper than keeping it", node.meta.get("location"))
+
+
+def has_to_write_last(joint: JointGraph, inputs: list[Node]) -> bool:
+    """Whether inputs are written after the graph: where a kernel may raise, and nothing undoes what was written, as on a GPU."""
+    on_gpu = any(gpu.holds(inputs[entry.input_index].meta["val"]) for entry in joint.mutated_inputs)
+    return on_gpu and any(map(may_refuse_values, joint.module.graph.nodes))
 
 
 def is_effect(node: Node) -> bool:
