@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from minicompile.ir.fake_mode import surely_equal, surely_one
+from minicompile.ir.fake_mode import surely, surely_equal, surely_one
 
 VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "expand", "getitem", "contiguous", "broadcast_to", "repeat",
          "detach")  # fmt: skip
 COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+OPPOSITES = {"lt": operator.ge, "le": operator.gt, "gt": operator.le, "ge": operator.lt}
 ELEMENTWISE = (
     "logical_not", "invert", "bitwise_not", "logical_and", "bitwise_and", "and_", "and", "logical_or", "bitwise_or", "or_",
     "or", "eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "rsub", "mul", "div", "truediv", "neg", "sqrt", "rsqrt",
@@ -127,7 +128,7 @@ class PositionReader:
         values = [self._value(each) if isinstance(each, Node) and isinstance(each.meta.get("example_value"), Tensor) else each
                   for each in node.args]
         if any(isinstance(value, Positions) for value in values):
-            return of_positions(name, [number(value) for value in values])
+            return of_positions(name, [number(value) for value in values], example.shape)
         if any(isinstance(value, (Node, tuple, list)) for value in values):
             raise Unknown
         bands = [value for value in values if isinstance(value, Band)]
@@ -244,7 +245,7 @@ def arange(node: Node, example: Tensor) -> Positions:
     return Positions(0, 0 if surely_one(example.shape[0]) else 1, 0 if len(node.args) == 1 else number(node.args[0]))
 
 
-def of_positions(name: str, values: list[Any]) -> Positions | Band:
+def of_positions(name: str, values: list[Any], sizes: torch.Size) -> Positions | Band:
     """Sums, differences and comparisons of positions and whole numbers."""
     if len(values) != 2 or any(isinstance(value, Band) for value in values):
         raise Unknown
@@ -257,7 +258,7 @@ def of_positions(name: str, values: list[Any]) -> Positions | Band:
     if name not in COMPARISONS:
         raise Unknown
     yes, no = torch.tensor([True]), torch.tensor([False])
-    outcome = outcome_everywhere(name, joined)
+    outcome = outcome_everywhere(name, joined, sizes)
     if outcome is not None:
         return Band(None, yes, yes) if outcome else Band(None, no, no)
     if (joined.rows, joined.columns) not in ((1, -1), (-1, 1)):
@@ -268,25 +269,26 @@ def of_positions(name: str, values: list[Any]) -> Positions | Band:
     return Band(-joined.offset * joined.columns - 1 + strict, no, yes)
 
 
-def outcome_everywhere(comparison: str, positions: Positions) -> bool | None:
-    """What the comparison with zero gives if it is the same at every position: rows and columns count from zero up."""
-    first, factors = positions.offset, (positions.rows, positions.columns)
-    if type(first) is not int:
-        return None
-    at_first = COMPARISONS[comparison](first, 0)
-    grows, shrinks = min(factors) >= 0, max(factors) <= 0
-    stays_true, stays_false = (grows, shrinks) if comparison in ("gt", "ge") else (shrinks, grows)
-    return at_first if (stays_true if at_first else stays_false) else None
+def outcome_everywhere(comparison: str, positions: Positions, sizes: torch.Size) -> bool | None:
+    """What the comparison with zero gives if it is the same at every position of a tensor of these sizes."""
+    least = greatest = positions.offset
+    for factor, size in zip((positions.rows, positions.columns), (1, 1, *sizes)[-2:], strict=True):
+        reach = factor * (size - 1)
+        least, greatest = (least + reach, greatest) if factor < 0 else (least, greatest + reach)
+    hardest, easiest = (least, greatest) if comparison in ("ge", "gt") else (greatest, least)
+    if surely(COMPARISONS[comparison](hardest, 0)):
+        return True
+    return False if surely(OPPOSITES[comparison](easiest, 0)) else None
 
 
 def within(band: Band, sizes: torch.Size) -> Band:
     """The band over so many rows and columns: a constant where its edge leaves them all on one side."""
-    if band.edge is None or any(type(number) is not int for number in (band.edge, *sizes[-2:])):
+    if band.edge is None:
         return band
     rows, columns = sizes[-2:]
-    if band.edge >= columns - 1:
+    if surely(band.edge >= columns - 1):
         return Band(None, band.inside, band.inside)
-    return Band(None, band.outside, band.outside) if band.edge <= -rows else band
+    return Band(None, band.outside, band.outside) if surely(band.edge <= -rows) else band
 
 
 def mapped(compute: Any, bands: list[Any], example: Tensor) -> Band:

@@ -431,6 +431,23 @@ def test_form_of_any_length_compiles_once_more(name: str) -> None:
     assert len(graphs) == 2 and [how_found(graph, inputs) for graph in graphs] == [expected] * 2
 
 
+@pytest.mark.parametrize("queries, expected", [(1, PLAIN), (3, MASK)])
+def test_queries_behind_a_cache(queries: int, expected: str) -> None:
+    """The last query sees all keys, whatever their number; of several the first ones do not."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        rows, columns = torch.arange(q.size(2)) + (k.size(2) - q.size(2)), torch.arange(k.size(2))
+        return F.scaled_dot_product_attention(q, k, v, (columns <= rows[:, None])[None, None].expand(q.size(0), -1, -1, -1))
+
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    for length in (5, 9, 6):
+        inputs = [leaf(2, 3, queries, D), leaf(2, 3, length, D), leaf(2, 3, length, D)]
+        for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    graphs = compiled_function(compiled).compiler.graphs
+    assert [how_found(graph, inputs) for graph in graphs] == [expected] * 2
+
+
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_multi_head_attention(need_weights: bool) -> None:
     module = nn.MultiheadAttention(16, 2, batch_first=True)
