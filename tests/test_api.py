@@ -244,6 +244,32 @@ def test_a_way_for_compilers_that_raises_is_not_taken() -> None:
     assert compiled.stats.graphs == 1
 
 
+def test_what_a_program_makes_for_compilers_does_not_reach_behind_a_graph_break() -> None:
+    def mask_of(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(x), len(x)) if minicompile.is_compiling() else x.new_ones(1) if (x > -1).all() else x
+
+    def masked(x: torch.Tensor, breaks: bool) -> torch.Tensor:
+        mask = mask_of(x)
+        if breaks and x.sum() > 0:
+            x = x[:-1]
+        return x * mask
+
+    compiled = minicompile.compile(masked)
+    for breaks, shape in ((False, (3, 3)), (True, (2,)), (True, (2,))):
+        assert compiled(torch.arange(3.0), breaks).shape == shape
+    with pytest.raises(minicompile.errors.Unsupported, match="branch on a tensor"):
+        minicompile.compile(masked, fullgraph=True)(torch.arange(3.0), True)
+
+
+def test_an_operation_that_fails_only_on_the_way_for_compilers_is_not_on_the_way() -> None:
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        mask = None if not minicompile.is_compiling() and x.all() else torch.ones(len(x), len(x))
+        y = x[1:].sin()
+        return y if mask is None else y + mask
+
+    torch.testing.assert_close(minicompile.compile(scores)(X + 2), scores(X + 2))
+
+
 def test_reset_forgets_what_was_compiled() -> None:
     compiled = minicompile.compile(double_plus_one)
     compiled(X)

@@ -399,6 +399,8 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
         return run_native(tracer, getattr(tensor, name), args, kwargs)
     if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)):
         return tensor
+    if name == "detach_" and not (args or kwargs or tensor.requires_grad or tensor._is_view() or id(tensor) in tracer.sources):
+        return tensor
     if name == "__len__":
         return call(tracer, len, (tensor, *args), kwargs)
     if name == "__iter__":

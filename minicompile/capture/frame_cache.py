@@ -56,17 +56,18 @@ class Session:
         self.warned: set[str] = set()
         self.keep: list[Any] = []
 
-    def resume_point(self, program: Program, namespace: dict[str, Any], shape: ResumeShape) -> Callable[..., Any]:
-        """The resume function of a shape, made once."""
+    def resume_point(self, compiling: bool, program: Program, namespace: dict[str, Any],
+                     shape: ResumeShape) -> Callable[..., Any]:
+        """The resume function of a shape, made once; it is told what the frame was, that it is being compiled or not."""
         program, shape = self.in_original(program, shape)
-        key = (program.code, id(namespace), shape)
+        key = (program.code, id(namespace), shape, compiling)
         point = self.resume_points.get(key)
         if point is None:
             code = build_resume_code(program, shape)
             if shape.generator:
                 point = GeneratorPoint(code, namespace, program.code, bool(shape.stack))
             else:
-                point = ResumePoint(code, namespace, CallCache(self, f"resume_in_{code.co_name}"))
+                point = ResumePoint(code, namespace, CallCache(self, f"resume_in_{code.co_name}", compiling))
                 self.origins[code] = (program, shape)
                 if shape.eager:
                     point.cache.overflowed = True
@@ -93,14 +94,14 @@ class Session:
             index -= 4
         return original, dataclasses.replace(shape, index=index)
 
-    def call_compiled(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function that was cut out of its caller through a cache of its own."""
-        key = code_called_by(function)
-        if key is None:  # another one than when the call was captured
+    def call_compiled(self, compiling: bool, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that was cut out of its caller through a cache of its own; it is told what its caller was."""
+        code = code_called_by(function)
+        if code is None:  # another one than when the call was captured
             return function(*args, **kwargs)
-        cache = self.callees.get(key)
+        cache = self.callees.get((code, compiling))
         if cache is None:
-            cache = self.callees[key] = CallCache(self, name_of(function))
+            cache = self.callees[code, compiling] = CallCache(self, name_of(function), compiling)
         return finished(cache.call(function, args, kwargs))
 
     def compile_graph(self, captured: CapturedGraph, writes: bool) -> Callable[..., Sequence[Any]]:
@@ -144,10 +145,10 @@ class Session:
 
 
 class CallCache:
-    """The variants of one code object's calls."""
+    """The variants of one code object's calls; `compiling` is what the code is told where it asks."""
 
-    def __init__(self, session: Session, name: str) -> None:
-        self.session, self.name = session, name
+    def __init__(self, session: Session, name: str, compiling: bool = True) -> None:
+        self.session, self.name, self.compiling = session, name, compiling
         self.entries: list[Variant] = []
         self.plan = DynamicPlan(session.config.dynamic)
         self.overflowed = False
@@ -196,7 +197,7 @@ class CallCache:
         failed = self.failed_guard(self.entries[0], function, args, kwargs) if self.entries else None
         context = Context(self.session.config, self.plan, self.session.resume_point, self.session.call_compiled,
                           self.session.compile_graph, self.session.records.graph_breaks.append,
-                          self.session.run_original, self.raise_originally, self.expects)
+                          self.session.run_original, self.raise_originally, self.expects, compiling=self.compiling)
         try:
             entry: Variant | None = capture_call(context, function, args, kwargs)
         except DynamicGraphFailed as failure:

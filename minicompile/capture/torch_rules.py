@@ -228,15 +228,17 @@ def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     frame = tracer.frames[-1]
     if is_of_optimizers(frame.code):
         return False
+    calls_module = frame.code is torch.nn.Module._call_impl.__code__
     always_called = torch.nn.modules.module._global_forward_hooks_always_called
-    if frame.code is torch.nn.Module._call_impl.__code__ and (
-            always_called or cell_value(tracer, frame.cells["self"])._forward_hooks_always_called):
+    if calls_module and (always_called or cell_value(tracer, frame.cells["self"])._forward_hooks_always_called):
         return False
     asks = frame.code is torch.nn.TransformerEncoder.forward.__code__ and not torch.is_autocast_enabled()
     if asks and not (torch.is_grad_enabled() and any(p.requires_grad for p in frame.variables["self"].layers[0].parameters())):
         reason = "a `TransformerEncoder` without gradients leaves out padding, in nested tensors"
         raise RunEager(reason) if len(tracer.frames) == 1 else Break("unsupported tensor", reason)
-    return torch.compiler.is_compiling()
+    told = torch.compiler.is_compiling()
+    tracer.told_compiling |= told and not calls_module
+    return told
 
 
 @special(FAST_PATH)

@@ -234,6 +234,7 @@ class Tracer:
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
         picks: whether 0-d tensors may be indices, and text that shows tensors be made behind the graph.
+        told_compiling: the program has asked whether it is being compiled, and was told that it is.
         held_numbers: sources and stand-ins of what tensors of the host hold, by what was added and the number before.
         computed_floats: the float that an expression over some sources gives, by both.
         handled_at_call: what is being handled where the call is made.
@@ -262,7 +263,7 @@ class Tracer:
         self.global_sources: dict[int, Source] = {}
         self.locations: dict[tuple[str, int, str, str], Location] = {}
         self.keep: list[Any] = []
-        self.native = self.floats = False
+        self.native = self.floats = self.told_compiling = False
         self.failed: Any = None
         self.expects = self.picks = True
         self.held_numbers: dict[tuple[float, float], Any] = {}

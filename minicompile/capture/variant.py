@@ -43,6 +43,8 @@ from minicompile.ir.graph import CapturedGraph, GraphBreak, GuardRecord
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 8
+PARTS_WAYS = frozenset({"branch on a tensor", "operation failed"})
+"""Breaks after which what a program makes for compilers alone (a mask where eager needs none) may not fit what follows."""
 RULES = Rules(HANDLERS, wrap, call, call_class)
 assert copying and custom_function and kernel_launch and opcodes_calls and transforms  # imported for the rules that they register
 
@@ -215,9 +217,11 @@ def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs:
                 except CutHere:
                     assert stop is not None and attempt.frame is not None
                     return Assembly(attempt).cut(attempt.frame, stop)
-                except Stop:
+                except Stop as error:
                     if attempt.tracer.inference_scopes and not context.config.fullgraph:
                         raise TraceAgain(inference=False) from None  # a graph that ends in one has to begin in it
+                    if attempt.tracer.told_compiling and error.kind in PARTS_WAYS and not context.config.fullgraph:
+                        raise TraceAgain(compiling=False) from None
                     raise
                 finally:
                     attempt.close()
@@ -265,7 +269,7 @@ class Assembly:
     def __init__(self, attempt: Attempt) -> None:
         self.attempt, self.tracer, self.context = attempt, attempt.tracer, attempt.context
         self.writer = Writer()
-        self.emitter = Emitter(self.tracer, self.writer, self.context.resume_point)
+        self.emitter = Emitter(self.tracer, self.writer, functools.partial(self.context.resume_point, self.context.compiling))
         self.state_after = torch_interface.torch_state(), autocast.settings()
         self.opened = autocast.open_blocks() - self.tracer.autocast[1]
         # Guards and compiled graphs belong to the state at the start.
@@ -291,7 +295,8 @@ class Assembly:
     def cut(self, frame: Frame, stop: Break) -> Variant:
         """The function for a frame that ends in a graph break."""
         check_expectations(self.tracer)
-        cutter = Cutter(self.tracer, frame, stop, self.emitter, self.context.call_compiled)
+        call_compiled = functools.partial(self.context.call_compiled, self.context.compiling)
+        cutter = Cutter(self.tracer, frame, stop, self.emitter, call_compiled)
         lines = cutter.write()
         self.check_intermediates(stop, frame.code.co_names)
         write_side_effects(self.emitter)

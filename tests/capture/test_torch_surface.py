@@ -235,6 +235,29 @@ def test_scripted_functions_and_gradients_that_are_on_already_do_not_break(monke
     assert not compiled.records.graph_breaks and not compiled.records.fallbacks
 
 
+def test_what_has_no_history_is_detached_in_place_in_the_graph() -> None:
+    layer = nn.Linear(3, 3)
+
+    def target_network(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = layer(x).relu().detach_()
+        return layer(x) * target
+
+    same_as_eager(target_network, torch.ones(2, 3), fullgraph=True)
+
+
+def test_what_refuses_to_be_detached_in_place_is_left_to_eager() -> None:
+    def first_row(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1)[:1].detach_()
+
+    compiled = capture(first_row)
+    with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+        compiled(torch.ones(2, 3))
+    x = torch.ones(3).view(1, 3)
+    with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+        capture(lambda x: x.detach_() + 1)(x)
+
+
 def test_hooks_that_the_first_forward_installs_are_captured_and_installed_once() -> None:
     seen: list[int] = []
 
