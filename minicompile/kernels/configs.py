@@ -77,6 +77,7 @@ ATTENTION_TABLE: tuple[AttentionRow, ...] = (
     _row("forward", "half", 64, "64x64 w4 s4 tma", f"{_M} 386 at 4,096", causal=True, longest=8192),
     _row("forward", "half", 64, "64x128 w4 s3 tma", f"{_M} 422 at 16,384", causal=True),
     _row("forward", "half", 64, "128x64 w4 s3", f"{_M} 431 at 4,096, 445 at 16,384, pointers ahead of TMA"),
+    _fresh("forward", "half", 128, "64x32 w4 s3", f"{_M} 64 keys: 35 us, 64x64 TMA 40; 77: 67, 81; 128: 44, 46", longest=128),
     _row("forward", "half", 128, "64x64 w4 s3 tma", f"{_M} full 430 / 484 / 480, causal 342 / 465 / 515; 2 per SM"),
     _row("forward", "half", 256, "128x64 w8 s2 tma", f"240 registers, 197 KB; {_UNTIMED}"),
     _row("forward", "tf32", 64, "64x64 w4 s2", f"{_M} 0.043 at 1,024 against 0.049", 128, longest=2048),
