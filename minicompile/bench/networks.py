@@ -126,7 +126,8 @@ def hugging_face(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, 
         cut = {key: value for key, value in cut.items() if key != "vocab_size" or name != "whisper_small"}
         cut |= {"num_key_value_heads": 2} if network.settings.get("num_key_value_heads", 0) > 1 else {}
         config = kind(**{**network.settings, **cut})
-    model = getattr(transformers, network.model)(config).to(device)
+    with torch.device(device):  # a GPU draws billions of weights in a moment
+        model = getattr(transformers, network.model)(config)
     return model, keywords(network, config, device, quick), lambda output: output.loss
 
 
@@ -158,7 +159,8 @@ def timm_network(name: str, device: str, quick: bool) -> tuple[torch.nn.Module, 
     """A network of timm, its images, and the loss of its output."""
     import timm  # optional, and slow to import
 
-    model = timm.create_model(name, pretrained=False, num_classes=1000).to(device)
+    with torch.device(device):
+        model = timm.create_model(name, pretrained=False, num_classes=1000)
     batch = 2 if quick else 64
     classes = torch.randint(0, 1000, (batch,), device=device)
     return model, (torch.randn(batch, 3, 224, 224, device=device),), lambda output: F.cross_entropy(output, classes)
