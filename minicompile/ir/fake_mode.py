@@ -63,6 +63,11 @@ def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
     return enable_python_dispatcher()
 
 
+def no_python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """Operators go through PyTorch's rules in C++ again, those for tensors of fixed sizes."""
+    return torch._C._DisablePythonDispatcher()
+
+
 class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
     """PyTorch's fake tensor mode, in which results lie in memory as in eager."""
 

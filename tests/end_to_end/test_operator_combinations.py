@@ -369,6 +369,18 @@ def test_bytes_are_weighed_by_whole_numbers_at_any_size(mode: str) -> None:
         assert torch.equal(compiled(x), resized(x))
 
 
+@pytest.mark.filterwarnings("ignore:minicompile runs", "ignore:the lowering stage failed")
+@pytest.mark.parametrize("mode", ["nearest", "linear", "nearest-exact"])
+@pytest.mark.parametrize("scale", [1.3, 2.3])
+def test_a_size_that_a_scale_leaves_as_it_is_is_copied_at_any_size(mode: str, scale: float) -> None:
+    def resized(x: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
+        return F.interpolate(x, scale_factor=scale, mode=mode), F.interpolate(fixed, scale_factor=scale, mode=mode)
+
+    compiled = minicompile.compile(resized)
+    for length in (5, 6, 3, 7, 4):
+        check(resized, leaf(2, 1, length), leaf(1, 2, 3), compile=lambda _: compiled)
+
+
 def test_a_batch_without_elements_leaves_running_averages_as_they_are() -> None:
     norm = torch.nn.BatchNorm1d(3, momentum=None)
     eager = copy.deepcopy(norm)
