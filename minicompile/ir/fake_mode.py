@@ -38,7 +38,7 @@ BATCH_NORMS = packets(
 """Eager's result is contiguous or `channels_last`, the fake one's like the input."""
 
 CONTIGUOUS = (aten.pow.Scalar, aten.rrelu_with_noise.default, aten.rrelu_with_noise_functional.default,
-              aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)  # fmt: skip
+              aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.nll_loss2d_forward.default, aten.im2col.default)  # fmt: skip
 """Operators whose result is contiguous in eager, whatever the operands are."""
 
 FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
@@ -48,7 +48,8 @@ FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
 ON_CPU: dict[Any, Callable[..., torch.memory_format | None]] = {
     aten.log_sigmoid_forward.default: lambda _: torch.contiguous_format,
     aten.max_unpool2d.default: lambda value, *_: suggest_memory_format(value) if value.dim() == 4 else None,
-    aten.channel_shuffle.default: lambda value, _: suggest_memory_format(value),
+    **dict.fromkeys((aten.channel_shuffle.default, aten.replication_pad3d.default, aten.reflection_pad3d.default),
+                    lambda value, _: suggest_memory_format(value)),
     aten.roll.default: lambda value, shifts, dims=(): suggest_memory_format(value) if is_cut(value, shifts, dims) else None,
 }
 """Layouts that only eager's kernels for the CPU give, from the operands."""
