@@ -113,6 +113,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
         if func is aten.ldexp.Tensor and not shifts_exponents(*args):
             func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
+        if func is aten.block_diag.default:
+            args = (of_one_dtype(args[0]),)
         if func in VIEWS and args[0]._has_symbolic_sizes_strides:
             return super().dispatch(aten.as_strided.default, types, (args[0], *seen_as(*args)))
         if func in FAKE_QUANTIZATIONS:
@@ -177,6 +179,13 @@ def seen_as(value: torch.Tensor, shape: Any) -> tuple[Any, Any]:
     if (strides := _compute_stride(value.shape, value.stride(), sizes)) is None:
         raise ValueError(f"Cannot view a tensor with shape {value.shape} and strides {value.stride()} as one of {sizes}")
     return sizes, strides
+
+
+def of_one_dtype(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors in the dtype that eager gives all of them; PyTorch's rule for `block_diag` counts 0-d ones like others."""
+    kind = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
+    dtype = torch._prims_common.elementwise_dtypes(*values, type_promotion_kind=kind)[1]
+    return [value.to(dtype) for value in values]
 
 
 @functools.cache
