@@ -130,6 +130,10 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         lambda: (torch.arange(20.0)[3:15].view(3, 4),)),
     "expanded and reduced": (lambda x: (x.expand(4, 3, 5) * torch.arange(4.0).view(4, 1, 1)).sum((0, 2)), lambda: (leaf(3, 1),)),
     "unfold windows": (lambda x: x.unfold(1, 3, 2).var(-1), lambda: (leaf(2, 9),)),
+    "block diagonal of numbers and vectors": (
+        lambda a, b, n: (torch.block_diag(a, b), torch.block_diag(n, a), torch.block_diag(n, b, b).dtype, torch.block_diag(a, b, a.double())),
+        lambda: (values(1.0, 2.0, dtype=torch.bfloat16), torch.tensor(1.5, requires_grad=True), torch.tensor(3))),
+    "norms of one number": (lambda x: [torch.linalg.vector_norm(x[0], p) for p in (2, 3, 0.5, -2, 0)] + [x[1].norm()], lambda: (values(1e30, -1e-30),)),
     "block diagonal and cartesian": (lambda a, b: (torch.block_diag(a, b), torch.cartesian_prod(a[0], b[0]), torch.combinations(a[0])),
                                      lambda: (leaf(2, 3), leaf(3, 2))),
     "tensor_split and hsplit": (lambda x: sum((i + 1) * p.sin().sum() for i, p in enumerate(torch.tensor_split(x, 3, 1))), lambda: (leaf(2, 7),)),
