@@ -190,6 +190,15 @@ def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **nam
     return function(input, p, *training, **named)
 
 
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear`, of which eager writes the bias into the product, and refuses one that is larger."""
+    if bias is not None and bias.dim() > 1:
+        shape = (*input.shape[:-1], weight.shape[0])
+        if torch.broadcast_shapes(bias.shape, shape) != shape:
+            raise RuntimeError("a bias larger than the product")
+    return F.linear(input, weight, bias)
+
+
 def interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *how: Any, **named: Any
 ) -> Tensor:
@@ -259,7 +268,7 @@ REPLACED: dict[Any, Any] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
     **{function: functools.partial(dropout, function) for function in (torch.dropout, F.dropout)},
-    F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
+    F.linear: linear, F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
     **dict.fromkeys((torch.index_put, torch.Tensor.index_put), functools.partial(index_put, aten.index_put)),
     **dict.fromkeys((torch.index_put_, torch.Tensor.index_put_), functools.partial(index_put, aten.index_put_)),
