@@ -429,3 +429,13 @@ def test_weights_are_clipped_through_data_in_the_graph_that_has_stepped() -> Non
     for result in results:
         result.sum().backward()
     assert equal(results[0], results[1]) and equal(one.detach(), two.detach()) and equal(one.grad, two.grad)
+
+
+def test_a_transform_that_cannot_be_captured_leaves_gradients_as_they_were() -> None:
+    def curvature(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.hessian(lambda row: functional.cross_entropy(row[None], torch.zeros(1, dtype=torch.long))))(x)
+
+    x = torch.randn(3, 4)
+    expected = curvature(x)
+    torch.testing.assert_close(capture(curvature)(x), expected)
+    torch.testing.assert_close(curvature(x), expected)
