@@ -195,6 +195,38 @@ def rule_batch_norm_module(tracer: Tracer, function: Any, args: Args, kwargs: Ke
 CLOSURE_RULES["torch.nn.modules.batchnorm", "_BatchNorm.forward"] = rule_batch_norm_module
 
 
+def covariance(input: torch.Tensor, correction: int = 1) -> torch.Tensor:
+    """`cov` without weights, whose own checks look at values."""
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    count = rows.shape[1]
+    centred = rows - rows.sum(1, keepdim=True) / count
+    return (centred.mm(centred.t()) / (count - correction)).squeeze()
+
+
+def correlation(input: torch.Tensor) -> torch.Tensor:
+    """`corrcoef`."""
+    found = covariance(input)
+    if not found.dim():
+        return found / found
+    deviation = found.diagonal().sqrt()
+    return (found / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+
+def without_weights(function: Any, plain: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`function` as `plain` computes it, of real numbers and where there are degrees of freedom; eager warns of others."""
+    force(tracer, (args, kwargs))
+    input, correction = next(iter((*args, *kwargs.values())), None), kwargs.get("correction", 1)
+    fits = isinstance(input, FakeTensor) and input.is_floating_point() and input.dim() <= 2 and type(correction) is int
+    plainly = len(args) + ("input" in kwargs) == 1 and kwargs.keys() <= inspect.signature(plain).parameters.keys()
+    if not fits or not plainly or not (input.shape[-1] if input.dim() else 1) > max(correction, 0) or 0 in input.shape:
+        return tracer.operation("call_function", function, args, kwargs)
+    return call(tracer, plain, args, kwargs)
+
+
+special(torch.cov)(functools.partial(without_weights, torch.cov, covariance))
+special(torch.corrcoef)(functools.partial(without_weights, torch.corrcoef, correlation))
+
+
 def rule_tensor_class(kind: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`torch.Tensor([1.0, 2.0])` and `torch.LongTensor(3, 4)`: of numbers, or of sizes with nothing in it."""
     force(tracer, args)
