@@ -114,6 +114,14 @@ def test_a_view_without_elements_has_eagers_strides(view: Callable[..., Any]) ->
         assert compiled(x).stride() == view(x).stride()
 
 
+def test_nothing_is_read_of_an_expanded_tensor_without_elements() -> None:
+    for shape, strides in ((0, 3), (0, 1)), ((3, 0), (1, 0)):
+        x = torch.empty(0).as_strided(shape, strides)
+        compiled = minicompile.compile(lambda x: x.roll(1, -1), options={"suppress_errors": False, "cache": False})
+        assert compiled(x).shape == shape and compiled(x).stride() == x.roll(1, -1).stride()
+        assert "tl.load" not in "".join(minicompile.sources(compiled).values())
+
+
 BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
     "copysign": torch.copysign, "floor_divide": torch.floor_divide, "xlogy": torch.xlogy, "xlog1py": torch.special.xlog1py,
     "floor_divide back": lambda a, b: torch.floor_divide(b, a), "logical_and": torch.logical_and,
