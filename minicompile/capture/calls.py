@@ -49,7 +49,7 @@ from minicompile.capture.native import (
     is_pure_native,
     native_name,
 )
-from minicompile.capture.shared_memory import refuse_shared_writes
+from minicompile.capture.shared_memory import is_pointwise, refuse_shared_writes
 from minicompile.capture.side_effects import MISSING, NATIVE_BASES, native_base
 from minicompile.capture.source import HOOK_TABLES, Baked, CachedCall, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
@@ -371,7 +371,7 @@ def never_in_graph(kind: str, label: str, kwargs: dict[str, Any], of_intermediat
 def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function with `out=`: the function, and a copy into the output where that is the same."""
     out = kwargs["out"]
-    refuse_shared_writes("scatter_" if function is torch.gather else "copy_", (out, args))
+    refuse_shared_writes("copy_" if is_pointwise(function) else "scatter_", (out, args))
     result = tracer.operation("call_function", function, args, {key: item for key, item in kwargs.items() if key != "out"})
     if not isinstance(out, FakeTensor) or not isinstance(result, FakeTensor):
         raise Break("unsupported argument", "`out=` takes several tensors")

@@ -3,6 +3,7 @@
 PyTorch's fake kernels do not look. Must not know about bytecode or graphs.
 """
 
+import functools
 import operator
 from typing import Any
 
@@ -40,6 +41,13 @@ def refuse_shared_writes(name: str, args: tuple[Any, ...]) -> None:
     for place in map(span_of, read):
         if place and written and place[0] < written[1] and written[0] < place[1] and (apart or place != written):
             raise Break("operation failed", "an argument lies in a part of the memory that is written")
+
+
+@functools.cache
+def is_pointwise(function: Any) -> bool:
+    """Whether each element of a result comes from those at its place: the result may be written over an argument."""
+    packet = getattr(torch.ops.aten, function.__name__, None)
+    return packet is not None and any(torch.Tag.pointwise in getattr(packet, form).tags for form in packet.overloads())
 
 
 def is_whole(tensor: torch.Tensor) -> bool:

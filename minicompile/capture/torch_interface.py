@@ -2,8 +2,8 @@
 
 Written against torch 2.11, 2.13 and 2.15. Private names used: `torch._subclasses.FakeTensorMode`, `ShapeEnv`,
 `torch._C._dynamo.guards.TensorGuards`, `torch._guards.Source`, `_is_compiling_flag` of `torch.compiler`, the
-function and dispatch mode stacks, `_device_constructors`, the functorch interpreter stack. Must not know about bytecode,
-sources or the user's program.
+function and dispatch mode stacks, `_device_constructors`, the functorch interpreter stack, the dispatcher's keys. Must not
+know about bytecode, sources or the user's program.
 """
 
 import contextlib
@@ -198,6 +198,13 @@ def compiling(flag: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag, FAKE_TENSOR_LOG.disabled = before
+
+
+def dispatcher_kept() -> contextlib.AbstractContextManager[Any]:
+    """The dispatcher is left as it is found: a transform of `torch.func` that fails inside of PyTorch may leave it without
+    gradients, for whatever this thread runs afterwards."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def is_traceable(tensor: torch.Tensor) -> str | None:

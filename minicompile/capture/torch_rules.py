@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.builtin_rules import cell_value
-from minicompile.capture.calls import call, call_torch, special
+from minicompile.capture.calls import CLOSURE_RULES, call, call_torch, special
 from minicompile.capture.iteration import drain
 from minicompile.capture.operators import note_identity
 from minicompile.capture.side_effects import contents
@@ -168,6 +168,63 @@ def rule_batch_norm(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         tracer.operation("call_method", "mul_", (old, operator.sub(1, momentum)))
         tracer.operation("call_method", "add_", (old, tracer.operation("call_method", "mul", (new, momentum))))
     return result
+
+
+def averaging(self: Any, input: torch.Tensor) -> torch.Tensor:
+    """`forward` of a batch norm in training that averages over all batches, whose number does not leave the graph."""
+    self._check_input_dim(input)
+    self.num_batches_tracked.add_(1)
+    mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+    result = F.batch_norm(input, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
+    share = 1.0 / self.num_batches_tracked
+    self.running_mean.mul_(1 - share).add_(mean * share)
+    self.running_var.mul_(1 - share).add_(variance * share)
+    return result
+
+
+def rule_batch_norm_module(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
+    """`forward` of a batch norm, which looks at the number of batches where `momentum` is `None`."""
+    module, input = *args, *kwargs.values()
+    averages = get_attribute(tracer, module, "momentum") is None and all(
+        get_attribute(tracer, module, name) for name in ("training", "track_running_stats"))
+    counted = averages and get_attribute(tracer, module, "num_batches_tracked") is not None
+    seen = counted and isinstance(input, FakeTensor) and 0 not in input.shape
+    return tracer.inline(averaging if seen else function, (module, input), {})
+
+
+CLOSURE_RULES["torch.nn.modules.batchnorm", "_BatchNorm.forward"] = rule_batch_norm_module
+
+
+def covariance(input: torch.Tensor, correction: int = 1) -> torch.Tensor:
+    """`cov` without weights, whose own checks look at values."""
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    count = rows.shape[1]
+    centred = rows - rows.sum(1, keepdim=True) / count
+    return (centred.mm(centred.t()) / (count - correction)).squeeze()
+
+
+def correlation(input: torch.Tensor) -> torch.Tensor:
+    """`corrcoef`."""
+    found = covariance(input)
+    if not found.dim():
+        return found / found
+    deviation = found.diagonal().sqrt()
+    return (found / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+
+def without_weights(function: Any, plain: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`function` as `plain` computes it, of real numbers and where there are degrees of freedom; eager warns of others."""
+    force(tracer, (args, kwargs))
+    input, correction = next(iter((*args, *kwargs.values())), None), kwargs.get("correction", 1)
+    fits = isinstance(input, FakeTensor) and input.is_floating_point() and input.dim() <= 2 and type(correction) is int
+    plainly = len(args) + ("input" in kwargs) == 1 and kwargs.keys() <= inspect.signature(plain).parameters.keys()
+    if not fits or not plainly or not (input.shape[-1] if input.dim() else 1) > max(correction, 0) or 0 in input.shape:
+        return tracer.operation("call_function", function, args, kwargs)
+    return call(tracer, plain, args, kwargs)
+
+
+special(torch.cov)(functools.partial(without_weights, torch.cov, covariance))
+special(torch.corrcoef)(functools.partial(without_weights, torch.corrcoef, correlation))
 
 
 def rule_tensor_class(kind: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:

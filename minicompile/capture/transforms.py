@@ -19,6 +19,7 @@ from minicompile.capture.builtin_rules import cell_value
 from minicompile.capture.calls import CLOSURE_RULES, call, special
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.symbolic_size import concrete
+from minicompile.capture.torch_interface import dispatcher_kept
 from minicompile.capture.torch_rules import same_state, state_of
 from minicompile.capture.tracer import Args, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
@@ -64,7 +65,8 @@ class Application:
         """What the transform makes of a function, for some tensors."""
         given = iter(tensors)
         args, kwargs = tree_unflatten([next(given) if leaf is MISSING else leaf for leaf in self.leaves], self.args)
-        return self.transform(function)(*args, **kwargs)
+        with dispatcher_kept():
+            return self.transform(function)(*args, **kwargs)
 
 
 def applied(tracer: Tracer, transform: Transform, name: str, target: Any, args: Args, kwargs: dict[str, Any]) -> Any:

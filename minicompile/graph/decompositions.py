@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from minicompile.graph import torch_interface
 from minicompile.graph.foreach import foreach_decompositions
-from minicompile.ir.fake_mode import shifts_exponents
+from minicompile.ir.fake_mode import of_one_dtype, shifts_exponents
 from minicompile.ir.operator_names import overloads, packets
 
 aten = torch.ops.aten
@@ -230,6 +230,11 @@ def ldexp(value: Tensor, power: Tensor) -> Tensor:
     return NotImplemented if shifts_exponents(value, power) else value * torch.pow(2.0, power)
 
 
+def block_diag(values: list[Tensor]) -> Tensor:
+    """`aten.block_diag` in eager's dtype."""
+    return torch_interface.torch_decompositions()[aten.block_diag.default](of_one_dtype(values))
+
+
 def copied_number(value: Any, **options: Any) -> Any:
     """A copy of a number, which batching rules hand over as a tensor; of a tensor it stays what it is."""
     return NotImplemented if isinstance(value, Tensor) else aten.scalar_tensor(value, **options)
@@ -237,6 +242,7 @@ def copied_number(value: Any, **options: Any) -> Any:
 
 OWN: dict[str, Decomposition] = {
     "_to_copy": copied_number,
+    "block_diag": block_diag,
     "ldexp.Tensor": ldexp,
     "soft_margin_loss": soft_margin_loss,
     "soft_margin_loss_backward": soft_margin_loss_backward,

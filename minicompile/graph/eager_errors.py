@@ -42,11 +42,13 @@ MIXED = frozenset(getattr(aten, name) for name in (
     "mm bmm addmm baddbmm dot mv heaviside linalg_cross grid_sampler_2d grid_sampler_3d mse_loss_backward huber_loss_backward "
     "binary_cross_entropy binary_cross_entropy_with_logits").split())
 """Operators that do not take every dtype beside every other; which ones differs between PyTorch's versions."""
+CHANCES = (aten.bernoulli, aten.native_dropout)
 HALVES = (torch.float16, torch.bfloat16)
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
 NOT_OF_COMPLEX = (FLOATS_ONLY | NORMS | {aten.nansum, aten.hardshrink}) - {
     aten.std, aten.var, aten.std_mean, aten.var_mean, aten.logaddexp, aten.lerp, aten.silu, aten.mish, aten.glu}
+ORDERINGS = packets("lt le gt ge")
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
 
@@ -60,6 +62,9 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return problem
     if packet in BATCH_NORMS and args[0].dim() < 2:
         return "a tensor without channels"
+    chances = (*args[1:], *kwargs.values()) if packet in CHANCES and args[-1] is not False else ()
+    if any(isinstance(p, (float, torch.SymFloat)) and not 0 <= p <= 1 for p in chances):
+        return "a probability outside of 0 and 1"
     if not isinstance(result, torch.Tensor):
         return ""
     if problem := problem_of_part(packet, args, kwargs):
@@ -71,14 +76,14 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return f"a number that {result.dtype} does not hold"
     if type(kwargs.get("alpha")) is float and result.dtype == torch.bool:
         return "a float and truth values"
+    if packet is aten.addmv and args[0].dim() > 1:
+        return "more than a vector"
     if packet is aten.logsumexp and args[0].dim() and not args[1]:
         return "no dimensions"
     if packet in DIFFERENCES and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
         return "truth values"
     if packet in (aten.floor_divide, aten.remainder, aten.fmod, aten.div) and any(type(n) is int and n == 0 for n in args[1:]):
         return "" if result.dtype.is_floating_point or result.device.type != "cpu" else "integers by zero"
-    if packet is aten.bernoulli and any(isinstance(p, float) and not 0 <= p <= 1 for p in (*args[1:], *kwargs.values())):
-        return "a probability outside of 0 and 1"
     limits = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if packet is aten.uniform else ()
     if limits and limits[0] > limits[1] or any(overflows(limit, result.dtype) for limit in limits):
         return "limits that are none"
@@ -129,6 +134,8 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict
     if of_truth or packet in NO_TRUTHS and dtype == torch.bool:
         return "truth values"
     if packet in NOT_OF_COMPLEX and isinstance(args[0], torch.Tensor) and args[0].is_complex():
+        return "complex numbers"
+    if packet in ORDERINGS and any(isinstance(n, complex) or isinstance(n, torch.Tensor) and n.is_complex() for n in args):
         return "complex numbers"
     mixed = len({value.dtype for value in args if isinstance(value, torch.Tensor)}) > 1
     if (packet in INDEXED or mixed and packet in MIXED) and is_mixture_refused(func, args, kwargs, dtype):

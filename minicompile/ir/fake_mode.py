@@ -38,7 +38,7 @@ BATCH_NORMS = packets(
 """Eager's result is contiguous or `channels_last`, the fake one's like the input."""
 
 CONTIGUOUS = (aten.pow.Scalar, aten.rrelu_with_noise.default, aten.rrelu_with_noise_functional.default,
-              aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)  # fmt: skip
+              aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.nll_loss2d_forward.default, aten.im2col.default)  # fmt: skip
 """Operators whose result is contiguous in eager, whatever the operands are."""
 
 FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
@@ -48,7 +48,8 @@ FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
 ON_CPU: dict[Any, Callable[..., torch.memory_format | None]] = {
     aten.log_sigmoid_forward.default: lambda _: torch.contiguous_format,
     aten.max_unpool2d.default: lambda value, *_: suggest_memory_format(value) if value.dim() == 4 else None,
-    aten.channel_shuffle.default: lambda value, _: suggest_memory_format(value),
+    **dict.fromkeys((aten.channel_shuffle.default, aten.replication_pad3d.default, aten.reflection_pad3d.default),
+                    lambda value, _: suggest_memory_format(value)),
     aten.roll.default: lambda value, shifts, dims=(): suggest_memory_format(value) if is_cut(value, shifts, dims) else None,
 }
 """Layouts that only eager's kernels for the CPU give, from the operands."""
@@ -61,6 +62,11 @@ def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
     from torch._dispatch.python import enable_python_dispatcher  # loads all decompositions; needed for symbols only
 
     return enable_python_dispatcher()
+
+
+def no_python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """Operators go through PyTorch's rules in C++ again, those for tensors of fixed sizes."""
+    return torch._C._DisablePythonDispatcher()
 
 
 class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
@@ -107,6 +113,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
         if func is aten.ldexp.Tensor and not shifts_exponents(*args):
             func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
+        if func is aten.block_diag.default:
+            args = (of_one_dtype(args[0]),)
         if func in VIEWS and args[0]._has_symbolic_sizes_strides:
             return super().dispatch(aten.as_strided.default, types, (args[0], *seen_as(*args)))
         if func in FAKE_QUANTIZATIONS:
@@ -171,6 +179,13 @@ def seen_as(value: torch.Tensor, shape: Any) -> tuple[Any, Any]:
     if (strides := _compute_stride(value.shape, value.stride(), sizes)) is None:
         raise ValueError(f"Cannot view a tensor with shape {value.shape} and strides {value.stride()} as one of {sizes}")
     return sizes, strides
+
+
+def of_one_dtype(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors in the dtype that eager gives all of them; PyTorch's rule for `block_diag` counts 0-d ones like others."""
+    kind = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
+    dtype = torch._prims_common.elementwise_dtypes(*values, type_promotion_kind=kind)[1]
+    return [value.to(dtype) for value in values]
 
 
 @functools.cache

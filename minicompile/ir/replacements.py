@@ -4,6 +4,7 @@ Some share memory where functionalization would see copies, some look at the val
 gradient, and some would make constants of sizes that vary. This module must not know of graphs.
 """
 
+import contextlib
 import functools
 import operator
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minicompile.ir import operators  # noqa: F401  (it registers `checked`)
-from minicompile.ir.fake_mode import surely_equal
+from minicompile.ir.fake_mode import no_python_dispatcher, surely_equal
 
 aten = torch.ops.aten
 
@@ -189,16 +190,31 @@ def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **nam
     return function(input, p, *training, **named)
 
 
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear`, of which eager writes the bias into the product, and refuses one that is larger."""
+    if bias is not None and bias.dim() > 1:
+        shape = (*input.shape[:-1], weight.shape[0])
+        if torch.broadcast_shapes(bias.shape, shape) != shape:
+            raise RuntimeError("a bias larger than the product")
+    return F.linear(input, weight, bias)
+
+
 def interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *how: Any, **named: Any
 ) -> Tensor:
-    """`interpolate`; eager writes the nearest of a sequence in order, and weighs bytes by whole numbers, PyTorch's rules for
-    symbolic sizes do not."""
-    result = F.interpolate(input, size, scale_factor, mode, *how, **named)
+    """`interpolate`; eager writes the nearest of a sequence in order, weighs bytes by whole numbers and copies, whatever the
+    scale, where a size stays; PyTorch's rules for symbolic sizes do not."""
+    with contextlib.nullcontext() if varies(input) else no_python_dispatcher():
+        result = F.interpolate(input, size, scale_factor, mode, *how, **named)
     if input.dtype == torch.uint8 and "nearest" not in mode and varies(result):
         raise NotImplementedError("bytes are weighed to a size that varies")
     if any(surely_equal(size, 0) for size in (*input.shape[1:], *result.shape[1:])):
         raise NotImplementedError("a picture of no size")
+    if varies(input) and scale_factor is not None and (mode == "nearest" or mode.endswith("linear")):
+        scales = scale_factor if isinstance(scale_factor, (tuple, list)) else [scale_factor] * len(input.shape[2:])
+        for old, new, scale in zip(input.shape[2:], result.shape[2:], scales, strict=True):
+            if scale not in (1, 2) and (new == old or new == 2 * old):
+                raise NotImplementedError("a size that stays at a scale other than one")
     return result.contiguous() if input.dim() == 3 and mode.startswith("nearest") else result
 
 
@@ -252,7 +268,7 @@ REPLACED: dict[Any, Any] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
     **{function: functools.partial(dropout, function) for function in (torch.dropout, F.dropout)},
-    F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
+    F.linear: linear, F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
     **dict.fromkeys((torch.index_put, torch.Tensor.index_put), functools.partial(index_put, aten.index_put)),
     **dict.fromkeys((torch.index_put_, torch.Tensor.index_put_), functools.partial(index_put, aten.index_put_)),

@@ -253,7 +253,8 @@ class GraphLowering:
     def _copy_as(self, promised: torch.Tensor, value: TensorValue, suffix: str = "") -> TensorValue:
         """A copy that lies in memory as `promised`, also with gaps; what is expanded lies there once."""
         sizes, strides = size_indices(promised.shape), stride_indices(promised.stride())
-        once = tuple(ONE if step is ZERO else size for size, step in zip(sizes, strides, strict=True))
+        expands = [step is ZERO and not is_empty(sizes) for step in strides]
+        once = tuple(ONE if expanded else size for size, expanded in zip(sizes, expands, strict=True))
         kept = self.builder.copy(value.reindexed(once, lambda indices: indices), strides=strides, suffix=suffix)
         return dataclasses.replace(kept, sizes=sizes)
 

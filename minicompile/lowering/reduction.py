@@ -170,6 +170,8 @@ def lower_vector_norm(
     def magnitude(indices: Indices) -> Scalar:
         return Scalar(cast(value.load(indices), wide)).call("abs")
 
+    if value.rank == 0 and order != 0:
+        return builder.like_node(lambda i: cast(magnitude(i).expr, builder.val.dtype))
     if order in (math.inf, -math.inf) and is_empty(value.sizes):
         raise UseExtern("an extreme of nothing")
     kind, fold, finish = _norm_parts(order, magnitude)

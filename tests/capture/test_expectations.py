@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -127,12 +128,23 @@ def test_a_lazy_module_is_captured_from_its_second_call_on() -> None:
 
 
 def test_a_momentum_that_varies_is_an_input() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
-    compiled = capture(model)
+    compiled = capture(nn.BatchNorm1d(4, momentum=None))
     for _ in range(12):
-        compiled(torch.randn(5, 3))
+        compiled(torch.randn(5, 4))
     assert not compiled.records.fallbacks
     assert len(compiled.records.graphs) <= 6
+
+
+def test_an_average_over_all_batches_is_part_of_the_graph() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    eager = copy.deepcopy(model)
+    compiled = capture(model)
+    for rows in (5, 5, 6, 7, 8):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+    assert not compiled.records.fallbacks
+    assert not compiled.records.graph_breaks
 
 
 def test_averages_of_models_and_sizes_of_transposed_convolutions_are_captured() -> None:

@@ -452,3 +452,29 @@ def test_weights_are_clipped_through_data_in_the_graph_that_has_stepped() -> Non
     for result in results:
         result.sum().backward()
     assert equal(results[0], results[1]) and equal(one.detach(), two.detach()) and equal(one.grad, two.grad)
+
+
+def test_covariances_and_correlations_are_captured_where_eager_neither_weighs_nor_warns() -> None:
+    def spread(x: torch.Tensor) -> Any:
+        return torch.cov(x), torch.cov(input=x[0], correction=0), torch.corrcoef(x), torch.corrcoef(x[1])
+
+    compiled = capture(spread, fullgraph=True)
+    for columns in (4, 5, 6):
+        one, other = (torch.arange(3.0 * columns).view(3, columns).sin().requires_grad_() for _ in range(2))
+        expected, found = spread(one), compiled(other)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(sum(v.sin().sum() for v in values), x)[0] for values, x in ((expected, one), (found, other))))
+    weighed = capture(lambda x: torch.cov(x, fweights=torch.tensor([1, 2, 1])))
+    assert torch.equal(weighed(torch.eye(3)), torch.cov(torch.eye(3), fweights=torch.tensor([1, 2, 1])))
+    with pytest.raises(TypeError, match="positional"):
+        capture(lambda x: torch.cov(x, 1))(torch.eye(3))
+
+
+def test_a_transform_that_cannot_be_captured_leaves_gradients_as_they_were() -> None:
+    def curvature(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.hessian(lambda row: functional.cross_entropy(row[None], torch.zeros(1, dtype=torch.long))))(x)
+
+    x = torch.randn(3, 4)
+    expected = curvature(x)
+    torch.testing.assert_close(capture(curvature)(x), expected)
+    torch.testing.assert_close(curvature(x), expected)

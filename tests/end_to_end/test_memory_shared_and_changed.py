@@ -149,11 +149,13 @@ def adds_the_next_rows(x: torch.Tensor) -> torch.Tensor:
 REFUSED: tuple[Callable[[torch.Tensor], Any], ...] = (
     shifts, copies_a_row, adds_the_next_rows, lambda x: x.add_(x.t()), lambda x: x[1:].copy_(x[:-1]), lambda x: x.expand(2, 4, 4).add_(1),
     lambda x: x.index_add_(0, torch.tensor([0]), x[1:2]), lambda x: x.scatter_(0, torch.zeros(1, 4, dtype=torch.long), x[1:2]),
-    lambda x: torch.mul(x[1:], 2, out=x[:-1]),
+    lambda x: torch.mul(x[1:], 2, out=x[:-1]), lambda x: torch.index_select(x, 0, torch.tensor([1, 0, 3, 2]), out=x),
+    lambda x: (lambda y: torch.cross(y, y + 1, 0, out=y))(x[:3]), lambda x: torch.take(x, x.long() % 3, out=x),
 )  # fmt: skip
 ALLOWED: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda x: x.mul_(x) + x.add_(x[:]), lambda x: x[:2].add_(x[2:]) + x[2:], lambda x: x[:, :2].copy_(x[:, 2:]) + x[:, 2:],
     lambda x: x.diagonal().add_(x[0]) + 1, lambda x: torch.mul(x[2:], 2, out=x[:2]) + 1,
+    lambda x: torch.clamp(x, 1, 3, out=x) + torch.where(x > 2, x, x + 1, out=x), lambda x: torch.mm(x[:2, :2], x[2:, 2:], out=x[:2, 2:]) + 1,
 )  # fmt: skip
 
 

@@ -130,6 +130,10 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         lambda: (torch.arange(20.0)[3:15].view(3, 4),)),
     "expanded and reduced": (lambda x: (x.expand(4, 3, 5) * torch.arange(4.0).view(4, 1, 1)).sum((0, 2)), lambda: (leaf(3, 1),)),
     "unfold windows": (lambda x: x.unfold(1, 3, 2).var(-1), lambda: (leaf(2, 9),)),
+    "block diagonal of numbers and vectors": (
+        lambda a, b, n: (torch.block_diag(a, b), torch.block_diag(n, a), torch.block_diag(n, b, b).dtype, torch.block_diag(a, b, a.double())),
+        lambda: (values(1.0, 2.0, dtype=torch.bfloat16), torch.tensor(1.5, requires_grad=True), torch.tensor(3))),
+    "norms of one number": (lambda x: [torch.linalg.vector_norm(x[0], p) for p in (2, 3, 0.5, -2, 0)] + [x[1].norm()], lambda: (values(1e30, -1e-30),)),
     "block diagonal and cartesian": (lambda a, b: (torch.block_diag(a, b), torch.cartesian_prod(a[0], b[0]), torch.combinations(a[0])),
                                      lambda: (leaf(2, 3), leaf(3, 2))),
     "tensor_split and hsplit": (lambda x: sum((i + 1) * p.sin().sum() for i, p in enumerate(torch.tensor_split(x, 3, 1))), lambda: (leaf(2, 7),)),
@@ -367,6 +371,18 @@ def test_bytes_are_weighed_by_whole_numbers_at_any_size(mode: str) -> None:
     for rows in (8, 9):
         x = integers(2, 3, rows, 9, low=0, high=256, dtype=torch.uint8)
         assert torch.equal(compiled(x), resized(x))
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs", "ignore:the lowering stage failed")
+@pytest.mark.parametrize("mode", ["nearest", "linear", "nearest-exact"])
+@pytest.mark.parametrize("scale", [1.3, 2.3])
+def test_a_size_that_a_scale_leaves_as_it_is_is_copied_at_any_size(mode: str, scale: float) -> None:
+    def resized(x: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
+        return F.interpolate(x, scale_factor=scale, mode=mode), F.interpolate(fixed, scale_factor=scale, mode=mode)
+
+    compiled = minicompile.compile(resized)
+    for length in (5, 6, 3, 7, 4):
+        check(resized, leaf(2, 1, length), leaf(1, 2, 3), compile=lambda _: compiled)
 
 
 def test_a_batch_without_elements_leaves_running_averages_as_they_are() -> None:

@@ -111,6 +111,11 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "a range of truth values": lambda x: torch.arange(3, 7, dtype=torch.bool),
     "steps between truth values": lambda x: torch.linspace(0, 1, 5, dtype=torch.bool),
     "two elements selected from a number": lambda x: x[0].index_select(0, torch.tensor([0, 0])),
+    "complex numbers in order": lambda x: x > 1j,
+    "complex numbers in place of truth": lambda x: (x + 1j).le_(x),
+    "a bias of a matrix beside a vector": lambda x: F.linear(x[:2], x.view(2, 2), x.view(2, 2)),
+    "a bias larger than the product": lambda x: F.linear(x.view(1, 2, 2), x.view(2, 2), x.view(2, 1, 2)),
+    "a matrix added to a vector": lambda x: torch.addmv(x.view(2, 2), x.view(2, 2), x[:2]),
     "masks of more masks": lambda x: (x > 1).__ior__(torch.ones(2, *x.shape, dtype=torch.bool)),
 }
 
@@ -123,6 +128,7 @@ ALLOWED: dict[str, Callable[[torch.Tensor], Any]] = {
     "numbers of other dtypes": lambda x: ((x * 1).index_put_((x > 1,), torch.tensor(2)), F.layer_norm(x.half(), (4,), x), x.clone().copy_(x.long())),
     "integers and truth": lambda x: (x.long().abs(), x.long().round(), 2 ** (x > 1), (x > 1) ** 2, (x > 1).sum(), (x > 1) * (x > 2)),
     "interpolated bytes": lambda x: F.interpolate(x.byte().view(1, 1, 2, 2), scale_factor=2),
+    "a bias for each row": lambda x: F.linear(x.view(1, 2, 2), x.view(2, 2), x.view(2, 2)),
     "products in place": lambda x: (x.clone().mul_(2), x.long().mul_(True), x.half().mul_(x)),
 }
 
@@ -206,6 +212,17 @@ def test_values_are_refused_as_in_eager(name: str, dynamic: bool) -> None:
         assert raised[0] == raised[1]
         if name != "written":  # the first write has happened
             torch.testing.assert_close(left[0], left[1])
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("drop", [torch.dropout, torch.native_dropout, torch.alpha_dropout])
+def test_a_chance_that_varies_is_refused_outside_of_0_and_1(drop: Callable[..., Any]) -> None:
+    compiled = minicompile.compile(lambda x, p: drop(x, p, True))
+    for p in (0.5, 0.6, 0.7):
+        compiled(torch.ones(3), p)
+    for p in (1.5, -0.1):
+        with pytest.raises(RuntimeError, match="p"):
+            compiled(torch.ones(3), p)
 
 
 def test_what_the_program_had_written_before_an_error_is_written_once() -> None:

@@ -20,6 +20,10 @@ def images() -> torch.Tensor:
     return torch.randn(2, 4, 3, 7).contiguous(memory_format=LAST)
 
 
+def volumes() -> torch.Tensor:
+    return torch.randn(2, 2, 5, 4, 3).contiguous(memory_format=torch.channels_last_3d)
+
+
 def reversed_in_memory() -> torch.Tensor:
     return torch.randn(5, 6, 3).permute(2, 1, 0)
 
@@ -75,6 +79,9 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (lambda x: torch.nn.functional.rrelu(x, 0.1, 0.3, True).stride(), reversed_in_memory),
     (lambda x: (x.roll(1, 2), x.roll((1, -2), (2, 3)).as_strided((2, 3), (4, 1)), torch.fft.fftshift(x), x.roll(3)), images),
     (lambda x: (x.roll((1, 0), (2, 3)), x.roll(x.shape[0], 0), x[:, :3].roll(1, 1)), images),
+    (lambda x: [torch.nn.functional.pad(x, [2, 1, 1, 0, 0, 2], mode=mode) for mode in ("replicate", "reflect")], volumes),
+    (lambda x: torch.nn.functional.unfold(x, 1, stride=2), lambda: torch.randn(7, 6, 3, 2).permute(3, 2, 1, 0)),
+    (lambda x: torch.nn.functional.cross_entropy(x, x.argmax(1).mT.contiguous().mT, reduction="none"), images),
     (lambda x: (torch.nn.functional.channel_shuffle(x, 2), torch.nn.functional.channel_shuffle(x.relu(), 2).permute(0, 2, 3, 1).view(-1, 4)[:2]), images),
 ]
 
@@ -105,6 +112,14 @@ def test_a_view_without_elements_has_eagers_strides(view: Callable[..., Any]) ->
     for rows in (0, 2):
         x = torch.randn(rows, 4, 6, 5)
         assert compiled(x).stride() == view(x).stride()
+
+
+def test_nothing_is_read_of_an_expanded_tensor_without_elements() -> None:
+    for shape, strides in ((0, 3), (0, 1)), ((3, 0), (1, 0)):
+        x = torch.empty(0).as_strided(shape, strides)
+        compiled = minicompile.compile(lambda x: x.roll(1, -1), options={"suppress_errors": False, "cache": False})
+        assert compiled(x).shape == shape and compiled(x).stride() == x.roll(1, -1).stride()
+        assert "tl.load" not in "".join(minicompile.sources(compiled).values())
 
 
 BY_OPERANDS: dict[str, Callable[..., torch.Tensor]] = {
