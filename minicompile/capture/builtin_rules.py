@@ -746,6 +746,8 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
         function = bind_descriptor(tracer, class_value(tracer, base, "__new__", maker), MISSING, kind)
         return call(tracer, function, (kind, *args), kwargs)
     if issubclass(kind, BaseException):
+        if issubclass(kind, (BaseExceptionGroup, SyntaxError)):  # which look into what they are given
+            args = tuple(native_argument(tracer, item, False) for item in args)
         return tracer.made(run_native(tracer, kind.__new__, (kind, *args), {}))
     if isinstance(class_lookup(tracer, kind, "__del__")[0], types.FunctionType):
         raise RunEager(f"an object of type {kind.__name__} is made, and `__del__` would run when capture drops it")
