@@ -534,10 +534,10 @@ def handled_parts(tracer: Tracer) -> tuple[Any, Any, Any]:
 @special(logging.Logger.isEnabledFor)
 def rule_is_enabled(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`logger.isEnabledFor(level)`, which keeps what it finds in a cache of the logger."""
-    logger, level = args
+    logger, level = args[0], concrete(args[1] if len(args) > 1 else kwargs.get("level"))
     if id(logger) not in tracer.sources:
         raise Break("input or output", "a logger is made")
-    enabled = logger.isEnabledFor(level)
+    enabled = run_native(tracer, logging.Logger.isEnabledFor, args, kwargs)
     tracer.guards.test(tracer.sources[id(logger)], f"{{0}}.isEnabledFor({{1}}) is {enabled}", (level,),
                        f"`{{0}}` is {'' if enabled else 'not '}enabled for the level {level}", "constant", enabled)
     return enabled

@@ -670,7 +670,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise RaisedInUserCode(error) from None
 
 
-OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "BooleanAtom", "Expr")  # the last two are words of sympy's
+OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "minicompile.",
+                  "BooleanAtom", "Expr")  # which are words of sympy's
 OTHER_NUMBERS = NUMPY_NUMBERS | {complex, decimal.Decimal, fractions.Fraction}  # which PyTorch's numbers do not know
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}
