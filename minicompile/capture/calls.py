@@ -463,13 +463,17 @@ def fits(function: Any, count: int, *keywords: str) -> bool:
     try:
         return inspect.signature(function).bind(*[None] * count, **dict.fromkeys(keywords)) is not None
     except ValueError:  # it does not
-        return not keywords or function not in WITHOUT_KEYWORDS
+        of_container = isinstance(function, types.MethodDescriptorType) and function.__objclass__ in NATIVE_OWNERS
+        named = function in WITH_KEYWORDS or not of_container and function not in WITHOUT_KEYWORDS
+        return (named or not keywords) and count <= WITHOUT_KEYWORDS.get(function, count)
     except TypeError:
         return False
 
 
-WITHOUT_KEYWORDS = (bool, getattr, iter, next, vars, range, slice)
-"""Builtins that take none and do not say so."""
+WITHOUT_KEYWORDS = {bool: 1, getattr: 3, iter: 2, next: 2, vars: 1, range: 3, slice: 3}
+"""Builtins that take none and do not say so, and how many arguments they take at most."""
+WITH_KEYWORDS = (dict.update, collections.OrderedDict.update, str.format)
+"""Methods of containers and texts that take any and do not say so; the others take none."""
 
 
 def ruled(tracer: Tracer, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -627,3 +627,41 @@ def patterns_and_sets_of_subclasses():
 
     tables = {"a": 1, "b": 2, "c": 3}, GetsOtherwise(a=1), GetsOtherwise(), collections.defaultdict(int, a=1)
     return f, [call(count(2), table, IteratesOtherwise([3, 4])) for table in tables]
+
+
+def refused(attempts, log):
+    for attempt in attempts:
+        try:
+            log.append(attempt())
+        except TypeError as error:
+            log.append(str(error))
+    return log
+
+
+@program
+def arguments_that_builtins_do_not_take():
+    def f(x, items, n, log):
+        return x * n, refused((lambda: iter(items, n, n), lambda: {n}.symmetric_difference(items, a=n)), log)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def more_arguments_that_builtins_do_not_take():
+    def f(x, items, n, log):
+        attempts = (
+            lambda: next(iter(items), n, n),
+            lambda: getattr(items, "a", n, n),
+            lambda: vars(items, n),
+            lambda: {n}.update(items, a=n),
+            lambda: {n: n}.get(n, default=n),
+            lambda: {n: n}.setdefault(n, default=n),
+            lambda: items.extend(items, a=n),
+            lambda: items.extend(iterable=items),
+            lambda: ",".join(iterable=items),
+        )
+        made = {"a": n}
+        made.update([("b", n)], c=n)
+        return x * n, made, "{a} {}".format(n, a=n), collections.OrderedDict(a=n), refused(attempts, log)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
