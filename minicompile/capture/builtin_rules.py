@@ -352,7 +352,8 @@ def calling_back(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) ->
     place, stand_in = CALLS_BACK[function]
     if function is itertools.accumulate:
         function_of_two = kwargs.get("func") if len(args) == 1 else args[1]
-        args, kwargs = (args[0], function_of_two or operator.add), {"initial": kwargs.get("initial")}
+        args = (args[0], operator.add if function_of_two is None else function_of_two)
+        kwargs = {"initial": kwargs.get("initial")}
     values = [stand_in(tracer, item) if at == place else native_iterable(tracer, item) for at, item in enumerate(args)]
     return tracer.made(run_native(tracer, function, tuple(values), kwargs))
 
@@ -692,7 +693,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
 
 def enum_member(tracer: Tracer, kind: Any, value: Any) -> Any:
     """The member of an enum for a value."""
-    value = native_argument(tracer, value)
+    value = spelled_out(native_argument(tracer, value))
     missing = class_lookup(tracer, kind, "_missing_")[1]
     unknown = not isinstance(value, FakeTensor) and not any(value == known for known in kind._value2member_map_)
     if unknown and not is_trusted_module((missing or kind).__module__):

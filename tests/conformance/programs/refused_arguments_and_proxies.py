@@ -6,7 +6,10 @@ from __future__ import annotations
 import abc
 import collections
 import collections.abc
+import copy
+import enum
 import functools
+import itertools
 import operator
 import weakref
 
@@ -665,3 +668,54 @@ def more_arguments_that_builtins_do_not_take():
         return x * n, made, "{a} {}".format(n, a=n), collections.OrderedDict(a=n), refused(attempts, log)
 
     return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def methods_of_other_classes():
+    def f(x, items, n, log):
+        attempts = (
+            lambda: list.__add__(n, items),
+            lambda: str.format(items, n),
+            lambda: set.union(items, items),
+            lambda: dict.update(n),
+            lambda: list.__init__(x.shape, items),
+            lambda: torch.Size.numel((1, n)),
+            lambda: int.__eq__(items, n),
+            lambda: list.append(),
+        )
+        return x * n, refused(attempts, log), int.__eq__(n, 2), list.__add__(items, items), torch.Size.numel(x.shape)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def more_arguments_than_library_functions_take():
+    def f(x, items, n, log):
+        queue = collections.deque(items)
+        attempts = (
+            lambda: queue.extend(items, items),
+            lambda: queue.count(n, n),
+            lambda: {n}.__contains__(n, n),
+            lambda: copy.copy(items, n, n),
+            lambda: copy.copy(items, deep=n),
+            lambda: list(itertools.accumulate(items, 0)),
+        )
+        return x * n, refused(attempts, log), list(itertools.accumulate(items, None)), queue.count(n), copy.copy(x=items)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def members_that_an_enum_lacks():
+    class Way(enum.Flag):
+        UP = 1
+        DOWN = 2
+
+    def f(x, queue, n, log):
+        try:
+            log.append(Way(queue))
+        except ValueError as error:
+            log.append(str(error))
+        return x * n, log, Way(n)
+
+    return f, [call(count(3), collections.deque([n, 1]), n, []) for n in (1, 2, 3)]
