@@ -677,6 +677,8 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise Break("tensor value", "the value of a tensor is needed") from None
     except Exception as error:  # the user's handlers are captured too, and get it
         error.__traceback__ = None
+        if type(error) is RuntimeError and any(map(is_symbolic, leaves(args))):
+            raise Break("unsupported argument", "an error of PyTorch's would name a size that varies") from None
         if isinstance(error, struct.error) or isinstance(error, TypeError) and any(name in str(error) for name in OURS_IN_ERRORS):
             raise Break("unsupported argument", "a stand-in where only a plain value will do") from None
         raise RaisedInUserCode(error) from None

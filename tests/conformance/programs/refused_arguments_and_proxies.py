@@ -719,3 +719,15 @@ def members_that_an_enum_lacks():
         return x * n, log, Way(n)
 
     return f, [call(count(3), collections.deque([n, 1]), n, []) for n in (1, 2, 3)]
+
+
+@program
+def sizes_that_vary_in_errors_of_torch():
+    def f(x, n, log):
+        try:
+            log.append(torch.broadcast_shapes(x.shape, (n, 1)))
+        except RuntimeError as error:
+            log.append(str(error))
+        return x * n, log
+
+    return f, [call(count(size, 2), n, []) for size, n in ((3, 3), (4, 4), (5, 4), (6, 5), (4, 4))]
