@@ -352,7 +352,8 @@ def calling_back(function: Any, tracer: Tracer, args: Args, kwargs: Keywords) ->
     place, stand_in = CALLS_BACK[function]
     if function is itertools.accumulate:
         function_of_two = kwargs.get("func") if len(args) == 1 else args[1]
-        args, kwargs = (args[0], function_of_two or operator.add), {"initial": kwargs.get("initial")}
+        args = (args[0], operator.add if function_of_two is None else function_of_two)
+        kwargs = {"initial": kwargs.get("initial")}
     values = [stand_in(tracer, item) if at == place else native_iterable(tracer, item) for at, item in enumerate(args)]
     return tracer.made(run_native(tracer, function, tuple(values), kwargs))
 
@@ -534,10 +535,10 @@ def handled_parts(tracer: Tracer) -> tuple[Any, Any, Any]:
 @special(logging.Logger.isEnabledFor)
 def rule_is_enabled(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`logger.isEnabledFor(level)`, which keeps what it finds in a cache of the logger."""
-    logger, level = args
+    logger, level = args[0], concrete(args[1] if len(args) > 1 else kwargs.get("level"))
     if id(logger) not in tracer.sources:
         raise Break("input or output", "a logger is made")
-    enabled = logger.isEnabledFor(level)
+    enabled = run_native(tracer, logging.Logger.isEnabledFor, args, kwargs)
     tracer.guards.test(tracer.sources[id(logger)], f"{{0}}.isEnabledFor({{1}}) is {enabled}", (level,),
                        f"`{{0}}` is {'' if enabled else 'not '}enabled for the level {level}", "constant", enabled)
     return enabled
@@ -692,7 +693,7 @@ def call_class(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
 
 def enum_member(tracer: Tracer, kind: Any, value: Any) -> Any:
     """The member of an enum for a value."""
-    value = native_argument(tracer, value)
+    value = spelled_out(native_argument(tracer, value))
     missing = class_lookup(tracer, kind, "_missing_")[1]
     unknown = not isinstance(value, FakeTensor) and not any(value == known for known in kind._value2member_map_)
     if unknown and not is_trusted_module((missing or kind).__module__):
@@ -746,6 +747,8 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
         function = bind_descriptor(tracer, class_value(tracer, base, "__new__", maker), MISSING, kind)
         return call(tracer, function, (kind, *args), kwargs)
     if issubclass(kind, BaseException):
+        if issubclass(kind, (BaseExceptionGroup, SyntaxError)):  # which look into what they are given
+            args = tuple(native_argument(tracer, item, False) for item in args)
         return tracer.made(run_native(tracer, kind.__new__, (kind, *args), {}))
     if isinstance(class_lookup(tracer, kind, "__del__")[0], types.FunctionType):
         raise RunEager(f"an object of type {kind.__name__} is made, and `__del__` would run when capture drops it")

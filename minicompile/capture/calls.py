@@ -53,10 +53,10 @@ from minicompile.capture.shared_memory import is_pointwise, refuse_shared_writes
 from minicompile.capture.side_effects import MISSING, NATIVE_BASES, native_base
 from minicompile.capture.source import HOOK_TABLES, Baked, CachedCall, Source
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
-from minicompile.capture.symbolic_size import concrete, is_symbolic, spelled_out
+from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.texts import check_printable, is_of_users_class, leaves
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     IDENTITY_TYPES,
@@ -253,8 +253,8 @@ def resolved(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return tuple(map(tracer.resolve, args)), {key: tracer.resolve(item) for key, item in kwargs.items()}
 
 
-NATIVE_CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-                    types.MethodWrapperType, types.ClassMethodDescriptorType)
+METHODS_OF_CLASSES = (types.MethodDescriptorType, types.WrapperDescriptorType)
+NATIVE_CALLABLES = (types.BuiltinFunctionType, *METHODS_OF_CLASSES, types.MethodWrapperType, types.ClassMethodDescriptorType)
 
 
 def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -264,7 +264,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     function = torch_interface.unpatched(function)
     rule = SPECIAL.get(function)
     if rule is not None:
-        return rule(tracer, *resolved(tracer, args, kwargs))
+        return ruled(tracer, rule, function, *resolved(tracer, args, kwargs))
     role = torch_interface.classify(function)
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
@@ -426,6 +426,9 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
 
 def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call something written in C."""
+    if isinstance(function, METHODS_OF_CLASSES) and args and not isinstance(args[0], Generator):
+        if not isinstance(EXAMPLES.get(type(args[0]), args[0]), function.__objclass__):
+            return run_native(tracer, function, args, kwargs)  # raises
     rule = SPECIAL.get(function)
     if rule is not None:
         return ruled(tracer, rule, function, args, kwargs)
@@ -439,7 +442,7 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
     bound = owner is not None and not isinstance(owner, (types.ModuleType, type))
-    if bound or args and isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+    if bound or args and isinstance(function, METHODS_OF_CLASSES):
         of, rest = (owner, args) if bound else (args[0], args[1:])
         if is_symbolic(of):
             return call_pure(tracer, function, args, kwargs)
@@ -461,21 +464,30 @@ def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
 
 @functools.cache
 def fits(function: Any, count: int, *keywords: str) -> bool:
-    """Whether a native function takes so many arguments by position, and keywords, as far as it says what it takes."""
+    """Whether a function takes so many arguments by position, and keywords, as far as it says what it takes."""
     try:
-        return inspect.signature(function).bind(*[None] * count, **dict.fromkeys(keywords)) is not None
+        return inspect.signature(function, follow_wrapped=False).bind(*[None] * count, **dict.fromkeys(keywords)) is not None
     except ValueError:  # it does not
-        return not keywords or function not in WITHOUT_KEYWORDS
+        of_container = isinstance(function, types.MethodDescriptorType) and function.__objclass__ in NATIVE_OWNERS
+        named = function in WITH_KEYWORDS or not of_container and function not in AT_MOST
+        return (named or not keywords) and count <= AT_MOST.get(function, count)
     except TypeError:
         return False
 
 
-WITHOUT_KEYWORDS = (bool, getattr, iter, next, vars, range, slice)
-"""Builtins that take none and do not say so."""
+AT_MOST: dict[Any, int] = {
+    bool: 1, getattr: 3, iter: 2, next: 2, vars: 1, range: 3, slice: 3, torch.Size.numel: 1,
+    **{getattr(kind, name): 2 for kind in (dict, list, set, frozenset, collections.deque) for name in """
+        count remove extend extendleft __getitem__ __contains__ symmetric_difference symmetric_difference_update
+        issubset issuperset isdisjoint""".split() if hasattr(kind, name)},
+}
+"""Builtins that take no keywords and do not say so, and how many arguments they take at most, a method's object with them."""
+WITH_KEYWORDS = (dict.update, collections.OrderedDict.update, str.format)
+"""Methods of containers and texts that take any and do not say so; the others take none."""
 
 
 def ruled(tracer: Tracer, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the rule of a builtin gives; arguments that it does not expect are for Python to refuse."""
+    """What the rule of a function gives; arguments that it does not expect are for Python to refuse."""
     if not fits(function, len(args), *kwargs):
         return run_native(tracer, function, args, kwargs)  # raises
     try:
@@ -667,12 +679,15 @@ def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dic
         raise Break("tensor value", "the value of a tensor is needed") from None
     except Exception as error:  # the user's handlers are captured too, and get it
         error.__traceback__ = None
+        if type(error) is RuntimeError and any(map(is_symbolic, leaves(args))):
+            raise Break("unsupported argument", "an error of PyTorch's would name a size that varies") from None
         if isinstance(error, struct.error) or isinstance(error, TypeError) and any(name in str(error) for name in OURS_IN_ERRORS):
             raise Break("unsupported argument", "a stand-in where only a plain value will do") from None
         raise RaisedInUserCode(error) from None
 
 
-OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "BooleanAtom", "Expr")  # the last two are words of sympy's
+OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "minicompile.",
+                  "BooleanAtom", "Expr")  # which are words of sympy's
 OTHER_NUMBERS = NUMPY_NUMBERS | {complex, decimal.Decimal, fractions.Fraction}  # which PyTorch's numbers do not know
 TORCH_NUMBERS = (torch.SymInt, torch.SymFloat)
 SYMBOLIC_MATH: dict[Any, Any] = {math.sqrt: torch.sym_sqrt, math.floor: math.floor, math.ceil: math.ceil}

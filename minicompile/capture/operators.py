@@ -371,27 +371,28 @@ def native_contains(tracer: Tracer, item: Any, container: Any) -> bool:
     return bool(run_native(tracer, operator.contains, (container, item), {}))
 
 
-INDEXED = (FakeTensor, list, tuple, str, bytes, range, collections.deque)
+INDEXED = (list, tuple, str, bytes, range, collections.deque)
 
 
-def as_index(tracer: Tracer, key: Any) -> Any:
-    """A subscript with the numbers that its objects stand for (`__index__` written in Python)."""
+def as_index(tracer: Tracer, key: Any, owner: Any = None) -> Any:
+    """A subscript (of `owner`) with the numbers that its objects stand for (`__index__` written in Python)."""
     kind = type(key)
     if isinstance(key, int | str):
         return key
     if kind is tuple:
-        return tuple(as_index(tracer, item) for item in key)
+        return tuple(as_index(tracer, item, owner) for item in key)
     if kind is slice:
         return slice(as_index(tracer, key.start), as_index(tracer, key.stop), as_index(tracer, key.step))
+    if isinstance(owner, FakeTensor) and hasattr(kind, "__getitem__"):  # which PyTorch takes for a sequence
+        return key
     result = invoke_special(tracer, key, "__index__")
     return key if result is MISSING else result
 
 
 def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     """`owner[key]`."""
-    if isinstance(owner, INDEXED):
-        key = as_index(tracer, key)
     if isinstance(owner, FakeTensor):
+        key = as_index(tracer, key, owner)
         force(tracer, key)
         copy = picked(tracer, owner, key)
         return tracer.operation("call_function", operator.getitem, (owner, key)) if copy is MISSING else copy
@@ -433,7 +434,7 @@ def look_up(tracer: Tracer, table: dict[Any, Any], key: Any) -> Any:
 
 def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     """`owner[key]` for a builtin container."""
-    key = concrete(key)
+    key = concrete(as_index(tracer, key) if isinstance(owner, INDEXED) else key)
     if isinstance(key, FakeTensor) and not isinstance(owner, dict):
         raise Break("tensor value", "a tensor is used as an index of a Python container")
     if isinstance(owner, dict):
@@ -472,15 +473,14 @@ def insert(tracer: Tracer, table: Any, key: Any, *value: Any) -> None:
 
 def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
     """`owner[key] = value`."""
-    if isinstance(owner, INDEXED):
-        key = as_index(tracer, key)
     if isinstance(owner, FakeTensor):
+        key = as_index(tracer, key, owner)
         force(tracer, key)
         tracer.operation("call_function", operator.setitem, (owner, key, value))
         return
     if invoke_special(tracer, owner, "__setitem__", key, value) is not MISSING:
         return
-    key = concrete(key)
+    key = concrete(as_index(tracer, key) if isinstance(owner, INDEXED) else key)
     if isinstance(owner, dict):
         key = settled(tracer, owner, key)
         if not run_native(tracer, dict.__contains__, (owner, key), {}):
@@ -500,11 +500,9 @@ def set_item(tracer: Tracer, owner: Any, key: Any, value: Any) -> None:
 
 def delete_item(tracer: Tracer, owner: Any, key: Any) -> None:
     """`del owner[key]`."""
-    if isinstance(owner, INDEXED):
-        key = as_index(tracer, key)
     if invoke_special(tracer, owner, "__delitem__", key) is not MISSING:
         return
-    key = concrete(key)
+    key = concrete(as_index(tracer, key) if isinstance(owner, INDEXED) else key)
     if is_native(owner) and not isinstance(owner, (dict, list, collections.deque)) or cannot(owner, "__delitem__"):
         run_native(tracer, operator.delitem, (owner, key), {})
     if not isinstance(owner, (dict, list, collections.deque)):

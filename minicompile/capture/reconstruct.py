@@ -512,25 +512,22 @@ def build_instance(emitter: Emitter, value: Any) -> str:
     kind = type(value)
     cls = emitter.constant(kind, kind.__name__)
     base = next((one for one in (collections.OrderedDict, dict, list, set, collections.deque) if isinstance(value, one)), None)
+    native = next(one for one in kind.__mro__ if isinstance(one.__dict__.get("__new__"), types.BuiltinFunctionType))
     if isinstance(value, BaseException):
-        name = emitter.assign(f"{cls}.__new__({cls}, {emitter.row(ARGS_OF_EXCEPTION.__get__(value))})", kind.__name__)
+        given = emitter.row(ARGS_OF_EXCEPTION.__get__(value))
     elif isinstance(value, tuple(PLAIN_VALUE)):
-        plain = plain_value(value)
-        name = emitter.assign(f"{type(plain).__name__}.__new__({cls}, {emitter.value(plain)})", kind.__name__)
-    elif isinstance(value, frozenset):
-        name = emitter.assign(f"frozenset.__new__({cls}, ({emitter.row(elements(value))}))", kind.__name__)
-    elif isinstance(value, collections.deque):
-        name = emitter.assign(f"{cls}(maxlen={value.maxlen})", kind.__name__)
+        given = emitter.value(plain_value(value))
     else:
-        maker = "object" if base is None else emitter.constant(base, base.__name__)
-        if isinstance(value, (collections.defaultdict, types.SimpleNamespace)):
-            maker = cls
-        name = emitter.assign(f"{maker}.__new__({cls})", kind.__name__)
+        given = f"({emitter.row(elements(value))})" if isinstance(value, frozenset) else ""
+    maker = cls if native is kind else emitter.constant(native, native.__name__)
+    name = emitter.assign(f"{maker}.__new__({cls}, {given})", kind.__name__)
     emitter.memo[id(value)] = name
     if isinstance(value, BaseException):
         fill_exception(emitter, value, name)
     elif isinstance(value, collections.defaultdict):
         emitter.body.append(f"{name}.default_factory = {emitter.value(value.default_factory)}")
+    elif isinstance(value, collections.deque):
+        emitter.body.append(f"{emitter.constant(collections.deque, 'deque')}.__init__({name}, (), {value.maxlen})")
     if isinstance(value, dict):
         owner = "dict" if base is dict else emitter.constant(collections.OrderedDict, "OrderedDict")
         for key, item in entries(value):

@@ -571,3 +571,21 @@ def exception_raised_again_by_a_helper():
         return x
 
     return f, [call(count(3), k, []) for k in (*range(3), *range(3))]
+
+
+@program
+def groups_made_of_lists_from_outside():
+    def f(x, errors, place):
+        try:
+            if errors:
+                raise ExceptionGroup("several", errors)
+        except* ValueError as group:
+            x = x * 3 + len(group.exceptions)
+        except* TypeError as group:
+            x = x * 4 + len(group.exceptions)
+        group = ExceptionGroup("again", [*errors, KeyError(1)])
+        wrong = SyntaxError("wrong", place)
+        return x, group.exceptions[0] is errors[0] if errors else None, wrong.filename, wrong.lineno
+
+    lists = ([TypeError(1)], [ValueError(2), TypeError(3)], [], [ValueError(4)])
+    return f, [call(count(3), errors, ["file", line, 2, "text"]) for line, errors in enumerate(lists)]

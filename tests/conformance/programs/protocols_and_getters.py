@@ -12,7 +12,7 @@ import typing
 
 import torch
 
-from tests.conformance.catalogue import after, call, count, program
+from tests.conformance.catalogue import after, call, count, normal, program
 
 
 class O:
@@ -642,3 +642,67 @@ def signatures_whose_defaults_change():
         after(lambda: table.update(k=7.0), count(3)),
         call(count(4)),
     ]
+
+
+class Place:
+    """A number of its own."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __index__(self):
+        return self.at
+
+
+class PlaceWithParts(Place):
+    """A number that PyTorch takes for a sequence."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return (0, 1)[index]
+
+
+@program
+def subscripts_that_are_numbers_and_sequences():
+    def f(x, place):
+        y = x.clone()
+        y[place] = 5
+        return x[place], x[place, 0], x[..., place], x[place:], y, "abc"[place], [4, 5, 6][place]
+
+    places = (Place(1), PlaceWithParts(0), PlaceWithParts(1), Place(2), Place(1))
+    return f, [call(normal(3, 3), place) for place in places]
+
+
+@program
+def subscripts_seen_by_subclasses():
+    class Noted(list):
+        def __getitem__(self, key):
+            self.seen.append(key.start if isinstance(key, slice) else key)
+            return super().__getitem__(key)
+
+        def __setitem__(self, key, value):
+            self.seen.append(key)
+            super().__setitem__(key, value)
+
+        def __delitem__(self, key):
+            self.seen.append(key)
+            super().__delitem__(key)
+
+    class Echo(str):
+        def __getitem__(self, key):
+            return key
+
+    def f(x, noted, place):
+        first, rest = noted[place], noted[place:]
+        noted[place] = 7
+        del noted[place]
+        return x * first, rest, Echo("abc")[place], Echo("abc")[place:].start
+
+    def noted():
+        made = Noted([1, 2, 3])
+        made.seen = []
+        return made
+
+    return f, [call(normal(2), noted(), Place(at)) for at in (0, 1, 2, 1)]

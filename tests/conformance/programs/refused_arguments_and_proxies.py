@@ -6,7 +6,10 @@ from __future__ import annotations
 import abc
 import collections
 import collections.abc
+import copy
+import enum
 import functools
+import itertools
 import operator
 import weakref
 
@@ -627,3 +630,104 @@ def patterns_and_sets_of_subclasses():
 
     tables = {"a": 1, "b": 2, "c": 3}, GetsOtherwise(a=1), GetsOtherwise(), collections.defaultdict(int, a=1)
     return f, [call(count(2), table, IteratesOtherwise([3, 4])) for table in tables]
+
+
+def refused(attempts, log):
+    for attempt in attempts:
+        try:
+            log.append(attempt())
+        except TypeError as error:
+            log.append(str(error))
+    return log
+
+
+@program
+def arguments_that_builtins_do_not_take():
+    def f(x, items, n, log):
+        return x * n, refused((lambda: iter(items, n, n), lambda: {n}.symmetric_difference(items, a=n)), log)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def more_arguments_that_builtins_do_not_take():
+    def f(x, items, n, log):
+        attempts = (
+            lambda: next(iter(items), n, n),
+            lambda: getattr(items, "a", n, n),
+            lambda: vars(items, n),
+            lambda: {n}.update(items, a=n),
+            lambda: {n: n}.get(n, default=n),
+            lambda: {n: n}.setdefault(n, default=n),
+            lambda: items.extend(items, a=n),
+            lambda: items.extend(iterable=items),
+            lambda: ",".join(iterable=items),
+        )
+        made = {"a": n}
+        made.update([("b", n)], c=n)
+        return x * n, made, "{a} {}".format(n, a=n), collections.OrderedDict(a=n), refused(attempts, log)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def methods_of_other_classes():
+    def f(x, items, n, log):
+        attempts = (
+            lambda: list.__add__(n, items),
+            lambda: str.format(items, n),
+            lambda: set.union(items, items),
+            lambda: dict.update(n),
+            lambda: list.__init__(x.shape, items),
+            lambda: torch.Size.numel((1, n)),
+            lambda: int.__eq__(items, n),
+            lambda: list.append(),
+        )
+        return x * n, refused(attempts, log), int.__eq__(n, 2), list.__add__(items, items), torch.Size.numel(x.shape)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def more_arguments_than_library_functions_take():
+    def f(x, items, n, log):
+        queue = collections.deque(items)
+        attempts = (
+            lambda: queue.extend(items, items),
+            lambda: queue.count(n, n),
+            lambda: {n}.__contains__(n, n),
+            lambda: copy.copy(items, n, n),
+            lambda: copy.copy(items, deep=n),
+            lambda: list(itertools.accumulate(items, 0)),
+        )
+        return x * n, refused(attempts, log), list(itertools.accumulate(items, None)), queue.count(n), copy.copy(x=items)
+
+    return f, [call(count(3), [1, 2], n, []) for n in (1, 2, 3)]
+
+
+@program
+def members_that_an_enum_lacks():
+    class Way(enum.Flag):
+        UP = 1
+        DOWN = 2
+
+    def f(x, queue, n, log):
+        try:
+            log.append(Way(queue))
+        except ValueError as error:
+            log.append(str(error))
+        return x * n, log, Way(n)
+
+    return f, [call(count(3), collections.deque([n, 1]), n, []) for n in (1, 2, 3)]
+
+
+@program
+def sizes_that_vary_in_errors_of_torch():
+    def f(x, n, log):
+        try:
+            log.append(torch.broadcast_shapes(x.shape, (n, 1)))
+        except RuntimeError as error:
+            log.append(str(error))
+        return x * n, log
+
+    return f, [call(count(size, 2), n, []) for size, n in ((3, 3), (4, 4), (5, 4), (6, 5), (4, 4))]

@@ -624,3 +624,35 @@ def bisect_and_heapq():
         return x + bisect.bisect_left(sorted(values), 3), smallest, heapq.nlargest(2, values)
 
     return outer, [call(count(1), [5, 1, 4]), call(count(1), [2, 9])]
+
+
+LEVELS = logging.getLogger("levels")
+
+
+@program
+def levels_of_a_logger_that_vary():
+    def f(x, level):
+        found = [LEVELS.isEnabledFor(level), LEVELS.isEnabledFor(level=level + 1)]
+        try:
+            LEVELS.isEnabledFor([level])
+        except TypeError as error:
+            found.append(str(error))
+        return x + 1 if LEVELS.isEnabledFor(level) else x, found
+
+    return f, [call(normal(2), level) for level in (10, 20, 30, 40, 20)]
+
+
+def annotated(a: int, b: str = "b") -> None:
+    """For its annotations."""
+
+
+@program
+def hints_of_a_function():
+    def f(x, log):
+        try:
+            log.append(typing.get_type_hints(annotated))
+        except TypeError as error:
+            log.append(str(error))
+        return x * len(log)
+
+    return f, [call(normal(2), []) for _ in range(2)]

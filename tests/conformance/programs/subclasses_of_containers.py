@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 
-from tests.conformance.catalogue import after, call, count, program
+from tests.conformance.catalogue import after, call, count, normal, program
 
 ST = {"k": 1, "mode": "a", "tol": 0.1}
 LOG = []
@@ -826,3 +826,26 @@ def dictionaries_with_keys_of_numbers_and_an_order_of_their_own():
         after(lambda: table.__setitem__(4, 5.0), count(3)),
         after(lambda: table.pop(1), count(3)),
     ], asked
+
+
+@program
+def containers_whose_classes_take_other_arguments():
+    class Window(collections.deque):
+        def __init__(self, items, size):
+            super().__init__(items, maxlen=size)
+
+    class Groups(collections.defaultdict):
+        def __new__(cls, kind, note):
+            return super().__new__(cls)
+
+        def __init__(self, kind, note):
+            super().__init__(kind)
+            self.note = note
+
+    def f(x, n):
+        window, groups = Window([1, 2, n], 2), Groups(list, n)
+        print("made")
+        groups[n].append(window)
+        return x * 2, window, groups, Window([n], 3), Groups(int, "more")
+
+    return f, [call(normal(2), n) for n in (3, 4, 5)]
