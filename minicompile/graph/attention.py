@@ -41,10 +41,16 @@ class Attention(torch.autograd.Function):
 def attention_or_none(
     seeds: Seeds | None, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor | None:
-    """The result as one operator, or `None` for arguments that PyTorch's own path must treat."""
+    *, biased: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """The result as one operator, or `None` for arguments that PyTorch's own path must treat.
+
+    `biased`: a mask may come with `is_causal`, as in `biased_causal_attention`.
+    """
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
-    if not _covered(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) or (dropout_p > 0.0 and seeds is None):
+    if is_causal and attn_mask is not None and not biased or dropout_p > 0.0 and seeds is None:
+        return None
+    if not _covered(query, key, value, attn_mask, dropout_p, enable_gqa):
         return None
     if attn_mask is not None:
         attn_mask = _with_adjacent_columns(attn_mask)
@@ -59,13 +65,24 @@ def attention_or_none(
     return out.squeeze(1) if added else out
 
 
+def biased_causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, dropout_p: float = 0.0, is_causal: bool = True,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention`, causal and with a bias: what `attention_masks.py` puts in the place of one whose mask is
+    the bias where a causal condition holds. PyTorch's takes one of the two."""
+    shown = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    mask = torch.where(shown, attn_mask, -math.inf)
+    return SDPA[0](query, key, value, mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
+
+
 def _drawn(seeds: Seeds | None, dropout: float, device: torch.device) -> Tensor | None:
     """The seed of a dropout."""
     return None if seeds is None or dropout == 0.0 else torch_interface.to_functional(seeds.draw(device))
 
 
 def _covered(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: Any, is_causal: Any, gqa: bool
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: Any, gqa: bool
 ) -> bool:
     tensors = [query, key, value]
     if query.dim() not in (3, 4) or any(t.dim() != query.dim() or t.dtype not in FLOATS for t in tensors):
@@ -74,7 +91,7 @@ def _covered(
         return False
     if len({(t.dtype, t.device) for t in tensors}) != 1 or any(t.numel() == 0 for t in tensors):
         return False
-    if not isinstance(dropout, float) or not 0.0 <= dropout < 1.0 or is_causal and mask is not None:
+    if not isinstance(dropout, float) or not 0.0 <= dropout < 1.0:
         return False
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         return False

@@ -19,7 +19,7 @@ from minicompile.config import Config
 from minicompile.errors import CompileFailed, Location
 from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput, has_history
-from minicompile.graph.attention import SDPA, attention_or_none, written_attention
+from minicompile.graph.attention import SDPA, attention_or_none, biased_causal_attention, written_attention
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore, same
 from minicompile.graph.foreach import one_after_the_other
@@ -333,7 +333,7 @@ class _Tracer:
         if node.target in ("cumsum_", "cumprod_") and environment[operand(node)].dtype == torch.bool:
             raise Untraceable("eager has no running sums of truth values in place")
         first = torch_interface.next_sequence_number()
-        if node.target in SDPA:
+        if node.target in (*SDPA, biased_causal_attention):
             result = self._attention(node, args, kwargs)
         elif node.target is written_attention:
             result = written_attention(self.seeds, *args)
@@ -367,7 +367,7 @@ class _Tracer:
         origin["together"] = sorted({name for names in tied for name in names})
 
     def _attention(self, node: Node, args: Any, kwargs: Any) -> Any:
-        result = attention_or_none(self.seeds, *args, **kwargs)
+        result = attention_or_none(self.seeds, *args, **kwargs, biased=node.target is biased_causal_attention)
         return called(node.target, args, kwargs) if result is None else laid_out_like(result, node.meta["example_value"])
 
     def _constants(self) -> dict[str, Any]:

@@ -124,11 +124,11 @@ def attention_weights(
     """Softmax weights before dropout, and the log-sum-exp of the scores, in fp32 (fp64 for fp64)."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
     visible = visible_keys(query.shape[-2], key.shape[-2], is_causal, window, query.device)
     if visible is not None:
         scores = scores.masked_fill(~visible, -math.inf)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
     if logsumexp is None:
         logsumexp = torch.logsumexp(scores, -1)
     # Not exp(scores - logsumexp): the rounding of a log-sum-exp near 100 would be that of every weight of its row.

@@ -380,6 +380,13 @@ def test_form(name: str) -> None:
     assert found == expected or expected not in ("", PLAIN, CAUSAL, MASK) and expected in found
 
 
+def looked_up(bias: torch.Tensor) -> torch.Tensor:
+    """A bias of the same shape by distances, from a table of learned values."""
+    distances = (torch.arange(bias.size(-2))[:, None] - torch.arange(bias.size(-1))[None, :]).clamp(-2, 2) + 2
+    table = bias[0, :, :, :1].flatten()[: 5 * bias.size(1)].view(5, bias.size(1))
+    return F.embedding(distances, table).permute(2, 0, 1).unsqueeze(0)
+
+
 def biased(q, k, v, choose):
     """Attention with a bias of one batch, as positions make it, that `choose` takes where a mask of the whole batch shows keys."""
     column = v.sum(0, keepdim=True)[..., :1]
@@ -395,20 +402,30 @@ def biased(q, k, v, choose):
         (lambda everything, bias: bias.where(everything, bias.new_zeros(())), 1),
         (lambda everything, bias: bias.expand(2, -1, -1, -1).masked_fill(~everything, INF), 2),
         (lambda everything, bias: torch.where(~everything, INF, bias), 2),
+        (lambda everything, bias: torch.where(tril(bias).expand(2, 1, -1, -1), bias, INF), -1),
+        (lambda everything, bias: torch.where(tril(bias) & everything, bias.masked_fill(~tril(bias), math.nan), INF), -1),
+        (lambda everything, bias: torch.where(tril(bias).expand(2, 1, -1, -1), looked_up(bias), LEAST), -1),
+        (lambda everything, bias: torch.where(tril(bias).expand(2, 1, -1, -1), bias, LEAST), 2),
+        (lambda everything, bias: bias.expand(2, -1, -1, -1).masked_fill(~tril(bias), INF), -2),
+        (lambda everything, bias: torch.where(tril(bias).expand(2, 1, -1, -1), bias, -1e4), 2),
+        (lambda everything, bias: torch.where(tril(bias, 1).expand(2, 1, -1, -1), bias, INF), 2),
+        (lambda everything, bias: torch.where(tril(bias).expand(2, 1, -1, -1), bias > 0, False) | everything.new_tensor(False), 2),
         (lambda everything, bias: torch.where(everything & (bias > 0), bias, 0.0), 2),
         (lambda everything, bias: (torch.where(everything, bias, 0.0), bias.mul_(2.0))[0], 2),
     ],
-    ids=["where", "of tensors", "method", "masked", "the other way round", "not everywhere", "written behind the choice"],
-)
+    ids=["where", "of tensors", "method", "masked", "the other way round", "causal", "causal beside NaN", "causal, of a table",
+         "least beside anything", "causal, masked", "too weak", "not causal by one", "truth values", "not everywhere", "written behind the choice"],
+)  # fmt: skip
 def test_a_bias_that_is_always_chosen_is_given_as_it_is(choose: Callable[..., torch.Tensor], batch: int) -> None:
+    """`batch` is the batch of the mask that the operator is given; negative where it is told that it is causal, too."""
     inputs, function = four(), lambda q, k, v: biased(q, k, v, choose)
     compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
     for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
     (graph,) = compiled_function(compiled).compiler.graphs
-    assert how_found(graph, inputs) == MASK
+    assert how_found(graph, inputs) == (CAUSAL if batch < 0 else MASK)
     (mask,) = [node.args[3] for node in graph.partitioned.forward.graph.nodes if "minicompile.attention" in str(node.target)]
-    assert mask.meta["val"].shape[0] == batch
+    assert mask.meta["val"].shape[0] == abs(batch)
 
 
 OF_ANY_LENGTH = (
