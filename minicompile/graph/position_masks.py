@@ -76,8 +76,8 @@ class PositionReader:
         if node not in self._known:
             self._known[node] = None
             if not self._module.meta["writes"] or not self._changes(node) and not self._is_written(node):
-                found = self._compute(node, self._name_of(node))
-                self._known[node] = within(found, node.meta["example_value"].shape) if isinstance(found, Band) else found
+                value = self._compute(node, self._name_of(node))
+                self._known[node] = within(value, node.meta["example_value"].shape) if isinstance(value, Band) else value
         found = self._known[node]
         if found is None:
             raise Unknown
