@@ -107,14 +107,23 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
 
 
 def last_writes(graph: torch.fx.Graph) -> dict[Any, Node]:
-    """By memory, the last node that writes to it in place."""
-    return {memory_of(n.args[0]): n for n in graph.nodes if n.args and (changes_something(n) or is_told_to_write(n))}
+    """By memory, the last node that writes to it in place, or gives what is there the history of a custom function."""
+    return {memory_of(written): node for node in graph.nodes for written in written_by(node)}
 
 
 def shows_part(node: Node) -> bool:
     """Whether a captured tensor is a view: what it is a view of is cut off first."""
     value = node.meta.get("example_value")
     return isinstance(value, Tensor) and value._is_view()
+
+
+def written_by(node: Node) -> list[Any]:
+    """The arguments that a node of a captured graph changes."""
+    if hasattr(node.target, "dirty"):
+        return [node.args[1 + place] for place in node.target.dirty]
+    if not node.args or not (changes_something(node) or is_told_to_write(node)):
+        return []
+    return list(node.args[0]) if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
 
 
 def is_told_to_write(node: Node) -> bool:
@@ -289,6 +298,8 @@ class _Tracer:
                 given = [environment[used] for used in node.all_input_nodes]
                 before, windows = layouts(given), self._windows(given)
                 environment[node] = self._execute(node, environment)
+                if operator_name(node) in CHANGES_STRIDES:
+                    environment = {n: environment[node] if value is given[0] else value for n, value in environment.items()}
                 if any(torch_interface.from_functional(value) is not inner for value, inner in windows):
                     raise Untraceable("a view is written whose elements share memory, or that leaves some out")
                 if operator_name(node) not in CHANGES_STRIDES:
@@ -343,6 +354,9 @@ class _Tracer:
             result = call_on_copies(node.target, args, kwargs)
         elif (name := getattr(node.target, "__name__", "")).startswith("_foreach_") and name.endswith("_"):
             result = one_after_the_other(node.target, *args, **kwargs)
+        elif operator_name(node) in CHANGES_STRIDES and args[0]._base is not None:
+            # Another view: autograd makes views anew by the operators that it saw, and does not see this one in place.
+            result = getattr(args[0], operator_name(node).removesuffix("_"))(*args[1:], **kwargs)
         elif node.target in BATCH_NORMS:
             with torch_interface.python_dispatcher():
                 result = node.target(*args, **kwargs)
