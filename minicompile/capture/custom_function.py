@@ -85,7 +85,8 @@ class Joined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """The user's backward."""
         values = list(ctx.values)
-        for place, value in zip(ctx.join.checked, ctx.saved_tensors, strict=True):
+        saved = ctx.saved_tensors if ctx.join.checked else ()  # which a second backward may not read
+        for place, value in zip(ctx.join.checked, saved, strict=True):
             values[place] = value
         found = ctx.join.backward(*gradients, *values)
         return None, None, *found, *(None,) * (ctx.count - len(found))

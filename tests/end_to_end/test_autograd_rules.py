@@ -916,6 +916,23 @@ def a_gradient_that_passes_a_result_that_has_its_history_late(wrap: Wrap) -> Any
 
 
 @scenario
+def a_result_of_several_that_only_eager_keeps_is_changed(wrap: Wrap) -> Any:
+    def chained(x: Tensor) -> Any:
+        h = x - 1.5
+        return (h * x).exp(), h
+
+    shown = []
+    for changed in (0, 1):
+        results = wrap(chained)(leaf(3))
+        separate = wrap(lambda x, y: (x.exp(), y.exp(), x * y))(leaf(3) * 1, leaf(3) * 1)
+        for group in (results, separate):
+            with torch.no_grad():
+                group[changed].mul_(2)
+            shown.append(attempt(lambda: sum(result.sum() for result in group).backward()))
+    return shown
+
+
+@scenario
 def losses_of_one_call_after_gradients_that_kept_it(wrap: Wrap) -> Any:
     shown = []
     for x, y in ((leaf(3), leaf(3)), (leaf(3) * 2, leaf(3) * 2)):
@@ -1117,6 +1134,27 @@ def test_gradients_switched_on_under_inference_mode_stay_off_behind_a_break() ->
     with torch.inference_mode():
         result = minicompile.compile(function, options={"cache": False})(torch.randn(3, 3, requires_grad=True))
     assert result.is_inference() and not result.requires_grad
+
+
+class Flat(torch.autograd.Function):
+    """A view with a backward of its own, which reads nothing that was kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.view(2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_a_custom_function_left_to_eager_that_keeps_nothing_is_differentiated_twice() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    loss = minicompile.compile(lambda x: Flat.apply(x))(x).sum()
+    loss.backward()
+    loss.backward()
+    assert torch.equal(x.grad, torch.full((2, 3), 2.0))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
