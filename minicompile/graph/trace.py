@@ -21,7 +21,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput, has_history
 from minicompile.graph.attention import SDPA, attention_or_none, written_attention
 from minicompile.graph.decompositions import decomposition_table
-from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore, same
+from minicompile.graph.eager_strides import BECOMES_A_VIEW, CHANGES_STRIDES, laid_out_like, layouts, restore, same
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
@@ -118,9 +118,11 @@ def shows_part(node: Node) -> bool:
 
 
 def written_by(node: Node) -> list[Any]:
-    """The arguments that a node of a captured graph changes."""
-    if hasattr(node.target, "dirty"):
-        return [node.args[1 + place] for place in node.target.dirty]
+    """The arguments that a node of a captured graph changes; of a custom function, whose backward must run once, a result that
+    it has alone."""
+    target: Any = node.target
+    if hasattr(target, "dirty"):
+        return [node.args[1 + place] for place in target.dirty] if len(target.outputs) == 1 else []
     if not node.args or not (changes_something(node) or is_told_to_write(node)):
         return []
     return list(node.args[0]) if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
@@ -339,8 +341,8 @@ class _Tracer:
     def _execute(self, node: Node, environment: dict[Node, Any]) -> Any:
         if node.op == "get_attr":
             return self._attribute(node)
-        args = torch.fx.node.map_arg(node.args, environment.__getitem__)
-        kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
+        args: Any = torch.fx.node.map_arg(node.args, environment.__getitem__)
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
         if node.target in ("cumsum_", "cumprod_") and environment[operand(node)].dtype == torch.bool:
             raise Untraceable("eager has no running sums of truth values in place")
         first = torch_interface.next_sequence_number()
@@ -354,7 +356,7 @@ class _Tracer:
             result = call_on_copies(node.target, args, kwargs)
         elif (name := getattr(node.target, "__name__", "")).startswith("_foreach_") and name.endswith("_"):
             result = one_after_the_other(node.target, *args, **kwargs)
-        elif operator_name(node) in CHANGES_STRIDES and args[0]._base is not None:
+        elif operator_name(node) in BECOMES_A_VIEW and args[0]._base is not None:
             # Another view: autograd makes views anew by the operators that it saw, and does not see this one in place.
             result = getattr(args[0], operator_name(node).removesuffix("_"))(*args[1:], **kwargs)
         elif node.target in BATCH_NORMS:
