@@ -74,7 +74,10 @@ class Joined(torch.autograd.Function):
         """The results, as they are."""
         ctx.join, ctx.count = join, len(tensors)
         ctx.values = [None if place in join.checked else value for place, value in enumerate(values)]
-        ctx.save_for_backward(*(values[place] for place in join.checked))
+        results = {id(tensors[place]) for place in join.dirty}
+        # A view of a result, made when that had no history, is refused once it has one: what is saved is the memory.
+        ctx.save_for_backward(*(
+            value.detach() if id(value._base) in results else value for value in map(values.__getitem__, join.checked)))
         ctx.mark_dirty(*(tensors[place] for place in join.dirty))
         return tuple(tensors[place] for place in join.outputs)
 
@@ -82,7 +85,8 @@ class Joined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """The user's backward."""
         values = list(ctx.values)
-        for place, value in zip(ctx.join.checked, ctx.saved_tensors, strict=True):
+        saved = ctx.saved_tensors if ctx.join.checked else ()  # which a second backward may not read
+        for place, value in zip(ctx.join.checked, saved, strict=True):
             values[place] = value
         found = ctx.join.backward(*gradients, *values)
         return None, None, *found, *(None,) * (ctx.count - len(found))

@@ -129,7 +129,7 @@ class Emitter:
         if source is not None:
             return self.writer.fetch(source)
         data_alias = self.tracer.graph.data_aliases.get(id(value))
-        if data_alias is not None and not value.requires_grad:
+        if data_alias is not None and not value.requires_grad and self.tracer.graph.is_data_of(value, data_alias[1]):
             name = self.assign(f"{self.value(data_alias[1])}.data", "data")
         elif isinstance(value, FakeTensor) or is_symbolic(value):
             name = self.output(value)

@@ -104,7 +104,8 @@ def symbolic_fake(mode: RememberingFakeMode, like: torch.Tensor, sizes: Any, str
     if like.requires_grad and like.is_leaf:
         fake.requires_grad_()
     elif like.requires_grad:
-        with torch.enable_grad(), mode:  # adding what requires a gradient makes it the result of an operation
+        # Adding what requires a gradient makes it the result of an operation.
+        with torch.inference_mode(False), torch.enable_grad(), mode:
             fake.add_(torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True))
         del mode.written[storage_key(fake)]
     return fake

@@ -16,8 +16,10 @@ from minicompile.graph import torch_interface
 
 aten = torch.ops.aten
 
-CHANGES_STRIDES = frozenset(
-    "t_ transpose_ swapaxes_ swapdims_ unsqueeze_ squeeze_ as_strided_ resize_ resize_as_ set_".split())
+BECOMES_A_VIEW = frozenset("t_ transpose_ swapaxes_ swapdims_ unsqueeze_ squeeze_ as_strided_".split())
+"""Operators that make a tensor, in place, the view of it that the operator of the same name without `_` gives."""
+
+CHANGES_STRIDES = BECOMES_A_VIEW | {"resize_", "resize_as_", "set_"}
 """Operators that are asked to change what a tensor says of its memory."""
 
 Layouts = list[tuple[torch.Tensor, tuple[Any, ...], tuple[Any, ...]]]

@@ -21,7 +21,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput, has_history
 from minicompile.graph.attention import SDPA, attention_or_none, biased_causal_attention, written_attention
 from minicompile.graph.decompositions import decomposition_table
-from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore, same
+from minicompile.graph.eager_strides import BECOMES_A_VIEW, CHANGES_STRIDES, laid_out_like, layouts, restore, same
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
@@ -107,14 +107,25 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
 
 
 def last_writes(graph: torch.fx.Graph) -> dict[Any, Node]:
-    """By memory, the last node that writes to it in place."""
-    return {memory_of(n.args[0]): n for n in graph.nodes if n.args and (changes_something(n) or is_told_to_write(n))}
+    """By memory, the last node that writes to it in place, or gives what is there the history of a custom function."""
+    return {memory_of(written): node for node in graph.nodes for written in written_by(node)}
 
 
 def shows_part(node: Node) -> bool:
     """Whether a captured tensor is a view: what it is a view of is cut off first."""
     value = node.meta.get("example_value")
     return isinstance(value, Tensor) and value._is_view()
+
+
+def written_by(node: Node) -> list[Any]:
+    """The arguments that a node of a captured graph changes; of a custom function, whose backward must run once, a result that
+    it has alone."""
+    target: Any = node.target
+    if hasattr(target, "dirty"):
+        return [node.args[1 + place] for place in target.dirty] if len(target.outputs) == 1 else []
+    if not node.args or not (changes_something(node) or is_told_to_write(node)):
+        return []
+    return list(node.args[0]) if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
 
 
 def is_told_to_write(node: Node) -> bool:
@@ -289,6 +300,8 @@ class _Tracer:
                 given = [environment[used] for used in node.all_input_nodes]
                 before, windows = layouts(given), self._windows(given)
                 environment[node] = self._execute(node, environment)
+                if operator_name(node) in CHANGES_STRIDES:
+                    environment = {n: environment[node] if value is given[0] else value for n, value in environment.items()}
                 if any(torch_interface.from_functional(value) is not inner for value, inner in windows):
                     raise Untraceable("a view is written whose elements share memory, or that leaves some out")
                 if operator_name(node) not in CHANGES_STRIDES:
@@ -328,8 +341,8 @@ class _Tracer:
     def _execute(self, node: Node, environment: dict[Node, Any]) -> Any:
         if node.op == "get_attr":
             return self._attribute(node)
-        args = torch.fx.node.map_arg(node.args, environment.__getitem__)
-        kwargs = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
+        args: Any = torch.fx.node.map_arg(node.args, environment.__getitem__)
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, environment.__getitem__)
         if node.target in ("cumsum_", "cumprod_") and environment[operand(node)].dtype == torch.bool:
             raise Untraceable("eager has no running sums of truth values in place")
         first = torch_interface.next_sequence_number()
@@ -343,6 +356,9 @@ class _Tracer:
             result = call_on_copies(node.target, args, kwargs)
         elif (name := getattr(node.target, "__name__", "")).startswith("_foreach_") and name.endswith("_"):
             result = one_after_the_other(node.target, *args, **kwargs)
+        elif operator_name(node) in BECOMES_A_VIEW and args[0]._base is not None:
+            # Another view: autograd makes views anew by the operators that it saw, and does not see this one in place.
+            result = getattr(args[0], operator_name(node).removesuffix("_"))(*args[1:], **kwargs)
         elif node.target in BATCH_NORMS:
             with torch_interface.python_dispatcher():
                 result = node.target(*args, **kwargs)

@@ -23,7 +23,7 @@ from minicompile.ir.graph import (
 )
 from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected
-from minicompile.runtime.kept_values import Kept, noticing, refuse_changes, still_kept
+from minicompile.runtime.kept_values import Kept, noticed_as, noticing, refuse_changes, still_kept
 from minicompile.runtime.routed_gradients import input_groups, routed, shows
 from minicompile.runtime.second_derivatives import Rerun, is_batch
 
@@ -77,13 +77,14 @@ def _with_gradient(
 
     def call(*inputs: Any) -> tuple[Any, ...]:
         results = apply(*(value.detach() if i in unreached else value for i, value in enumerate(inputs)) if unreached else inputs)
+        node = results[positions[0]].grad_fn
         if unreached:
-            results[positions[0]].grad_fn.inputs = rerun.notice(inputs)  # weak references, to what stays alive
-        seen = shows(groups, inputs, len(positions))
-        outputs = routed(groups, inputs, results, positions) if seen else results
-        if not connections:
-            return outputs
-        return connected(connections, outputs, gradients, results[positions[0]].grad_fn, functools.partial(new_value, inputs))
+            node.inputs = rerun.notice(inputs)  # weak references, to what stays alive
+        outputs = routed(groups, inputs, results, positions) if shows(groups, inputs, len(positions)) else results
+        if connections:
+            outputs = connected(connections, outputs, gradients, node, functools.partial(new_value, inputs))
+        node.noticed = noticed_as(node.noticed, results, outputs)
+        return outputs
 
     def new_value(inputs: tuple[Any, ...], index: int, value: Any) -> Any:
         return copy_back(mutations[index], inputs, value) if index in mutations else value

@@ -55,6 +55,13 @@ def noticing(binding: Binding) -> Callable[[Sequence[Any], Sequence[Any]], list[
     return take
 
 
+def noticed_as(noticed: list[Noticed], results: Sequence[Any], outputs: Sequence[Any]) -> list[Noticed]:
+    """The same with what the caller has, `outputs`, in place of the `results` whose memory and counts of writes they share."""
+    given = {id(result): output for result, output in zip(results, outputs, strict=True)}
+    seen = [(reference(), version, needing) for reference, version, needing in noticed]
+    return [(weakref.ref(given.get(id(value), value)), version, needing) for value, version, needing in seen if value is not None]
+
+
 def refuse_changes(noticed: list[Noticed], outputs: int) -> None:
     """Raise if a tensor that a backward from `outputs` reads in eager has been written since it was noticed."""
     for reference, version, needing in noticed:

@@ -871,6 +871,67 @@ def a_hook_that_raises_leaves_nothing_behind(wrap: Wrap) -> Any:
     return failed, a.grad, b.grad
 
 
+class KeepsAPart(torch.autograd.Function):
+    """A sine; a view of the result is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x.sin()
+        ctx.save_for_backward(x, result[:1])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, part = ctx.saved_tensors
+        return gradient * x.cos() + part.sum()
+
+
+@scenario
+def a_custom_function_that_keeps_a_view_of_its_result(wrap: Wrap) -> Any:
+    x, y = leaf(3), leaf(3)
+    wrap(lambda x: KeepsAPart.apply(x * 2))(x).sum().backward()
+    result = wrap(lambda y: KeepsAPart.apply(y))(y)
+    with torch.no_grad():
+        result.mul_(2)
+    return x.grad, type(attempt(lambda: result.sum().backward())), y.grad
+
+
+def written_by_a_list(x: Tensor) -> Tensor:
+    result = x.sin()
+    torch._foreach_mul_([x.cos(), result], 2.0)
+    return result
+
+
+@scenario
+def a_gradient_that_passes_a_result_that_has_its_history_late(wrap: Wrap) -> Any:
+    shown = []
+    for history in (KeepsAPart.apply, written_by_a_list, lambda x: Doubled.apply(x * 1)):
+        x, seen = leaf(3), []
+        h, loss = wrap(lambda x: (h := history(x), h.exp().sum()))(x)
+        shown += torch.autograd.grad(loss, [h, x], retain_graph=True)
+        h.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+        (h.sum() + loss).backward()
+        shown += [x.grad, seen]
+    return shown
+
+
+@scenario
+def a_result_of_several_that_only_eager_keeps_is_changed(wrap: Wrap) -> Any:
+    def chained(x: Tensor) -> Any:
+        h = x - 1.5
+        return (h * x).exp(), h
+
+    shown = []
+    for changed in (0, 1):
+        results = wrap(chained)(leaf(3))
+        separate = wrap(lambda x, y: (x.exp(), y.exp(), x * y))(leaf(3) * 1, leaf(3) * 1)
+        for group in (results, separate):
+            with torch.no_grad():
+                group[changed].mul_(2)
+            shown.append(attempt(lambda: sum(result.sum() for result in group).backward()))
+    return shown
+
+
 @scenario
 def losses_of_one_call_after_gradients_that_kept_it(wrap: Wrap) -> Any:
     shown = []
@@ -1073,6 +1134,36 @@ def test_gradients_switched_on_under_inference_mode_stay_off_behind_a_break() ->
     with torch.inference_mode():
         result = minicompile.compile(function, options={"cache": False})(torch.randn(3, 3, requires_grad=True))
     assert result.is_inference() and not result.requires_grad
+
+
+class Flat(torch.autograd.Function):
+    """A view with a backward of its own, which reads nothing that was kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient.view(2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_a_custom_function_left_to_eager_that_keeps_nothing_is_differentiated_twice() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    loss = minicompile.compile(lambda x: Flat.apply(x))(x).sum()
+    loss.backward()
+    loss.backward()
+    assert torch.equal(x.grad, torch.full((2, 3), 2.0))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("view", [lambda x: x[0], lambda x: x.t(), lambda x: (x[:1], x[1:])])
+def test_views_under_inference_mode_require_gradients_as_what_they_are_views_of(view: Callable[[Tensor], Any], dynamic: bool) -> None:
+    for x in (torch.ones(3, 2, requires_grad=True), torch.ones(3, 2, requires_grad=True) * 2):
+        with torch.inference_mode():
+            results = leaves(minicompile.compile(view, dynamic=dynamic)(x))
+        assert all(result.requires_grad and not result.is_inference() for result in results)
 
 
 def test_a_view_made_without_gradients_of_what_has_them_stays_in_the_graph() -> None:

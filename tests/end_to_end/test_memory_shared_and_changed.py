@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import minicompile
+from tests.differential import leaves
 
 STATE: dict[str, Any] = {"scale": 1.0, "seen": []}
 
@@ -436,3 +437,77 @@ def test_one_of_several_views_is_refused_once_their_memory_was_written(
 
     with pytest.raises(RuntimeError, match="multiple views"):
         minicompile.compile(function)(torch.randn(4, 3, requires_grad=True)).sum().backward()
+
+
+def turned_through_data(x: torch.Tensor) -> Any:
+    view = x.data
+    view.t_()
+    return view, view.data, x.sum()
+
+
+def turned_through_data_and_written(x: torch.Tensor) -> Any:
+    view = x.data
+    view.swapdims_(0, 1).mul_(2)
+    return view, x.sum()
+
+
+def turned_after_its_data_was_taken(x: torch.Tensor) -> Any:
+    y = x * 2
+    view = y.data
+    y.t_()
+    return view, y
+
+
+def longer_than_what_it_is_the_data_of(x: torch.Tensor) -> Any:
+    y = x * 2
+    view = y.data
+    view.unsqueeze_(0).add_(1)
+    return y, view
+
+
+def transposed_and_written(x: torch.Tensor) -> Any:
+    y = x * 1
+    view = y[...]
+    view.transpose_(0, 1)
+    view[..., 1:].mul_(-1.5)
+    return y, view
+
+
+def a_part_turned_and_written(x: torch.Tensor) -> Any:
+    view = (x * 1)[1:]
+    view.t_()
+    view[1:] *= -1.5
+    return view
+
+
+def a_part_turned_before_what_it_is_of_has_gradients(x: torch.Tensor) -> Any:
+    y = torch.zeros(4, 4)
+    view = y[1:, :3]
+    same = view
+    view.swapaxes_(0, 1)
+    same[1:] = x[1:, 1:].t()[:2]
+    return y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [turned_through_data, turned_through_data_and_written, turned_after_its_data_was_taken, longer_than_what_it_is_the_data_of,
+     transposed_and_written, a_part_turned_and_written, a_part_turned_before_what_it_is_of_has_gradients],
+    ids=lambda function: function.__name__.replace("_", " "),
+)
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_a_view_whose_shape_is_changed_in_place(function: Callable[..., Any], differentiable: bool, dynamic: bool) -> None:
+    shown = []
+    for run in (function, minicompile.compile(function, dynamic=dynamic)):
+        x = torch.arange(16.0).view(4, 4).requires_grad_(differentiable)
+        results = leaves(run(x))
+        weighted = [(result * torch.arange(result.numel()).view(result.shape)).sum() for result in results if result.requires_grad]
+        if weighted:
+            sum(weighted).backward()
+        places = [result.untyped_storage().data_ptr() == results[0].untyped_storage().data_ptr() for result in results]
+        described = [(result.shape, result.stride(), result.requires_grad) for result in results]
+        shown.append((described, places, [result.detach() for result in results], x.detach(), x.grad))
+    assert shown[0][:2] == shown[1][:2]
+    torch.testing.assert_close(shown[1][2:], shown[0][2:])
