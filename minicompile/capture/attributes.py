@@ -270,13 +270,18 @@ def is_unset(slot_of_class: Any, owner: Any) -> bool:
 
 
 def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
-    """The instance dictionary: a stand-in for an object from outside, the real one for a fresh object."""
-    outside = is_outside(tracer, owner)
-    try:
-        store = object.__getattribute__(tracer.reals[id(owner)] if outside else owner, "__dict__")
-    except AttributeError:
+    """The instance dictionary, also one of a subclass: a stand-in for an object from outside, the real one for a fresh object."""
+    outside, kind = is_outside(tracer, owner), type(owner)
+    real = tracer.reals[id(owner)] if outside else owner
+    if not type(real).__dictoffset__:
         return None
-    if type(store) is not dict:
+    reader, _ = class_lookup(tracer, kind, "__dict__")
+    if not isinstance(reader, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+        raise Break("unsupported value", f"the class {kind.__name__} hides the dictionaries of its objects")
+    store = reader.__get__(real)
+    if isinstance(store, collections.OrderedDict):  # which does not see what Python writes there
+        raise Break("unsupported value", f"the attributes of an object of type {kind.__name__} are kept in an `OrderedDict`")
+    if not isinstance(store, dict):
         return None
     return outside_attribute(tracer, owner, "__dict__", store) if outside else store
 

@@ -582,6 +582,8 @@ direct({
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
 special(object.__init_subclass__, builtins.__build_class__, collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple,
         typing.TypedDict, types.new_class)(functools.partial(refused, CLASS_MADE))
+special(typing.NewType, typing.TypeVar, typing.TypeVarTuple, typing.ParamSpec)(
+    functools.partial(refused, "a type is made that notes the module of its caller"))
 special(globals, dir)(functools.partial(refused, "a whole namespace is read"))
 
 

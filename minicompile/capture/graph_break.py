@@ -238,11 +238,12 @@ def call_ex_step(cutter: Cutter) -> Step:
 
 
 def executed_step(cutter: Cutter) -> Step:
-    """A step that lets Python execute the instruction."""
+    """A step that lets Python execute the instruction, among the globals of its frame: some import, or ask for the module."""
     at, taken = cutter.instruction, operand_count(cutter.instruction)
     code, operands = dis.opmap[at.name], cutter.frame.stack[len(cutter.frame.stack) - taken :]
     given = taken + dis.stack_effect(code, at.arg if code >= dis.HAVE_ARGUMENT else None)
-    function = cutter.emitter.constant(one_instruction(at.name, at.arg, taken, given), at.name.lower())
+    executed = types.FunctionType(one_instruction(at.name, at.arg, taken, given).__code__, cutter.frame.globals)
+    function = cutter.emitter.constant(executed, at.name.lower())
     texts = ["None" if item is NULL else cutter.emitter.value(item) for item in operands]
     names = [cutter.result() for _ in range(given)]
     pushes = [None if place < taken and operands[place] is NULL else name for place, name in enumerate(names)]

@@ -115,9 +115,19 @@ def modulo(above: Index, below: Index) -> Index:
     return rest if is_nonnegative(below) else ZERO - rest
 
 
+def outermost(*values: Index, largest: bool) -> Index:
+    """The largest or smallest of some values, where it is known which one that is."""
+    for value in values:
+        if all(is_nonnegative(value - other if largest else other - value) for other in values):
+            return value
+    kind = "largest" if largest else "smallest"
+    raise Unsupported("symbolic size", f"which is the {kind} of {', '.join(map(str, values))} is not known")
+
+
 INTEGER_OPERATIONS: dict[str, Callable[..., Index]] = {
     "Add": lambda *values: total(values), "Mul": lambda *values: product(values),
     "FloorDiv": floor_division, "CleanDiv": floor_division, "Mod": modulo, "PythonMod": modulo,
+    "Max": functools.partial(outermost, largest=True), "Min": functools.partial(outermost, largest=False),
     "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
 }  # fmt: skip
 

@@ -664,6 +664,7 @@ KEEPS_NUMBERS: dict[str, Callable[..., Any]] = {
     "largest of windows": lambda x, n: (F.max_pool1d(x, 2), F.max_pool1d(x[None], 3, stride=1, padding=1)),
     "classes": lambda x, n: F.one_hot(torch.arange(n), n + 1),
     "gaussian loss": lambda x, n: F.gaussian_nll_loss(x, x * 2, x.abs()),
+    "the diagonal of a square part": lambda x, n: x[: 12 // n, : 12 // n].diagonal() * 2,
     "diagonals": lambda x, n: (x.diagonal(), x.t().diagonal(-1) * 2, x.diagonal_scatter(x[:, 0]), x[:, n:].diagonal(1)),
     "arithmetic": lambda x, n: (x * float(n), x + abs(n - 6), x[: n & 3 | 4], x - (n << 1) // (n >> 1), divmod(len(x), 3), pow(n, 2)),
     "products of sizes": lambda x, n: (x.view(math.prod(x.shape)), x.shape.numel() * n, math.prod([2.5, n], start=len(x))),

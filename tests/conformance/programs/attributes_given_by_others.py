@@ -1,12 +1,14 @@
-"""What a hunt for silent answers found: metaclasses that give attributes, methods of tensors compared, globals over builtins, `json`
-with a function of the user's, and complex numbers added to real tensors.
+"""What a hunt for silent answers found: metaclasses that give attributes, dictionaries of attributes that are no plain ones,
+methods of tensors compared, globals over builtins, `json` with a function of the user's, and complex numbers added to real tensors.
 """
 
 from __future__ import annotations
 
+import collections
 import json
+import typing
 
-from tests.conformance.catalogue import after, call, count, program
+from tests.conformance.catalogue import after, call, count, normal, program
 
 
 @program(raises=RuntimeError)
@@ -278,3 +280,101 @@ def an_object_that_notes_every_question():
         return y + made.times(x), len(noting), bool(made), held[0] is noting, noting in table, isinstance(made, Noting)
 
     return f, [call(count(3)), call(count(3)), after(lambda: setattr(noting, "scale", 3.0), count(2))], asked
+
+
+class AttributesAsKeys(dict):
+    """The usual way to read the entries of settings as attributes."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
+
+
+@program(core=True)
+def an_object_that_is_its_own_dictionary():
+    settings = AttributesAsKeys(scale=2.0, inner=AttributesAsKeys(count=1))
+
+    def f(x):
+        settings.calls = settings.get("calls", 0) + 1
+        settings["last"] = x
+        settings.inner.count += 1
+        for _ in range(settings.inner["count"]):
+            x = x * settings.scale
+        if getattr(settings, "shift", None) is not None:
+            x = x + settings.shift
+        made = AttributesAsKeys(a=x)
+        made.b = settings["calls"]
+        return x, hasattr(settings, "scale"), hasattr(settings, "nothing"), settings.last, made, made["b"], vars(settings) is settings
+
+    calls = [call(normal(2)), after(lambda: setattr(settings, "shift", 1.0), normal(2))]
+    calls += [after(lambda: settings.pop("shift"), normal(2)), after(lambda: settings.update(scale=0.5), normal(2))]
+    return f, calls, settings
+
+
+@program
+def a_dictionary_of_attributes_that_notes_missing_keys_or_an_order():
+    class Holder:
+        pass
+
+    counted, ordered = Holder(), Holder()
+    counted.__dict__ = collections.defaultdict(int, a=1)
+    ordered.__dict__ = collections.OrderedDict(a=1)
+
+    def f(x):
+        counted.a += 1
+        ordered.b = counted.a
+        return x * counted.a + ordered.a, hasattr(counted, "c"), counted.__dict__["d"], getattr(ordered, "c", 7), ordered.b
+
+    return f, [call(normal(2)), after(lambda: setattr(ordered, "c", 3), normal(2)), after(lambda: setattr(counted, "c", 3), normal(2))]
+
+
+@program
+def a_class_that_shows_another_dictionary_than_its_objects_have():
+    class Shown:
+        def __init__(self):
+            self.scale = 1.0
+
+        @property
+        def __dict__(self):
+            return {"scale": 99.0, "other": 5}
+
+    shown = Shown()
+
+    def f(x):
+        made = Shown()
+        made.scale += 1
+        shown.written = made.scale
+        return x * shown.scale, made.scale, hasattr(shown, "other"), getattr(shown, "scale"), vars(shown), shown.written
+
+    return f, [call(normal(2)), after(lambda: setattr(shown, "scale", 3.0), normal(2)), after(lambda: setattr(shown, "other", 3), normal(2))]
+
+
+@program
+def a_class_with_slots_that_shows_a_dictionary():
+    class Slotted:
+        __slots__ = ("a", "b")
+
+        def __init__(self):
+            self.a, self.b = 1, 2
+
+        @property
+        def __dict__(self):
+            return {"a": self.a, "c": 3}
+
+    slotted = Slotted()
+
+    def f(x):
+        return x * slotted.a, vars(slotted), hasattr(slotted, "c"), {**slotted.__dict__}
+
+    return f, [call(normal(2)), after(lambda: setattr(slotted, "a", 3), normal(2))]
+
+
+@program
+def type_variables_and_new_types_know_their_module():
+    outside = typing.TypeVar("outside")
+
+    def f(x):
+        kinds = typing.TypeVar("T"), typing.ParamSpec("P"), typing.NewType("N", int), outside
+        return x + 1, [kind.__module__ for kind in kinds], outside.__name__
+
+    return f, [call(normal(2)), call(normal(3))]

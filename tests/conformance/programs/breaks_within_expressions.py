@@ -243,3 +243,30 @@ def numbers_that_vary_beside_objects_in_tables():
         return x + 1, key in elements, 5 in elements, table.get((1, key)), len(table), (3, key) in table
 
     return outer, [call(normal(2), {key, n}, {(n, key): n}) for n in (3, 4, 5, 6)]
+
+
+GENERIC = """
+def f(x):
+    class Stack[T]:
+        def __init__(self):
+            self.items: list[T] = []
+
+        def push(self, item: T):
+            self.items.append(item)
+            return self
+
+    def twice[T: (int, float), *Ts, **P](value: T) -> T:
+        return value * 2
+
+    type Pair[T] = tuple[T, T]
+    parameters = [*twice.__type_params__, *Stack.__type_params__, *Pair.__type_params__]
+    return Stack().push(x).push(twice(x)).items, [p.__module__ for p in parameters], Pair.__module__, str(Pair[int])
+"""
+
+if sys.version_info >= (3, 12):  # which has the syntax
+
+    @program
+    def generic_classes_functions_and_aliases():
+        space = {"__name__": __name__}
+        exec(GENERIC, space)
+        return space["f"], [call(normal(2)), call(normal(3))]
