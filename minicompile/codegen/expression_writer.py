@@ -404,7 +404,7 @@ class ExpressionWriter:
         offset = self.offset(expression.index, conditions)
         if offset.axes and not self.geometry.wide and expression not in self._computed_with:
             text = offset.text
-        elif offset.axes:
+        elif offset.block:
             text = convert(offset.text, compute_dtype(expression.dtype))
         else:
             text = call("tl.cast", offset.text, triton_dtype(compute_dtype(expression.dtype)))
@@ -432,7 +432,7 @@ class ExpressionWriter:
         suffix = f"_{expression.dtype}".replace("torch.", "")
         name = f"random_{expression.kind}"
         function = self.call_function(name + suffix if name + suffix in DEVICE_FUNCTIONS else name)
-        position = counter.text if counter.axes else call("tl.cast", counter.text, "tl.int64")
+        position = counter.text if counter.block else call("tl.cast", counter.text, "tl.int64")
         text = call(function, seed.text, position)
         exact = expression.kind == "uniform"
         if self._round_each and not exact and expression.dtype in LOW_PRECISION:

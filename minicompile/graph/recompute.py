@@ -7,7 +7,8 @@ graphs.
 
 import bisect
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ from minicompile.graph.operators import (
     is_view,
     name_of,
     num_bytes,
+    operand,
     storage_root,
 )
 from minicompile.ir.graph import ancestors
 
 LONGEST_CHAIN = 24
+EXACT = ("abs", "neg", "clone")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,7 @@ class JointView:
     Attributes:
         nodes: in order, without the output node.
         backward: nodes that depend on a tangent.
+        searched: forward values in which the backward looks for what is equal to their extreme: it needs the very same ones.
         wanted: forward values that the backward reads.
     """
 
@@ -59,6 +63,8 @@ class JointView:
         self.wanted: set[Node] = {node for node in gradients if node not in self.backward}
         for node in self.backward:
             self.wanted.update(a for a in node.all_input_nodes if a not in self.backward)
+        self.searched = {source for node in self.nodes for source in searched_for_extremes(node)}
+        self.wanted |= self.searched
         self.relevant = ancestors(self.wanted)
         self.order = [node for node in self.nodes if node in self.relevant]
         self.level = self._levels()
@@ -168,12 +174,28 @@ def why_not_again(view: JointView, node: Node) -> str | None:
         return "it reads an input that eager does not keep, so that it may change before the backward"
     if is_reduction(node):
         return "a reduction reads all of its argument again"
+    if node in view.searched:
+        return "the backward looks in it for its extreme, which another rounding would hide"
     if not is_fusible(node):
         return f"{name_of(node)} is expensive"
     reader = view.is_read_by_unfusible_backward(node)
     if reader is not None and node.all_input_nodes:  # what reads nothing, such as a range, is free
         return f"{name_of(reader)} of the backward reads it from memory"
     return None
+
+
+def searched_for_extremes(node: Node) -> Iterator[Node]:
+    """The values of the forward that a comparison of a gradient searches for what a reduction (or median) found in them.
+
+    Computed again they may be rounded elsewhere: no element is equal then, and the gradient is divided among none.
+    """
+    if name_of(node) != "eq" or node.meta.get("stage") != "backward" or len(node.all_input_nodes) != 2:
+        return
+    for values, extreme in itertools.permutations(node.all_input_nodes):
+        while is_view(values) or name_of(values) in EXACT:
+            values = operand(values)
+        if values.op != "placeholder" and not is_fusible(storage_root(extreme)) and values in ancestors([extreme]):
+            yield values
 
 
 def may_change(view: JointView, node: Node, argument: Node) -> bool:
@@ -278,7 +300,8 @@ def shrink(
     """Allow more and more to run again, the most bytes for the least work first, until the kept bytes fit."""
     allowed = budget * kept_bytes(kept)
     candidates = sorted(
-        (n for n in banned if not is_impure(n)), key=lambda n: (work(n) / max(num_bytes(n), 1), view.position[n])
+        (n for n in banned if not is_impure(n) and n not in view.searched),
+        key=lambda n: (work(n) / max(num_bytes(n), 1), view.position[n]),
     )
 
     def freeing(count: int) -> tuple[set[Node], dict[Node, str]]:

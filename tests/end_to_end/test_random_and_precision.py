@@ -191,3 +191,21 @@ def test_powers_of_a_number_are_rounded_once(device: str) -> None:
         rounded = torch.tensor(base).to(device)  # as eager takes a number
         powers = compiled(lambda x, base=base: base**x)(steps)
         assert torch.equal(powers, (rounded.double() ** steps.double()).float())
+
+
+@pytest.mark.parametrize("extreme", [
+    lambda t: t.amax(0), lambda t: t.abs().amax(), lambda t: t.t().amin(1), lambda t: t.max(), lambda t: t.median(),
+    lambda t: torch.linalg.vector_norm(t, float("inf"), 0),
+])  # fmt: skip
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_gradients_of_an_extreme_find_it(extreme: Callable[[Tensor], Tensor], budget: float) -> None:
+    """Its elements are looked for by equality, which another rounding of what was computed before would hide."""
+    torch.manual_seed(0)
+    x = torch.randn(7, 65, dtype=torch.bfloat16, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        return extreme(x * (x.square().mean(1, keepdim=True) + 0.01).rsqrt())
+
+    (found,) = torch.autograd.grad(compiled(function, activation_memory_budget=budget)(x).sum(), x)
+    (expected,) = torch.autograd.grad(function(x.double()).sum(), x)
+    assert (found.double() - expected.double()).norm() < 0.5 * expected.double().norm()

@@ -259,3 +259,14 @@ def test_values_picked_by_targets_that_may_be_no_class(dynamic: bool | None) -> 
         for found, expected in zip(*reversed(shown), strict=True):
             torch.testing.assert_close(found, expected)
             assert found.stride() == expected.stride()
+
+
+def test_a_position_counted_by_a_loop_is_compared_with_a_size() -> None:
+    """Of rows that one loop walks over, of varying number: the first half comes from one tensor, the others from another."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half, chosen = y.shape[1] // 2, torch.where(y > 0, y, x)
+        joined = torch.cat([y[:, :half], x[:, half:]], 1)
+        return joined.mean(2), chosen * chosen.square().mean(1, keepdim=True), (y > 0.3).sum(0)
+
+    taken(function, torch.randn(8, 3, 65), torch.randn(8, 3, 65), dynamic=True)
