@@ -40,7 +40,7 @@ def recognise_masks(captured: CapturedGraph, config: Config) -> tuple[CapturedGr
 
 
 def replace_mask(module: GraphModule, node: Node, config: Config) -> None:
-    """Give one call the flag in the place of its mask, or raise `Refused`."""
+    """Give one call the flag, the bias alone or both in the place of its mask, or raise `Refused`."""
     mask = argument(node, 3, "attn_mask", None)
     dropout, flag = argument(node, 4, "dropout_p", 0.0), argument(node, 5, "is_causal", False)
     if not isinstance(mask, Node) or flag is not False:

@@ -428,6 +428,25 @@ def test_a_bias_that_is_always_chosen_is_given_as_it_is(choose: Callable[..., to
     assert mask.meta["val"].shape[0] == abs(batch)
 
 
+def test_a_bias_chosen_before_it_is_written_is_used_as_it_was() -> None:
+    """The second attention comes behind the write: it may not be given the bias itself."""
+
+    def function(q: torch.Tensor, bias: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
+        mask = torch.where(tril(q), bias, INF)
+        seen.append(F.scaled_dot_product_attention(q, q, q, mask))
+        bias.mul_(0.5)
+        return F.scaled_dot_product_attention(q, q, q, mask) * seen[0].sum()
+
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    states = [], []
+    for length in (5, 5, 8):
+        q, bias = torch.randn(2, 3, length, D), torch.randn(1, 3, length, length)
+        biases = bias.clone(), bias.clone()
+        results = [call(q, b, seen) for call, b, seen in zip((function, compiled), biases, states, strict=True)]
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+        assert torch.equal(*biases)
+
+
 OF_ANY_LENGTH = (
     "matmul", "three dims, bmm", "two dims", "einsum, heads last", "baddbmm (Bloom)", "repeat_interleave", "Llama", "GPT-2",
     "T5", "masked_fill, == 0", "positions", "distances", "transposed", "ones like the scores", "in place", "not causal by one, after",
