@@ -58,14 +58,17 @@ class Outcome:
     random_state: tuple[int, ...] = ()
 
 
-def check(program: Program, compile: Compile) -> list[str]:
-    """What differs between the plain and the compiled program; an empty list when nothing does."""
-    expected = run(program, lambda function: function)
+def check(program: Program, compile: Compile, device: str | None = None) -> list[str]:
+    """What differs between the plain and the compiled program; an empty list when nothing does.
+
+    `device` is PyTorch's default device while the program is built and called.
+    """
+    expected = run(program, lambda function: function, device=device)
     check_program(program, expected)
-    actual = run(program, compile)
+    actual = run(program, compile, device=device)
     found = list(compare(expected, actual))
     if found and any("off by" in sentence for sentence in found):
-        found = list(compare(expected, actual, precise_run(program)))
+        found = list(compare(expected, actual, precise_run(program, device)))
     return found
 
 
@@ -98,9 +101,12 @@ def compare(expected: list[Outcome], actual: list[Outcome], precise: list[Outcom
                 yield f"{path}: {str(first)[:300]!r} in eager, {str(second)[:300]!r} compiled"
 
 
-def run(program: Program, compile: Compile, prepare: Callable[..., Any] | None = None) -> list[Outcome]:
+def run(
+    program: Program, compile: Compile, prepare: Callable[..., Any] | None = None, device: str | None = None
+) -> list[Outcome]:
     """Build the program, compile it, make its calls, and record each."""
     with isolated(), time_limit(SECONDS_PER_RUN):
+        torch.set_default_device(device)
         seed(0)
         function, calls, watched = program.build()
         if prepare is not None:
@@ -161,7 +167,7 @@ def differentiate(tensors: list[torch.Tensor], file: str) -> Any:
     if not outputs:
         return None
     weights = [
-        torch.cos(torch.arange(output.numel(), dtype=torch.float64) + 1).reshape(output.shape).to(output.dtype)
+        torch.cos(torch.arange(output.numel(), dtype=torch.float64) + 1).reshape(output.shape).to(output.device, output.dtype)
         for output in outputs
     ]
     try:
@@ -209,6 +215,7 @@ def random_state() -> tuple[int, ...]:
     """Digests of the states of torch's, Python's and NumPy's generators."""
     return (
         hash(torch.get_rng_state().numpy().tobytes()),
+        *(hash(torch.cuda.get_rng_state().numpy().tobytes()) for _ in range(torch.cuda.is_available())),
         hash(random.getstate()),
         hash(np.random.get_state()[1].tobytes()),  # type: ignore[union-attr, index]
     )
@@ -262,10 +269,10 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def precise_run(program: Program) -> list[Outcome] | None:
+def precise_run(program: Program, device: str | None = None) -> list[Outcome] | None:
     """The plain program with arguments and modules in fp64, or `None` where it does not work in fp64."""
     try:
-        return run(program, lambda function: function, prepare=in_double)
+        return run(program, lambda function: function, prepare=in_double, device=device)
     except Exception:
         return None
 

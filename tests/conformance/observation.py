@@ -164,7 +164,7 @@ class Observer:
             requires_grad=tensor.requires_grad,
             is_leaf=tensor.is_leaf,
             is_inference=tensor.is_inference(),
-            values=values.resolve_conj().resolve_neg(),
+            values=values.resolve_conj().resolve_neg().cpu(),
             gradient=self.describe(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None,
         )
 

@@ -7,43 +7,69 @@ Each compiler runs in a process of its own, so that one cannot spoil another's r
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.conformance.catalogue import PROGRAMS, all_programs
+import torch
+
+from tests.conformance.catalogue import PROGRAMS, Program, all_programs
 from tests.conformance.compilers import COMPILERS, compiler, default
 from tests.conformance.harness import ProgramIsBroken, check
 
 MARK = "conformance:"
+NOT_HERE = "the plain program fails on this device"
 
 
-def run_all(name: str, pattern: str, core: bool, skip: int) -> None:
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which programs a worker runs, and where: every `parts`-th of those whose topic and name contain `pattern`."""
+
+    pattern: str
+    core: bool
+    device: str | None
+    part: int
+    parts: int
+
+    def programs(self) -> list[Program]:
+        """Those programs, in the order of the catalogue."""
+        chosen = [program for program in all_programs() if self.pattern in f"{program.topic}-{program.name}"]
+        return [program for program in chosen if program.core or not self.core][self.part :: self.parts]
+
+
+def run_all(name: str, selection: Selection, skip: int) -> None:
     """Run the chosen programs but the first `skip` with one compiler; print one JSON line before and after each."""
-    chosen = [program for program in all_programs() if pattern in f"{program.topic}-{program.name}"]
-    for program in [program for program in chosen if program.core or not core][skip:]:
+    for program in selection.programs()[skip:]:
         print(MARK + json.dumps({"program": program.name, "found": ["the process died"], "seconds": 0.0}), flush=True)
         start = time.perf_counter()
         try:
             with compiler(name) as compile:
-                found = check(program, compile)
-        except (ProgramIsBroken, KeyboardInterrupt):
-            raise
+                found = check(program, compile, selection.device)
+        except (ProgramIsBroken, KeyboardInterrupt) as error:
+            if selection.device is None or isinstance(error, KeyboardInterrupt):
+                raise
+            found = [NOT_HERE]
         except BaseException as error:
             found = [f"the harness stopped: {type(error).__name__}: {str(error)[:300]}"]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what a failed assertion leaves of the device is of no use: the process dies here
         seconds = round(time.perf_counter() - start, 3)
         print(MARK + json.dumps({"program": program.name, "found": found, "seconds": seconds}), flush=True)
     print(MARK + "{}", flush=True)
 
 
-def run_in_processes(name: str, pattern: str, core: bool) -> dict[str, Any]:
+def run_in_processes(name: str, selection: Selection) -> dict[str, Any]:
     """What differs and how long it took, by program; a program that kills the interpreter costs only itself."""
     results: dict[str, Any] = {}
     while True:
-        command = [sys.executable, "-m", "tests.conformance.report", "--worker", name, "--only", pattern]
-        command += ["--skip", str(len(results)), *(["--core"] if core else [])]
+        command = [sys.executable, "-m", "tests.conformance.report", "--worker", name, "--skip", str(len(results))]
+        command += ["--only", selection.pattern, "--part", str(selection.part), "--jobs", str(selection.parts)]
+        command += ["--core"] if selection.core else []
+        command += ["--device", selection.device] if selection.device else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         entries = [json.loads(line[len(MARK) :]) for line in done.stdout.splitlines() if line.startswith(MARK)]
         if not entries:
@@ -51,6 +77,14 @@ def run_in_processes(name: str, pattern: str, core: bool) -> dict[str, Any]:
         results.update({entry["program"]: entry for entry in entries if entry})
         if not entries[-1]:
             return results
+
+
+def run_side_by_side(name: str, selection: Selection) -> dict[str, Any]:
+    """The same, by several workers at once."""
+    parts = [dataclasses.replace(selection, part=part) for part in range(selection.parts)]
+    with ThreadPoolExecutor(selection.parts) as pool:
+        found = list(pool.map(lambda part: run_in_processes(name, part), parts))
+    return {program: entry for results in found for program, entry in results.items() if entry["found"] != [NOT_HERE]}
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -89,14 +123,18 @@ def main() -> None:
     parser.add_argument("--core", action="store_true", help="only the core programs")
     parser.add_argument("--failures", action="store_true", help="list what differs")
     parser.add_argument("--json", help="write all results here")
+    parser.add_argument("--device", help="PyTorch's default device; programs that fail on it in eager are left out")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--part", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=COMPILERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    selection = Selection(options.only, options.core, options.device, options.part, options.jobs)
     if options.worker:
-        run_all(options.worker, options.only, options.core, options.skip)
+        run_all(options.worker, selection, options.skip)
         return
     all_programs()
-    results = {name: run_in_processes(name, options.only, options.core) for name in options.compilers}
+    results = {name: run_side_by_side(name, selection) for name in options.compilers}
     if options.json:
         with open(options.json, "w") as file:
             json.dump(results, file, indent=1)
