@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from minicompile.bench.language_model import SIZES, LanguageModel
 from minicompile.bench.networks import NETWORKS, TIMM, hugging_face, timm_network
+from minicompile.bench.products import PRODUCTS
 from minicompile.bench.training_cases import (
     NORMS,
     OPTIMIZERS,
@@ -38,7 +39,7 @@ class Workload:
         kind: `forward` (one call), `backward` (a call and its gradients, timed apart), `model` (inference and training
             step), `network` (the same in eval and in training mode, under bf16 autocast), `host` (host time of a call),
             `memory` (what a training step needs beyond parameters and gradients), `entry` (what a call costs before its
-            graph runs).
+            graph runs), `products` (matrix products, which are its inputs).
         function: a function or module.
         inputs: its positional arguments.
         num_bytes: the least bytes one forward call must move; 0 where nothing is claimed.
@@ -49,7 +50,7 @@ class Workload:
             compiled for any such sizes.
     """
 
-    kind: Literal["forward", "backward", "model", "network", "host", "memory", "entry"]
+    kind: Literal["forward", "backward", "model", "network", "host", "memory", "entry", "products"]
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
     num_bytes: int = 0
@@ -348,6 +349,11 @@ def timm_case(name: str) -> Build:
     return build
 
 
+def products_case(name: str) -> Build:
+    """Matrix products, each timed alone."""
+    return lambda place: Workload("products", torch.matmul, tuple(PRODUCTS[name]))
+
+
 FUSION = (
     "cos_cos",
     "gelu",
@@ -391,6 +397,7 @@ CASES: dict[str, Build] = {
     **{f"attention/d{d}_{t}": attention(d, t) for d in (64, 128) for t in (1024, 4096, 16384)},
     "attention/causal_bf16": attention_bf16(4, 16, 16, 8192, 64),
     "attention/grouped_bf16": attention_bf16(2, 32, 8, 8192, 128),
+    **{f"products/{name}": products_case(name) for name in PRODUCTS},
     "lm/small_bf16": language_model("small", "bf16"),
     "lm/small_tf32": language_model("small", "tf32"),
     **{f"lm/{size}_bf16": language_model(size, "bf16") for size in ("medium", "large", "xl", "2.7b", "deep")},

@@ -57,6 +57,10 @@ def print_case(job: str, result: dict[str, Any], compilers: Sequence[str]) -> No
         if any(value is not None for value in values):
             cells = "".join(f"{'-' if value is None else f'{value:.4g}':>22}" for value in values)
             print(f"{job + ' ' + figure:<44}{cells}{comparison(figure, result)}", flush=True)
+    by_shape = {name: result[name].get("shapes_us", {}) for name in compilers}
+    for shape in next(iter(by_shape.values())):
+        cells = "".join(f"{by_shape[name][shape]:>22.4g}" if shape in by_shape[name] else f"{'-':>22}" for name in compilers)
+        print(f"{job.split('/')[1] + ' ' + shape + ' us':<44}{cells}", flush=True)
     for name in compilers:
         if "failure" in result[name]:
             print(f"{job}: {name} failed: {result[name]['failure']}", flush=True)
@@ -70,6 +74,13 @@ def print_means(cases: Mapping[str, dict[str, Any]]) -> None:
         if slower:
             print(f"dynamic: {name} takes {statistics.geometric_mean(slower):.3f} times as long for any size as for one "
                   f"(up to {max(slower):.2f})", flush=True)  # fmt: skip
+    for other in ("eager", "torch"):
+        ratios = [theirs / result["minicompile"]["shapes_us"][shape] for result in cases.values()
+                  for shape, theirs in result.get(other, {}).get("shapes_us", {}).items()
+                  if shape in result.get("minicompile", {}).get("shapes_us", {})]  # fmt: skip
+        if ratios:
+            print(f"products: {len(ratios)} shapes, {statistics.geometric_mean(ratios):.3f} times as fast as {other} "
+                  f"(from {min(ratios):.2f} to {max(ratios):.2f})", flush=True)  # fmt: skip
     for section in sorted({job.split("/")[0] for job in cases} & {"models", "hf", "timm"}):
         found = [result for job, result in cases.items() if job.split("/")[0] == section]
         for figure in ("infer_ms", "train_ms", "peak_gb", "first_s", "first_step_s"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,7 +11,10 @@ import torch
 
 from minicompile.report.clock import host_microseconds, launches, milliseconds, synchronize
 
-__all__ = ["first_call_seconds", "host_microseconds", "largest_error", "launches", "milliseconds", "synchronize"]
+__all__ = [
+    "first_call_seconds", "graphed_milliseconds", "host_microseconds", "largest_error", "launches", "milliseconds",
+    "synchronize",
+]  # fmt: skip
 
 
 def first_call_seconds(function: Callable[[], Any], device: str) -> float:
@@ -20,6 +24,29 @@ def first_call_seconds(function: Callable[[], Any], device: str) -> float:
     function()
     synchronize(device)
     return time.perf_counter() - start
+
+
+def graphed_milliseconds(function: Callable[[], Any], device: str, calls: int = 20) -> float:
+    """Time of one call inside a CUDA graph of several: what the GPU alone needs, with a warm L2. On a CPU, of a plain call."""
+    if device != "cuda":
+        return milliseconds(function, device)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            function()
+    synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            function()
+    times = []
+    for _ in range(7):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        synchronize(device)
+        times.append(begin.elapsed_time(end) / calls)
+    return statistics.median(times)
 
 
 def largest_error(values: Iterable[torch.Tensor], references: Iterable[torch.Tensor]) -> float:

@@ -17,6 +17,7 @@ import torch
 import minicompile
 from minicompile.bench.cases import CASES, Place, Workload
 from minicompile.bench.entry_cost import entry_cost
+from minicompile.bench.products import measured
 from minicompile.bench.timing import (
     first_call_seconds,
     host_microseconds,
@@ -52,6 +53,9 @@ def measure(workload: Workload, name: str, place: Place, first_only: bool) -> di
     if workload.kind == "entry":
         with torch.no_grad():
             return entry_cost(name, workload.function, workload.inputs)
+    if workload.kind == "products":
+        with torch.no_grad():
+            return {"shapes_us": measured(list(workload.inputs), compiler(name), place.device, place.quick)}
     if workload.varying:
         return varying(workload, name, place)
     function = compiler(name)(workload.function)

@@ -34,6 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 import minicompile
+from minicompile.bench.timing import graphed_milliseconds
 from minicompile.graph import linear_cross_entropy as recognition
 from minicompile.kernels import flash_attention as differentiable_attention
 from minicompile.kernels.attention_problem import AttentionProblem, describe, expand_mask, padded_head_dim
@@ -604,28 +605,6 @@ def matmul_alone() -> None:
         report(n=n, epilogue="bias, gelu", ours_ms=ours, eager_ms=theirs)
 
 
-def graphed_milliseconds(call: Callable[[], object], calls: int = 20) -> float:
-    """Time of one call inside a CUDA graph of several: what the GPU alone needs, with a warm L2."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    times = []
-    for _ in range(7):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / calls)
-    return sorted(times)[3]
-
-
 def matmul_graphs() -> None:
     """The shapes of a language model without the host's share in the time: decides `DESCRIPTOR_SECONDS` and TMA rows."""
     shapes = tuple(shape for shape in SHAPES if 2**28 < math.prod(shape) < 2**36)[:34]
@@ -633,11 +612,11 @@ def matmul_graphs() -> None:
     for shape in timely(shapes):
         a, b = matmul_operands(shape)
         flops = 2 * math.prod(shape) / 1e9
-        vendor = graphed_milliseconds(lambda: a @ b)
+        vendor = graphed_milliseconds(lambda: a @ b, "cuda")
         timed: dict[str, float] = {}
         for config in tiles_of(shape):
             try:
-                timed[str(config)] = graphed_milliseconds(lambda: matmul(a, b, config=config))
+                timed[str(config)] = graphed_milliseconds(lambda: matmul(a, b, config=config), "cuda")
             except Exception as error:
                 report(shape=shape, tile=str(config), failed=str(error)[:90])
         ranked = sorted(timed.items(), key=lambda item: item[1])
@@ -678,7 +657,7 @@ def epilogues() -> None:
                         row[f"{setting}_differs"] = "two calls gave other bits"
                     if wanted is not None:
                         row[f"{setting}_error"] = ((outputs[2].double() - wanted).abs().max() / wanted.abs().max()).item()
-                    row[f"{setting}_us"] = graphed_milliseconds(lambda: call(*given)) * 1e3
+                    row[f"{setting}_us"] = graphed_milliseconds(lambda: call(*given), "cuda") * 1e3
                     row[f"{setting}_host_us"] = host_microseconds(lambda: call(*given))
                 except Exception as error:
                     row[setting] = f"{type(error).__name__}: {str(error)[:160]}"
@@ -739,7 +718,7 @@ def masks() -> None:
                 out, lse = forward()
                 backward = lambda: attention_backward(dout, q, k, v, out, lse, given, upper=upper)
                 results[name] = (out, *backward()[:3])
-                row |= {f"{name}_fwd": graphed_milliseconds(forward, 5), f"{name}_bwd": graphed_milliseconds(backward, 5)}
+                row |= {f"{name}_fwd": graphed_milliseconds(forward, "cuda", 5), f"{name}_bwd": graphed_milliseconds(backward, "cuda", 5)}
         row["equal"] = all(torch.allclose(a, b, atol=2e-2) for a, b in zip(results["flag"], results["mask"]))
         report(**row)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from tests.kernels.attention_cases import (
     large_score_failures,
     random_cases,
 )
+from tests.kernels.mutants import mutant_of
 
 SMALL = attention_tile("64x32 w1 s1")
 IMPLEMENTATION = sys.modules["minicompile.kernels.flash_attention"]
@@ -107,25 +107,12 @@ TWIN_CASES = (
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_wrong_kernel_is_noticed(twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     which, line, wrong = TWINS[twin]
-    module = _mutant_of(sys.modules[f"minicompile.kernels.flash_attention_{which}"], line, wrong, tmp_path)
+    module = mutant_of(sys.modules[f"minicompile.kernels.flash_attention_{which}"], line, wrong, tmp_path)
     for name in vars(IMPLEMENTATION):
         if name.endswith("_kernel") and hasattr(module, name):
             monkeypatch.setattr(IMPLEMENTATION, name, getattr(module, name))
     noticed = [failures(case, errors(case, "cpu", (SMALL, SMALL, SMALL))) for case in TWIN_CASES]
     assert any(noticed), f"the checks do not notice: {twin}"
-
-
-def _mutant_of(module: Any, line: str, wrong: str, folder: Path) -> Any:
-    """The module again, with one line changed wherever it stands."""
-    source = Path(module.__file__).read_text()
-    assert line in source, "the twin no longer matches the kernel's source"
-    target = folder / "mutant.py"
-    target.write_text(source.replace(line, wrong))
-    spec = importlib.util.spec_from_file_location(f"mutant_{abs(hash((line, wrong)))}", target)
-    assert spec is not None and spec.loader is not None
-    mutant = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mutant)
-    return mutant
 
 
 def _qkv(*shape: int, requires_grad: bool = False) -> tuple[torch.Tensor, ...]:

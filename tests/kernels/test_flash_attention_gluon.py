@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from minicompile.kernels.configs import HOPPER_BACKWARD_TABLE, HOPPER_TABLE, Hop
 from minicompile.kernels.flash_attention import attention_backward, attention_forward
 from minicompile.kernels.interpret import launching_by, run_on_gpu
 from tests.kernels.attention_cases import TOLERANCE, Case, attention_reference, errors, failures, operands
+from tests.kernels.mutants import mutant_of
 
 ATTENTION = sys.modules["minicompile.kernels.flash_attention"]
 CASE = Case(torch.bfloat16, 1, 2, 1, 2048, 2048, 128, 128)
@@ -166,6 +169,62 @@ def test_its_backward_matches_fp64_and_itself(case: Case, monkeypatch: pytest.Mo
         for place, (got, again, want) in enumerate(zip(first, call(), wants)):
             assert (again - want).abs().max() <= TOLERANCE[case.dtype][1] * want.abs().max().clamp(min=1e-3)
             assert place == 0 or torch.equal(got, again)
+
+
+# Each twin changes one line of the kernels; none leaves a barrier that somebody would wait at for ever.
+FORWARD_TWINS = {
+    "missing mask": ('scores = gl.where(visible, scores, float("-inf"))', "scores = scores"),
+    "wrong scale": ("- finite[:, None])", "- 0.5 * finite[:, None])"),
+    "lost rescale of the values": ("acc * gl.convert_layout(rescale, gl.SliceLayout(1, OUT))[:, None]", "acc"),
+    "lost rescale of the sum": ("total * rescale +", "total +"),
+    "band off by one": ("cols[None, :] <= rows[:, None]", "cols[None, :] < rows[:, None]"),
+    "first head of keys for all": ("kv_head = h // group", "kv_head = h * 0"),
+    "values of the other slot": ("v_ring.index(slot).reshape", "v_ring.index(1 - slot).reshape"),
+}
+BACKWARD_TWINS = {
+    "missing mask": ("weights = gl.where(visible, weights, 0.0)", "weights = weights"),
+    "band off by one": ("cols[:, None] <= rows[None, :]", "cols[:, None] < rows[None, :]"),
+    "forgotten delta": ("(dweights - delta[None, :])", "dweights"),
+    "unscaled dK": ("(dk * scale)", "dk"),
+    "unscaled dQ": ("(sums * scale)", "sums"),
+    "first head of a group only": ("steps = (stop - start) * group", "steps = stop - start"),
+    "race: scores read before they are written": ("mbarrier.wait(written, p & 1)", "pass"),
+}
+TWINS = [(True, twin) for twin in FORWARD_TWINS] + [(False, twin) for twin in BACKWARD_TWINS]
+TWIN_CASES = (
+    Case(torch.bfloat16, 4, 40, 20, 300, 1100, 128, 128, seed=1),
+    Case(torch.bfloat16, 4, 40, 20, 1100, 1100, 128, 128, upper=0, seed=2),
+)
+
+
+def twin_of(forward: bool, twin: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the wrong kernel taken in place of the right one."""
+    plain = importlib.import_module("minicompile.kernels.flash_attention_gluon" + "_backward" * (not forward))
+    mutant = mutant_of(plain, *(FORWARD_TWINS if forward else BACKWARD_TWINS)[twin], folder)
+    name = "hopper_launch" if forward else "hopper_backward_launches"
+    monkeypatch.setattr(plain, name, getattr(mutant, name))
+
+
+@pytest.mark.parametrize(("forward", "twin"), TWINS)
+def test_a_twin_has_its_line_to_change(forward: bool, twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin_of(forward, twin, tmp_path, monkeypatch)
+
+
+@pytest.mark.gpu
+def test_the_right_kernels_pass_where_the_twins_are_noticed() -> None:
+    only_on_hopper()
+    for case in TWIN_CASES:
+        found, names = launched(lambda case=case: errors(case, "cuda"))
+        assert {"flash_attention_hopper_kernel", "flash_attention_hopper_backward_kernel"} <= set(names)
+        assert not failures(case, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("forward", "twin"), TWINS)
+def test_a_wrong_kernel_is_noticed(forward: bool, twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_on_hopper()
+    twin_of(forward, twin, tmp_path, monkeypatch)
+    assert any(failures(case, errors(case, "cuda")) for case in TWIN_CASES), f"the checks do not notice: {twin}"
 
 
 @pytest.mark.gpu
