@@ -224,7 +224,10 @@ def matmul(
     if c.numel():
         addend = c if addend is None else addend.expand(c.shape)
         has_addend = addend is not c and beta != 0.0
-        problem = MatmulProblem(batch, m, n, k, a.element_size(), a.dtype == torch.float32, precision, _aligned(a, b))
+        aligned, by_vectors = _aligned(a, b), _aligned(a, b, num_bytes=16 * a.element_size())
+        problem = MatmulProblem(
+            batch, m, n, k, a.element_size(), a.dtype == torch.float32, precision, aligned, by_vectors=by_vectors
+        )
         config = config or (rank_configs(problem, 1)[0][0] if gpu.holds(a) else interpreted_config(m, n, k))
         if config.swapped:
             a, b, c, addend = (t.transpose(1, 2) for t in (b, a, c, addend))
@@ -314,14 +317,14 @@ def _descriptor(tensor: torch.Tensor, rows: int, columns: int, by_columns: bool)
     return TensorDescriptor(tensor, list(tensor.shape), strides, [1, rows, columns])
 
 
-def _aligned(*operands: torch.Tensor) -> bool:
-    """Whether TMA descriptors can be made: adjacent elements along one dimension, all else multiples of 16 bytes."""
+def _aligned(*operands: torch.Tensor, num_bytes: int = 16) -> bool:
+    """Whether elements are adjacent along one dimension and all else is a multiple of so many bytes: TMA needs 16."""
     for tensor in operands:
         steps = [tensor.stride(1), tensor.stride(2)]
         if 1 not in steps or 0 in tensor.shape or tensor.data_ptr() % 16:
             return False
         outer = [steps[0] if steps[1] == 1 else steps[1]] + ([tensor.stride(0)] if tensor.shape[0] > 1 else [])
-        if any(step <= 0 or step * tensor.element_size() % 16 for step in outer):
+        if any(step <= 0 or step * tensor.element_size() % num_bytes for step in outer):
             return False
     return True
 

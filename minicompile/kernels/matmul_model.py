@@ -36,6 +36,7 @@ VENDOR_EFFICIENCY = {"half": 0.95, "tf32": 0.96, "fp32": 0.84, "int8": 0.54}
 VENDOR_SPLITS = (1, 2, 4, 8, 16, 32, 64)
 UNALIGNED_PENALTY = 5.5
 POINTER_PENALTY = 8.0
+"""Loads of single elements are not pipelined, and spill: 777 x 1333 x 2056 took 200 us with a tile of 128 x 256 (2026-11-25)."""
 VENDOR_BANDWIDTH = 0.88
 MARGIN = 1.10
 EPILOGUE_MARGIN = {"half": 1.3, "int8": 1.3, "tf32": 1.3, "fp32": 1.04, "split": 1.04}
@@ -51,7 +52,8 @@ NOT_OVERLAPPED = 0.1
 @dataclasses.dataclass(frozen=True)
 class MatmulProblem:
     """Sizes and numerics of one product, and what follows it. `aligned`: both operands have 16-byte strides and addresses;
-    `bytes_kept`: of the product, where it is stored beside the result of the epilogue."""
+    `by_vectors`: their rows even begin at multiples of 16 elements, without which Triton loads one element at a time where
+    there is no descriptor; `bytes_kept`: of the product, where it is stored beside the result of the epilogue."""
 
     batch: int
     m: int
@@ -64,6 +66,7 @@ class MatmulProblem:
     epilogue_bytes_saved: int = 0
     epilogue_flops: int = 0
     bytes_kept: int = 0
+    by_vectors: bool = True
 
     @property
     def numerics(self) -> str:
@@ -104,13 +107,13 @@ def choose(problem: MatmulProblem) -> tuple[MatmulConfig | None, str]:
 def route(setting: str, tf32: bool, facts: Any) -> tuple[str | None, str]:
     """Our tile (`None`: the vendor's library) and the reason, under `setting` ("auto", "triton" or "aten").
 
-    `facts` has sizes (`batch`, `m`, `n`, `k`), `dtype`, `aligned`, `on_gpu`, and of an epilogue `bytes_saved`, `flops` and
-    `bytes_kept`.
+    `facts` has sizes (`batch`, `m`, `n`, `k`), `dtype`, `aligned`, `by_vectors`, `on_gpu`, and of an epilogue `bytes_saved`,
+    `flops` and `bytes_kept`.
     """
     is_fp32 = facts.dtype.itemsize == 4
     precision = ("tf32" if tf32 else "bf16x6") if is_fp32 else "ieee"
     problem = MatmulProblem(facts.batch, facts.m, facts.n, facts.k, facts.dtype.itemsize, is_fp32, precision,
-                            facts.aligned, facts.bytes_saved, facts.flops, facts.bytes_kept)  # fmt: skip
+                            facts.aligned, facts.bytes_saved, facts.flops, facts.bytes_kept, facts.by_vectors)  # fmt: skip
     if setting == "triton":
         return str(rank_configs(problem, 1)[0][0]), "as asked for"
     if not facts.on_gpu:
@@ -127,13 +130,18 @@ def rank_configs(problem: MatmulProblem, count: int) -> list[tuple[MatmulConfig,
         if row.numerics != problem.numerics or too_tall or (row.config.tma and not problem.aligned):
             continue
         for split in _splits(problem, row.config):
-            config = dataclasses.replace(row.config, split_k=split, tma=row.config.tma and split == 1)
+            config = dataclasses.replace(row.config, split_k=split)
             options.append((config, _seconds(problem, row, config)))
     return sorted(options, key=lambda option: option[1])[:count]
 
 
 def _splits(problem: MatmulProblem, config: MatmulConfig) -> list[int]:
-    """Splits of K worth trying: those that do not exceed one wave, with at least four steps each."""
+    """Splits of K worth trying: those that do not exceed one wave, with at least four steps each.
+
+    A split product is loaded by pointers, for which the tiles that TMA fills are not made.
+    """
+    if config.tma:
+        return [1]
     m, n = (problem.n, problem.m) if config.swapped else (problem.m, problem.n)
     tiles = math.ceil(m / config.block_m) * math.ceil(n / config.block_n) * problem.batch
     steps = max(1, problem.k // (4 * config.block_k))
@@ -145,7 +153,8 @@ def _seconds(problem: MatmulProblem, row: MatmulRow, config: MatmulConfig) -> fl
     tile = (config.block_m, config.block_n)
     matrix = _tiling_seconds(problem, m, n, tile, config.split_k, row.efficiency)
     parts = 2 * 4 * config.split_k * m * n * problem.batch if config.split_k > 1 else 0
-    penalty = 1.0 if problem.aligned else POINTER_PENALTY
+    fit = problem.aligned and (config.tma or problem.by_vectors or problem.is_fp32)  # fp32 is split in registers anyway
+    penalty = 1.0 if fit else POINTER_PENALTY
     memory = (problem.least_bytes + parts) / (0.88 * BYTES_PER_SECOND)
     longer, shorter = max(matrix * penalty, memory), min(matrix * penalty, memory)
     launches = LAUNCH_SECONDS * (1 + (config.split_k > 1)) + DESCRIPTOR_SECONDS * config.tma

@@ -32,7 +32,8 @@ from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import HALVES, TensorValue
 
 REASON = "a matrix product"
-MULTIPLE = 8
+MULTIPLE, PADDED_MULTIPLE = 8, 16
+"""What the vendor's kernels need; what is padded is padded to what ours load fastest."""
 LEAST_OPERATIONS_A_BYTE = 100
 """Operations of the product, which gain, for a byte that is read or written to append zeros and to cut them off."""
 SMALL = 2**20
@@ -120,7 +121,8 @@ def padded_sizes(*args: TensorValue, columns: bool) -> tuple[Index, Index, Index
         return None
     m, n, k = map(int, numbers)  # type: ignore[arg-type]  # none is None
     across = contiguous_dim(a) == 1 or contiguous_dim(b) == 0
-    above = [-size % MULTIPLE * slow for size, slow in ((m, contiguous_dim(a) == 0), (n, columns), (k, across))]
+    sides = ((m, contiguous_dim(a) == 0), (n, columns), (k, across))
+    above = [-size % PADDED_MULTIPLE if adjacent and size % MULTIPLE else 0 for size, adjacent in sides]
     elements = (m * k) * bool(above[0] or above[2]) + (k * n) * bool(above[1] or above[2]) + (m * n) * bool(above[1])
     if not any(above) or 2 * m * n * k < LEAST_OPERATIONS_A_BYTE * 2 * a.dtype.itemsize * elements:
         return None

@@ -25,8 +25,8 @@ LARGEST_OFFSET = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class MatmulFacts:
-    """What a chooser knows: sizes, dtype, whether the operands' rows start at multiples of 16 bytes, and of an epilogue the
-    traffic that it saves, its arithmetic, and the bytes of the product if that is stored too."""
+    """What a chooser knows: sizes, dtype, whether the operands' rows start at multiples of 16 bytes, and of 16 elements, and of
+    an epilogue the traffic that it saves, its arithmetic, and the bytes of the product if that is stored too."""
 
     batch: int
     m: int
@@ -38,6 +38,7 @@ class MatmulFacts:
     flops: int = 0
     bytes_kept: int = 0
     on_gpu: bool = True
+    by_vectors: bool = True
 
 
 Chooser = Callable[[MatmulFacts], tuple[str | None, str]]
@@ -108,14 +109,16 @@ def _facts(step: ExternKernel) -> MatmulFacts | str:
     batch, n = int(a.sizes[0]) if len(a.sizes) == 3 else 1, int(b.sizes[-1])
     if 0 in (batch, m, n, k) or not all(isinstance(value, (int, float)) for _, value in step.kwargs):
         return "it is empty, or scaled by what is no number"
-    return MatmulFacts(batch, m, n, k, a.dtype, _is_aligned(a) and _is_aligned(b), on_gpu=gpu.holds(step.outputs[0]))
+    aligned, by_vectors = (all(_is_aligned(view, size) for view in (a, b)) for size in (16, 16 * a.dtype.itemsize))
+    return MatmulFacts(batch, m, n, k, a.dtype, aligned, on_gpu=gpu.holds(step.outputs[0]), by_vectors=by_vectors)
 
 
-def _is_aligned(view: BufferView) -> bool:
+def _is_aligned(view: BufferView, multiple: int) -> bool:
+    """Whether elements lie side by side and rows, and matrices of a batch, start at multiples of so many bytes."""
     strides = [int(stride) * view.dtype.itemsize for stride in view.strides]
     rows = max(strides[-2:]), *(strides[:-2] if int(view.sizes[0]) > 1 else ())
     adjacent = min(strides[-2:]) == view.dtype.itemsize
-    return adjacent and all(step % 16 == 0 for step in rows) and int(view.offset) * view.dtype.itemsize % 16 == 0
+    return adjacent and all(step % multiple == 0 for step in rows) and int(view.offset) * view.dtype.itemsize % 16 == 0
 
 
 def _ours(step: ExternKernel, tile: str) -> ExternKernel:

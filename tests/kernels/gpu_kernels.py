@@ -505,7 +505,7 @@ def matmul_operands(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Te
 def problem_of(shape: tuple[int, int, int]) -> MatmulProblem:
     """What the model is told of a bf16 product."""
     m, n, k = shape
-    return MatmulProblem(1, m, n, k, 2, False, "ieee", k % 8 == 0)
+    return MatmulProblem(1, m, n, k, 2, False, "ieee", k % 8 == 0, by_vectors=k % 16 == 0)
 
 
 def tiles_of(shape: tuple[int, int, int]) -> list[MatmulConfig]:

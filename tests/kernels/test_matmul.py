@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minicompile.kernels.configs import MatmulConfig
+from minicompile.kernels.configs import MATMUL_TABLE, MatmulConfig
 from minicompile.kernels.interpret import interpreting
 from minicompile.kernels.matmul import matmul
 from minicompile.kernels.matmul_model import MatmulProblem, choose, rank_configs
-from tests.kernels.test_flash_attention import _mutant_of
+from tests.kernels.mutants import mutant_of
 
 PLAIN = MatmulConfig(32, 16, 16, 1, 1)
 VARIANTS = {
@@ -144,7 +144,7 @@ TWINS = {
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_wrong_kernel_is_noticed(twin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     implementation = sys.modules["minicompile.kernels.matmul"]
-    mutant = _mutant_of(implementation, *TWINS[twin], tmp_path)
+    mutant = mutant_of(implementation, *TWINS[twin], tmp_path)
     for name in ("matmul_kernel", "matmul_reduce_kernel"):
         monkeypatch.setattr(implementation, name, getattr(mutant, name))
     torch.manual_seed(2)
@@ -179,6 +179,20 @@ def test_the_model_knows_wave_quantization() -> None:
     full, one_more = (rank_configs(_problem(128 * 132, 256 * blocks, 4096), 1)[0][1] for blocks in (1, 2))
     assert one_more > 1.5 * full
     assert all(not config.tma for config, _ in rank_configs(_problem(4095, 4095, 4095), 4))
+
+
+def test_tiles_that_tma_fills_are_not_loaded_by_pointers() -> None:
+    """128 x 256 by pointers, in three splits, took four times the vendor's time."""
+    made_for_tma = {row.config.block_m * row.config.block_n for row in MATMUL_TABLE if row.config.halves}
+    for shape in ((777, 1333, 2064), (777, 1333, 2056), (300, 500, 8192)):
+        tiles = [config for config, _ in rank_configs(_problem(*shape), 99)]
+        assert all(config.tma for config in tiles if config.block_m * config.block_n in made_for_tma)
+
+
+def test_without_a_descriptor_rows_must_begin_at_multiples_of_16_elements() -> None:
+    best, seconds = rank_configs(_problem(777, 1333, 2056, by_vectors=False), 1)[0]
+    other, fewer = rank_configs(_problem(777, 1333, 2064), 1)[0]
+    assert best.tma and not other.tma and fewer < seconds
 
 
 def matmul_reference(

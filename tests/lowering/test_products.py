@@ -44,7 +44,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
         (matrix(5, 16), matrix(16, 9, turned=True), [5, 16, 16, 16]),
         (matrix(5, 9), matrix(9, 16), [5, 16, 16, 16]),
         (matrix(9, 5, turned=True), matrix(5, 16), [16, 5, 5, 16]),
-        (matrix(9, 5, turned=True), matrix(5, 3, turned=True), [16, 8, 8, 8]),
+        (matrix(9, 5, turned=True), matrix(5, 3, turned=True), [16, 16, 16, 16]),
         (matrix(8, 16), matrix(16, 24), [8, 16, 16, 24]),
         (matrix(5, 0), matrix(0, 9), [5, 0, 0, 9]),
     ],
@@ -89,7 +89,7 @@ def test_factors_that_gain_little_and_other_dtypes_are_not_padded(monkeypatch: p
     assert multiplied_sizes(lower(torch.mm, (matrix(5, 9), matrix(9, 3)))) == [[5, 9, 9, 3]]
     assert multiplied_sizes(lower(torch.mm, (torch.randn(2000, 4001), torch.randn(4001, 2001)))) == [[2000, 4001, 4001, 2001]]
     head = torch.empty(2048, 768, dtype=BF16), torch.empty(50257, 768, dtype=BF16)
-    assert multiplied_sizes(lower(lambda x, w: (x @ w.t()).relu(), head)) == [[2048, 768, 768, 50264]]
+    assert multiplied_sizes(lower(lambda x, w: (x @ w.t()).relu(), head)) == [[2048, 768, 768, 50272]]
 
 
 @pytest.mark.usefixtures("always")
