@@ -100,6 +100,11 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "embedding of fractions": lambda x: F.embedding(x, x.view(4, 1)),
     "embedding of bytes": lambda x: F.embedding(x.byte(), x.view(4, 1)),
     "one of classes of 32 bits": lambda x: F.one_hot(x.int(), 5),
+    "logits of more": lambda x: torch.binary_cross_entropy_with_logits(torch.ones(2, 4), x),
+    "a margin to more": lambda x: F.soft_margin_loss(x, torch.ones(2, 4)),
+    "a complex target": lambda x: F.huber_loss(x, x + 1j),
+    "a complex gate": lambda x: F.glu(x + 1j),
+    "celu of no slope": lambda x: F.celu(x, 0.0),
     "logits weighed by more": lambda x: F.binary_cross_entropy_with_logits(x, x, torch.ones(2, 4)),
     "product of masks in place": lambda x: (x > 1).mul_(2),
     **{f"{name} of what is larger": lambda x, name=name: getattr(x * 1, name)(torch.ones(2, *x.shape)) for name in (
