@@ -992,6 +992,31 @@ def test_a_custom_backward_runs_once_for_a_result_and_for_what_is_computed_from_
 
 
 @scenario
+def hooks_of_results_that_are_gone_or_changed(wrap: Wrap) -> Any:
+    def chained(x: Tensor, y: Tensor) -> Any:
+        h = x * 2
+        k = h.neg()
+        return h, k, k + h, y.cos()
+
+    def written(x: Tensor, y: Tensor) -> Any:
+        x.mul_(2)
+        return x, x.neg(), (x + y).neg(), y.cos()
+
+    shown = []
+    for function in (chained, written):
+        for change in (lambda h: None, lambda h: h.mul_(3)):
+            x, y, seen = leaf(3), leaf(3) * 1, []
+            *followed, last, other = wrap(function)(x * 1, y)
+            for result in followed:
+                result.register_hook(lambda gradient: None if gradient is None else (seen.append(gradient), gradient * 2)[1])
+            change(followed[0])
+            del followed, result
+            (last.sum() + other.sum()).backward()
+            shown += [x.grad, seen]
+    return shown
+
+
+@scenario
 def a_result_of_several_that_only_eager_keeps_is_changed(wrap: Wrap) -> Any:
     def chained(x: Tensor) -> Any:
         h = x - 1.5
