@@ -112,6 +112,8 @@ def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
         raise Break(KIND, f"`{kind.__name__}.apply` is called in a way that is not followed")
     if getattr(kind, "boxed_grads_call", False) or kind.clear_saved_tensors_on_access:  # the first not before torch 2.13
         raise Break(KIND, f"`{kind.__name__}` frees memory within its backward")
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        raise Break(KIND, f"`{kind.__name__}` is recorded by autograd under `inference_mode`, as no operator is")
     if tracer.graph.is_transformed():
         raise Break(KIND, f"`{kind.__name__}` is applied inside of a transform, of which it may have a rule of its own")
     try:
