@@ -54,6 +54,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "a number selected by a fraction": lambda x: x[0].index_select(0, torch.tensor([0.0])),
     "reduced into another dtype": lambda x: x[:0].index_reduce(0, torch.tensor([], dtype=torch.long), x[:0].double(), "prod"),
     "largest of neighbouring integers": lambda x: F.max_pool1d(x.long().view(1, 4), 2),
+    "largest of neighbouring integers, by torch": lambda x: torch.max_pool1d(x.long().view(1, 4), 2),
     "scan of no integers": lambda x: x[:0].long().logcumsumexp(0),
     "complex numbers that are numbers": lambda x: torch.nansum(x + 1j),
     "product of masks": lambda x: torch.dot(x > 1, x > 2),
