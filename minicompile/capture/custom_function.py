@@ -73,11 +73,12 @@ class Joined(torch.autograd.Function):
     def forward(ctx: Any, join: Join, values: Args, *tensors: torch.Tensor) -> Any:
         """The results, as they are."""
         ctx.join, ctx.count = join, len(tensors)
-        ctx.values = [None if place in join.checked else value for place, value in enumerate(values)]
         results = {id(tensors[place]) for place in join.dirty}
-        # A view of a result, made when that had no history, is refused once it has one: what is saved is the memory.
-        ctx.save_for_backward(*(
-            value.detach() if id(value._base) in results else value for value in map(values.__getitem__, join.checked)))
+        # A view of a result, made when that had no history, is refused once it has one: what is kept is the memory.
+        is_part = [isinstance(value, torch.Tensor) and id(value._base) in results for value in values]
+        values = tuple(value.detach() if part else value for value, part in zip(values, is_part, strict=True))
+        ctx.values = [None if place in join.checked else value for place, value in enumerate(values)]
+        ctx.save_for_backward(*map(values.__getitem__, join.checked))
         ctx.mark_dirty(*(tensors[place] for place in join.dirty))
         return tuple(tensors[place] for place in join.outputs)
 
@@ -111,6 +112,8 @@ def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
         raise Break(KIND, f"`{kind.__name__}.apply` is called in a way that is not followed")
     if getattr(kind, "boxed_grads_call", False) or kind.clear_saved_tensors_on_access:  # the first not before torch 2.13
         raise Break(KIND, f"`{kind.__name__}` frees memory within its backward")
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        raise Break(KIND, f"`{kind.__name__}` is recorded by autograd under `inference_mode`, as no operator is")
     if tracer.graph.is_transformed():
         raise Break(KIND, f"`{kind.__name__}` is applied inside of a transform, of which it may have a rule of its own")
     try:

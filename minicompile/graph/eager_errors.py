@@ -44,10 +44,12 @@ MIXED = frozenset(getattr(aten, name) for name in (
 """Operators that do not take every dtype beside every other; which ones differs between PyTorch's versions."""
 CHANCES = (aten.bernoulli, aten.native_dropout)
 HALVES = (torch.float16, torch.bfloat16)
+WRITTEN = {aten.binary_cross_entropy_with_logits: 1, aten.soft_margin_loss: 0}
+"""Losses that write into a copy of one of their inputs, to whose shape the others have to be broadcast."""
 DIFFERENCES = (aten.sub, aten.rsub, aten.dist, aten.binary_cross_entropy_with_logits)
 NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
 NOT_OF_COMPLEX = (FLOATS_ONLY | NORMS | {aten.nansum, aten.hardshrink}) - {
-    aten.std, aten.var, aten.std_mean, aten.var_mean, aten.logaddexp, aten.lerp, aten.silu, aten.mish, aten.glu}
+    aten.std, aten.var, aten.std_mean, aten.var_mean, aten.logaddexp, aten.lerp, aten.silu, aten.mish}
 ORDERINGS = packets("lt le gt ge")
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
@@ -78,6 +80,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "a float and truth values"
     if packet is aten.addmv and args[0].dim() > 1:
         return "more than a vector"
+    if packet is aten.celu and any(type(alpha) in (int, float) and alpha == 0 for alpha in args[1:]):
+        return "a division by zero"
     if packet is aten.logsumexp and args[0].dim() and not args[1]:
         return "no dimensions"
     if packet in DIFFERENCES and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:
@@ -96,9 +100,10 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "fewer elements than are cut off"
     if packet is aten.select_scatter and not -(size := args[0].shape[args[2]]) <= args[3] < size:
         return "a place outside of the tensor"
-    weights = args[2:4] if packet is aten.binary_cross_entropy_with_logits else ()
-    if any(n is not None and torch.broadcast_shapes(n.shape, args[1].shape) != args[1].shape for n in weights):
-        return "weights of another shape"
+    shape = args[WRITTEN[packet]].shape if packet in WRITTEN else ()
+    others = [value.shape for value in args if isinstance(value, torch.Tensor)] if packet in WRITTEN else []
+    if any(torch.broadcast_shapes(other, shape) != shape for other in others):
+        return "inputs or weights of another shape"
     return ""
 
 
@@ -133,7 +138,7 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict
     of_truth = packet in NOT_OF_TRUTHS and is_truth(args[0]) and (packet is not aten.pow or is_truth(args[1]))
     if of_truth or packet in NO_TRUTHS and dtype == torch.bool:
         return "truth values"
-    if packet in NOT_OF_COMPLEX and isinstance(args[0], torch.Tensor) and args[0].is_complex():
+    if packet in NOT_OF_COMPLEX and any(isinstance(value, torch.Tensor) and value.is_complex() for value in args):
         return "complex numbers"
     if packet in ORDERINGS and any(isinstance(n, complex) or isinstance(n, torch.Tensor) and n.is_complex() for n in args):
         return "complex numbers"

@@ -17,7 +17,7 @@ import minicompile.gpu as gpu
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.host_counts import add_together
-from minicompile.graph.operators import is_impure, is_size, is_view, may_refuse_values, num_bytes
+from minicompile.graph.operators import is_impure, is_size, is_view, may_refuse_values, num_bytes, storage_root
 from minicompile.graph.recompute import Cut, JointView, choose
 from minicompile.graph.sizes import numbers_of
 from minicompile.graph.trace import JointGraph
@@ -77,8 +77,9 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
             saved=tuple(forward.saved.values()),
             saved_inputs=tuple(forward.saved_inputs.values()),
             connections=tuple(forward.connection(c, joint.differentiable_outputs) for c in joint.connections),
-            history=dataclasses.replace(
-                joint.history, outputs=tuple((forward.renumbered[i], needing) for i, needing in joint.history.outputs)),
+            history=dataclasses.replace(joint.history, outputs=(
+                *((forward.renumbered[i], needing) for i, needing in joint.history.outputs),
+                *((i, (1 << len(tangents)) - 1) for i in forward.read_in_parts(forward_outputs)))),
         ),
         inputs=captured.inputs,
         joint_text=joint.module.print_readable(print_output=False) if config.dump_directory else "",
@@ -212,6 +213,12 @@ class _Forward:
         """A connection between tangents, by forward output indices."""
         first, second = (tuple(self.renumbered[outputs[n]] for n in numbers) for numbers in (entry.outputs, entry.sources))
         return Connection(first, second)
+
+    def read_in_parts(self, outputs: list[Any]) -> list[int]:
+        """The results whose memory the backward reads by another tensor, which does not count the writes to them."""
+        read = {storage_root(node) for node in self.saved}
+        return [place for index, place in self.renumbered.items() if isinstance(outputs[index], Node)
+                and outputs[index] not in self.saved and storage_root(outputs[index]) in read]
 
     def saved_records(self, cut: Cut) -> list[ForwardValue]:
         """What is kept, for the report."""

@@ -6,6 +6,7 @@ do is PyTorch's own doing: the captured operators run as the user wrote them. Th
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,6 +88,8 @@ def trace_joint(captured: CapturedGraph, config: Config) -> JointGraph:
         tracer = _Tracer(captured, config, separable, custom if opaque else frozenset())
         try:
             joint = tracer.run()
+        except RunsTwice as error:
+            raise CompileFailed("graph", error, captured.location) from error
         except Exception as error:  # operators raise errors of all kinds; the last attempt's is told
             failure, location = (failure if opaque else error), tracer.location
             continue
@@ -103,7 +106,17 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
     closing, written = next(iter(reversed(graph.nodes))), last_writes(graph)
     inputs = {node for node in graph.nodes if node.op == "placeholder" and memory_of(node) in written}
     results = {node for node in closing.all_input_nodes if node.op not in ("placeholder", "get_attr")}
-    return frozenset(inputs | {node for node in results if len(node.users) > 1})
+    used = {node for node in results if any(user is not closing and node not in results_of(user) for user in node.users)}
+    together = {result for call in graph.nodes if used.intersection(family := results_of(call)) for result in family}
+    return frozenset(inputs | used | results & together)
+
+
+def results_of(call: Node) -> list[Node]:
+    """What a call of a custom function or operator gives a history of its own, whose backward runs once for all of it."""
+    if hasattr(call.target, "dirty"):
+        return written_by(call)
+    has_several = is_custom(call.target) and not isinstance(call.meta.get("example_value"), Tensor)
+    return [user for user in call.users if is_item(user)] if has_several else []
 
 
 def last_writes(graph: torch.fx.Graph) -> dict[Any, Node]:
@@ -118,11 +131,10 @@ def shows_part(node: Node) -> bool:
 
 
 def written_by(node: Node) -> list[Any]:
-    """The arguments that a node of a captured graph changes; of a custom function, whose backward must run once, a result that
-    it has alone."""
+    """The arguments that a node of a captured graph changes."""
     target: Any = node.target
     if hasattr(target, "dirty"):
-        return [node.args[1 + place] for place in target.dirty] if len(target.outputs) == 1 else []
+        return [node.args[1 + place] for place in target.dirty]
     if not node.args or not (changes_something(node) or is_told_to_write(node)):
         return []
     return list(node.args[0]) if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
@@ -162,16 +174,21 @@ class Cut:
     """Where a result was cut off from what is computed with it.
 
     Attributes:
-        node: what is cut off.
+        node, place: what is cut off, and the node behind which.
         value: its value.
         behind: what stands for it behind the cut.
         inner: the plain value at the cut.
     """
 
     node: Node
+    place: Node
     value: Tensor
     behind: Tensor
     inner: Tensor
+
+
+class RunsTwice(Untraceable):
+    """The backward of a custom function, which must run once, would run for each of its results."""
 
 
 class _NonLeaf(torch.autograd.Function):
@@ -286,7 +303,8 @@ class _Tracer:
         uncut: dict[int, Any] = {}
         writes = last_writes(self.captured.module.graph)
         nodes = [node for node in self.captured.module.graph.nodes if node in self.separable]
-        places = {node: max(node, writes.get(memory_of(node), node)) for node in sorted(nodes, key=shows_part)}
+        places = {node: max(node, *results_of(node.args[0] if is_item(node) else node), writes.get(memory_of(node), node))
+                  for node in sorted(nodes, key=shows_part)}
         remaining = iter(values)
         last_use = last_uses(self.captured.module)
         for node in self.captured.module.graph.nodes:
@@ -314,7 +332,7 @@ class _Tracer:
                 for whole in (n for n, place in places.items() if place is node):
                     if self._can_be_cut(value := environment[whole]):
                         behind = value.detach().requires_grad_()
-                        self.cuts.append(Cut(whole, value, behind, torch_interface.from_functional(value)))
+                        self.cuts.append(Cut(whole, node, value, behind, torch_interface.from_functional(value)))
                         views = {id(v): v for v in environment.values() if isinstance(v, Tensor) and v._base is value}
                         stands_for = {id(value): behind, **{i: torch_interface.view_of(behind, v) for i, v in views.items()}}
                         uncut |= {id(new): views.get(old, value) for old, new in stands_for.items()}
@@ -371,13 +389,16 @@ class _Tracer:
                 self.views_by_hand.update(torch_interface.storage_key(value) for value in result)
         for number in range(first, torch_interface.next_sequence_number()):
             self.origins[number] = self.recorder.origin
-        if hasattr(node.target, "backward"):
+        if hasattr(node.target, "backward") or is_custom(node.target):
             for function in {value.grad_fn for value in tensors_of(result) if value.grad_fn is not None}:
-                function.register_prehook(functools.partial(self._enter, self.recorder.origin))
+                function.register_prehook(functools.partial(self._enter, self.recorder.origin, set()))
         return result
 
-    def _enter(self, origin: dict[str, Any], gradients: Any) -> None:
+    def _enter(self, origin: dict[str, Any], earlier: set[int], gradients: Any) -> None:
         """The backward of a custom function begins; it runs whole, whatever of it depends on gradients, or not at all."""
+        if earlier:
+            raise RunsTwice("results of a custom function are computed from each other and returned, but not all of them")
+        earlier.add(1)
         given = [self.recorder.node_of(torch_interface.from_functional(g)) for g in gradients if g is not None]
         tied = ((node.name,) if node in self.tangents else node.meta.get("together", ()) for node in ancestors(given))
         origin["together"] = sorted({name for names in tied for name in names})
@@ -434,11 +455,14 @@ class _Tracer:
         outs: list[Any] = [analysis.forward_values[i] for i in differentiable]
         totals = [self._tangent(number, out) for number, out in enumerate(outs)]
         number_of = {id(out): number for number, out in enumerate(outs)}
-        cuts = [(number_of[id(cut.value)], cut.behind) for cut in self.cuts if id(cut.value) in number_of]
-        last = [number for number in range(len(outs)) if number not in dict(cuts)]
-        groups = [(last, cuts), *(([number], cuts[:earlier]) for earlier, (number, _) in reversed([*enumerate(cuts)]))]
+        made = [cut for cut in self.cuts if id(cut.value) in number_of]
+        cuts = [(number_of[id(cut.value)], cut.behind) for cut in made]
+        groups = [([number for number in range(len(outs)) if number not in dict(cuts)], cuts)]
+        for _, together in itertools.groupby(reversed(made), operator.attrgetter("place")):
+            numbers = [number_of[id(cut.value)] for cut in together]
+            groups.append((numbers, groups[-1][1][: -len(numbers)]))
         result = TracedBackward([None] * len(leaves), differentiable, history=self._history(analysis, outs))
-        for group, sources in groups if last else groups[1:]:
+        for group, sources in groups if groups[0][0] else groups[1:]:
             with torch_interface.no_autocast():
                 found = torch.autograd.grad(
                     [outs[n] for n in group], [*leaves, *(cut for _, cut in sources)], [totals[n] for n in group],

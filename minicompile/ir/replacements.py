@@ -275,7 +275,7 @@ REPLACED: dict[Any, Any] = {
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
     **{function: functools.partial(trace, function) for function in (torch.trace, torch.Tensor.trace)},
-    torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d,
+    torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d, torch.max_pool1d: max_pool1d,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from minicompile.ir.graph import (
     ViewOutput,
 )
 from minicompile.runtime.call_plan import CallPlan, Tangent
-from minicompile.runtime.connected_outputs import connected
+from minicompile.runtime.connected_outputs import connected, note_hooks
 from minicompile.runtime.kept_values import Kept, noticed_as, noticing, refuse_changes, still_kept
 from minicompile.runtime.routed_gradients import input_groups, routed, shows
 from minicompile.runtime.second_derivatives import Rerun, is_batch
@@ -120,7 +120,7 @@ def _autograd_function(
         if silent:
             ctx.mark_non_differentiable(*[results[i] for i in silent if isinstance(results[i], torch.Tensor)])
         ctx.set_materialize_grads(False)
-        ctx.input_count, ctx.split_tasks = len(inputs), set()
+        ctx.input_count, ctx.split_tasks, ctx.hooked = len(inputs), set(), set()
         if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
         ctx.noticed, ctx.inputs = notice(inputs, results), rerun.notice(inputs)
@@ -173,7 +173,9 @@ def _autograd_function(
 
     functions = (forward, backward, differentiate, gradients)
     members = {function.__name__: staticmethod(function) for function in functions}
-    return type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
+    function = type(f"Compiled_{plan.name}", (torch.autograd.Function,), members)
+    note_hooks(function, lambda node, number: (node, number))
+    return function
 
 
 def is_last(ctx: Any) -> bool:

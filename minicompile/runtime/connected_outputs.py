@@ -4,7 +4,7 @@ One autograd node computes all of them, so that plain `backward()` runs one comp
 stands between the outputs and their sources, for callers who look at the gradient of a source: by a hook, `retain_grad`,
 or as an argument of `torch.autograd.grad`. Only then gradients really pass through the sources, by the split backward.
 Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 to 2.15:
-`torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks`.
+`torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks`, `_register_hook_dict` of nodes.
 """
 
 import weakref
@@ -21,20 +21,26 @@ class ConnectedCall:
 
     Attributes:
         node: the autograd node of the compiled call.
+        sources: their places among the results.
         watched: the sources, as the caller has them.
+        written: those of them that are inputs, each with the function that gave it its history.
     """
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, connections: Sequence[Connection]) -> None:
         self.node = node
+        self.sources = {place for connection in connections for place in connection.sources}
         self.watched: list[Any] = []
+        self.written: list[tuple[Any, Any]] = []
 
     def is_watched(self, anchor: Any) -> bool:
         """Whether somebody may see the gradient of a source in the running backward.
 
         `anchor` is the node of a leaf that nobody asks for: the engine runs it only where it runs everything.
         """
-        if not torch._C._will_engine_execute_node(anchor):
+        if not torch._C._will_engine_execute_node(anchor) or self.sources & self.node.hooked:
             return True
+        if any((source := reference()) is None or source.grad_fn is not function for reference, function in self.written):
+            return True  # whether it had hooks, nobody can tell any more
         sources = (reference() for reference in self.watched)
         return any(source is not None and (source.retains_grad or source._backward_hooks) for source in sources)
 
@@ -63,6 +69,23 @@ class _Connect(torch.autograd.Function):
         return (None, None, None, *passed, *grads, None)
 
 
+def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -> None:
+    """Let the node of a call take down which of its results get hooks: when the backward runs, such a tensor may be gone or
+    changed in place, with its hooks still in force. `place_of` tells for a node of `function` and the number of an output the
+    node of the call and the place among its results."""
+    kind = function._backward_cls
+
+    def register(node: Any, tensor: torch.Tensor) -> None:
+        call, place = place_of(node, tensor.output_nr)
+        call.hooked.add(place)
+        super(kind, node)._register_hook_dict(tensor)
+
+    kind._register_hook_dict = register
+
+
+note_hooks(_Connect, lambda node, number: (node.call.node, node.connection.outputs[number]))
+
+
 def connected(
     connections: Sequence[Connection], results: tuple[Any, ...], gradients: int, node: Any, written: Callable[[int, Any], Any]
 ) -> tuple[Any, ...]:
@@ -71,7 +94,7 @@ def connected(
     `gradients` is how many results of the split backward come before those of the connections; `node` is that of the call;
     `written` gives for a result, by its index, what the caller has of it: the input that it is the new value of.
     """
-    outputs, seen, call = list(results), dict[int, Any](), ConnectedCall(node)
+    outputs, seen, call = list(results), dict[int, Any](), ConnectedCall(node, connections)
     for connection in connections:
         seen.update((i, written(i, outputs[i])) for i in connection.sources if i not in seen)
         tensors = [*map(seen.__getitem__, connection.sources), *map(outputs.__getitem__, connection.outputs)]
@@ -81,4 +104,5 @@ def connected(
             outputs[index] = value
         gradients += len(connection.sources)
     call.watched = [*map(weakref.ref, seen.values())]
+    call.written = [(weakref.ref(value), value.grad_fn) for index, value in seen.items() if value is not outputs[index]]
     return tuple(outputs)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from minicompile.runtime.call_plan import CallPlan
+from minicompile.runtime.connected_outputs import note_hooks
 
 Groups = Mapping[int, tuple[int, ...]]
 """Positions of inputs by the bits of the tangents that their gradients depend on."""
@@ -92,6 +93,9 @@ class _Result(torch.autograd.Function):
         if tangent is not None:
             ctx.routes.leave(ctx.position, tangent)
         return None, None, None, *(token.detach() for token in ctx.tokens)
+
+
+note_hooks(_Result, lambda node, number: (node.routes.node, node.position))
 
 
 def input_groups(plan: CallPlan) -> tuple[Groups, tuple[int, ...]]:

@@ -893,7 +893,23 @@ def a_custom_function_that_keeps_a_view_of_its_result(wrap: Wrap) -> Any:
     result = wrap(lambda y: KeepsAPart.apply(y))(y)
     with torch.no_grad():
         result.mul_(2)
-    return x.grad, type(attempt(lambda: result.sum().backward())), y.grad
+    z = leaf(3)
+    first = torch.autograd.grad(wrap(lambda z: TimesAPart.apply(z).sin())(z).sum(), z, create_graph=True)
+    return x.grad, type(attempt(lambda: result.sum().backward())), y.grad, first, torch.autograd.grad(first[0].sum(), z)
+
+
+class TimesAPart(torch.autograd.Function):
+    """A double; a view of the result is an attribute."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x * 2
+        ctx.part = result[:1]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.part
 
 
 def written_by_a_list(x: Tensor) -> Tensor:
@@ -912,6 +928,91 @@ def a_gradient_that_passes_a_result_that_has_its_history_late(wrap: Wrap) -> Any
         h.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
         (h.sum() + loss).backward()
         shown += [x.grad, seen]
+    return shown
+
+
+class Pair(torch.autograd.Function):
+    """Two results, and a backward that adds something once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return first * 2 + second * 3 + x
+
+
+@torch.library.custom_op("tests_of_autograd::pair", mutates_args=())
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x * 3
+
+
+pair.register_fake(lambda x: (x * 2, x * 3))
+pair.register_autograd(lambda ctx, *gradients: Pair.backward(ctx, *gradients),
+                       setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+@scenario
+def gradients_that_pass_two_results_of_a_custom_function(wrap: Wrap) -> Any:
+    def followed(h: Tensor, w: Tensor) -> Any:
+        return h, w, h.exp()
+
+    def crossed(h: Tensor, w: Tensor) -> Any:
+        return h, h.sin(), w, w * h
+
+    shown = []
+    for custom in (Pair.apply, pair):
+        for results in (lambda h, w: (h, h.exp()), followed, crossed, lambda h, w: (h, w.exp())):
+            x, seen = leaf(3), []
+            first, *rest = wrap(lambda x: results(*custom(x)))(x)
+            first.retain_grad()
+            first.register_hook(lambda gradient: None if gradient is None else (seen.append(gradient), gradient * 2)[1])
+            rest[-1].sum().backward(retain_graph=True)
+            shown += [x.grad.clone(), attempt(lambda: torch.autograd.grad(rest[0].sum(), first, retain_graph=True))]
+            sum(each.sum() for each in (first, *rest)).backward()
+            shown += [x.grad, first.grad, seen]
+    return shown
+
+
+@pytest.mark.parametrize("custom", [Pair.apply, pair])
+def test_a_custom_backward_runs_once_for_a_result_and_for_what_is_computed_from_a_hidden_one(custom: Any) -> None:
+    def results(x: Tensor) -> Any:
+        first, second = custom(x)
+        return first, first * second
+
+    grads = []
+    for function in (results, minicompile.compile(results)):
+        x = torch.ones(3, requires_grad=True)
+        sum(result.sum() for result in function(x)).backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@scenario
+def hooks_of_results_that_are_gone_or_changed(wrap: Wrap) -> Any:
+    def chained(x: Tensor, y: Tensor) -> Any:
+        h = x * 2
+        k = h.neg()
+        return h, k, k + h, y.cos()
+
+    def written(x: Tensor, y: Tensor) -> Any:
+        x.mul_(2)
+        return x, x.neg(), (x + y).neg(), y.cos()
+
+    shown = []
+    for function in (chained, written):
+        for change in (lambda h: None, lambda h: h.mul_(3)):
+            x, y, seen = leaf(3), leaf(3) * 1, []
+            *followed, last, other = wrap(function)(x * 1, y)
+            for result in followed:
+                result.register_hook(lambda gradient: None if gradient is None else (seen.append(gradient), gradient * 2)[1])
+            change(followed[0])
+            del followed, result
+            (last.sum() + other.sum()).backward()
+            shown += [x.grad, seen]
     return shown
 
 
@@ -963,17 +1064,27 @@ def describe(value: Any) -> Any:
     return (value.shape, value.dtype, value.requires_grad) if isinstance(value, Tensor) else value
 
 
-def test_a_result_changed_before_the_backward_gives_the_gradient_of_the_forward_or_an_error() -> None:
+def part_overwritten(a: Tensor) -> Tensor:
+    result = a + 1
+    result.view(-1)[1:].exp_()
+    return result.clone()
+
+
+@pytest.mark.parametrize("function", [
+    lambda a: a.exp(), part_overwritten, lambda a: a.exp().view(-1).clone(), lambda a: a.sigmoid()[None].clone()])
+def test_a_result_changed_before_the_backward_gives_the_gradient_of_the_forward_or_an_error(
+    function: Callable[[Tensor], Tensor]
+) -> None:
     a = leaf(3)
-    out = minicompile.compile(lambda a: a.exp())(a)
-    expected = a.detach().exp()
+    out = minicompile.compile(function)(a)
+    (expected,) = torch.autograd.grad(2 * function(a).sum(), a)
     out.mul_(2)
     try:
         out.sum().backward()
     except RuntimeError as error:
         assert "modified by an inplace operation" in str(error)
     else:
-        torch.testing.assert_close(a.grad, 2 * expected)
+        torch.testing.assert_close(a.grad, expected)
 
 
 def changed(x: Tensor, w: Tensor, compiled: Callable[..., Any]) -> Any:

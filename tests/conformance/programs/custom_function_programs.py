@@ -610,3 +610,13 @@ def custom_function_that_sets_the_dtype_of_its_gradient():
         return InDouble.apply(x).sin()
 
     return outer, [call(leaf(3))]
+
+
+@program
+def custom_function_with_gradients_under_inference_mode():
+    def outer(x):
+        with torch.enable_grad():
+            y, z = StraightThrough.apply(x), x * 2
+        return y, z, y.requires_grad, z.requires_grad
+
+    return outer, [call(leaf(3)), under(torch.inference_mode, leaf(3)), under(torch.no_grad, leaf(3))]
