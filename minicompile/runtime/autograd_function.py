@@ -79,7 +79,7 @@ def _with_gradient(
         results = apply(*(value.detach() if i in unreached else value for i, value in enumerate(inputs)) if unreached else inputs)
         node = results[positions[0]].grad_fn
         if unreached:
-            node.inputs = rerun.notice(inputs)  # weak references, to what stays alive
+            node.inputs = node.inputs and rerun.notice(inputs, node.inputs.written)  # weak references, to what stays alive
         outputs = routed(groups, inputs, results, positions) if shows(groups, inputs, len(positions)) else results
         if connections:
             outputs = connected(connections, outputs, gradients, node, functools.partial(new_value, inputs))
@@ -111,6 +111,7 @@ def _autograd_function(
     notice = noticing(binding)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
+        written = rerun.before(inputs)
         with below_autograd():
             results = forward_call(list(inputs))
         count_writes(inputs)  # before the saving: what is saved may be an input with its new value
@@ -123,7 +124,7 @@ def _autograd_function(
         ctx.input_count, ctx.split_tasks = len(inputs), set()
         if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
-        ctx.noticed, ctx.inputs = notice(inputs, results), rerun.notice(inputs)
+        ctx.noticed, ctx.inputs = notice(inputs, results), rerun.notice(inputs, written)
         return tuple(results[:user_count])
 
     def saved_values(ctx: Any, given: int) -> list[Any]:

@@ -3,10 +3,12 @@
 A compiled backward has no derivative, and kernels take no batches. This module must not keep inputs alive or compile anything.
 """
 
+import contextlib
+import functools
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
@@ -20,8 +22,20 @@ from minicompile.runtime.call_plan import CallPlan
 VERSION = operator.attrgetter("_version")
 
 
-Noticed = tuple[list[Any], int, list[Any]]
-"""Weak references to the tensors among the inputs of a call, the sum of their versions, the numbers among the inputs."""
+class Noticed(NamedTuple):
+    """What is known of the inputs of a call, without keeping them.
+
+    Attributes:
+        tensors: weak references to the tensors that the graph does not change.
+        versions: the sum of their versions.
+        written: what gives a value of each input that the graph changes: as it was before, if that is read.
+        sizes: the numbers among the inputs.
+    """
+
+    tensors: list[Any]
+    versions: int
+    written: list[Callable[[], Any]]
+    sizes: list[Any]
 
 
 class DoubleBackward(MinicompileError):
@@ -50,13 +64,21 @@ class Rerun:
     def __init__(self, plan: CallPlan, operations: Callable[..., Any]) -> None:
         self._operations, self._differentiable = operations, plan.binding.differentiable_inputs
         self._places = {b.index: place for place, b in enumerate(plan.binding.outputs) if isinstance(b, FreshOutput)}
+        self._passing = [self._places.get(source) for connection in plan.binding.connections for source in connection.sources]
         casts = any(map(torch.is_autocast_enabled, autocast.KINDS))
-        self._possible = plan.grad_enabled and not plan.binding.mutated_inputs and not casts
+        self._possible = plan.grad_enabled and plan.read_and_written is not None and not casts
+        self._written = [entry.input_index for entry in plan.binding.mutated_inputs]
+        self._read = plan.read_and_written or ()
         self._sizes = [i for i, kind in enumerate(plan.input_kinds) if kind == "size"]
-        self._tensors = [i for i, kind in enumerate(plan.input_kinds) if kind != "size"]
+        self._tensors = [i for i, kind in enumerate(plan.input_kinds) if kind != "size" and i not in self._written]
 
-    def notice(self, inputs: Sequence[Any]) -> Noticed | None:
-        """The inputs of a call, without keeping them, and how often they have been written."""
+    def before(self, inputs: Sequence[Any]) -> list[Callable[[], Any]]:
+        """What will give a value of each input that the graph is about to change: as it is now, if gradients depend on it."""
+        return [functools.partial(torch.Tensor.detach, inputs[i].clone()) if i in self._read else weakref.ref(inputs[i])
+                for i in self._written]  # fmt: skip
+
+    def notice(self, inputs: Sequence[Any], written: list[Callable[[], Any]]) -> Noticed | None:
+        """The inputs of a call, and how often they have been written."""
         if not self._possible:
             return None
         tensors = [inputs[i] for i in self._tensors]
@@ -64,22 +86,47 @@ class Rerun:
             versions = sum(map(VERSION, tensors))
         except RuntimeError:  # inference tensors count no writes
             return None
-        return [*map(weakref.ref, tensors)], versions, [inputs[i] for i in self._sizes]
+        return Noticed([*map(weakref.ref, tensors)], versions, written, [inputs[i] for i in self._sizes])
 
     def gradients(self, noticed: Noticed | None, grads: Mapping[int, Any], half: str) -> tuple[Any, ...]:
-        """Gradients of the differentiable inputs that have a history, from those that came in by forward output."""
-        if half != "backward":
-            raise DoubleBackward("one of its results is computed from another one")
+        """Gradients of the differentiable inputs that have a history, from those that came in by forward output.
+
+        Of the half `split_backward` nothing passes through results that others are computed from; what comes to them follows.
+        """
         given = {self._places.get(position): grad for position, grad in grads.items() if grad is not None}
-        held, versions, sizes = noticed or ([lambda: None], 0, [])
-        tensors = [reference() for reference in held]
-        if None in given or any(tensor is None for tensor in tensors) or sum(map(VERSION, tensors)) != versions:
-            raise DoubleBackward("it changes an input, ran under autocast, or an input is gone or was changed")
+        if noticed is None:
+            raise DoubleBackward("it changes an input that is large or wants a gradient, or ran under autocast")
+        tensors, written = ([reference() for reference in references] for references in (noticed.tensors, noticed.written))
+        if any(tensor is None for tensor in (*tensors, *written)) or sum(map(VERSION, tensors)) != noticed.versions:
+            raise DoubleBackward("an input is gone or was changed")
+        passing = self._passing if half == "split_backward" else []
+        if None in given or None in passing:
+            raise DoubleBackward("a result is a view of another one, or the new value of an input")
         with autocast.as_before(autocast.settings(), autocast.open_blocks()), torch.enable_grad(), _NoRandomNumbers():
             # Views, since an input may have been computed from another one.
             inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
-            inputs |= zip(self._sizes, sizes, strict=True)
+            inputs |= zip(self._written, (tensor.clone() for tensor in written), strict=True)
+            inputs |= zip(self._sizes, noticed.sizes, strict=True)
             results = self._operations(*(inputs[place] for place in range(len(inputs))))
-        return torch.autograd.grad(
-            [results[place] for place in given], [inputs[i] for i in self._differentiable], [*given.values()],
-            create_graph=torch.is_grad_enabled(), allow_unused=True)  # fmt: skip
+        wanted = [inputs[i] for i in self._differentiable]
+        with _stopped({place: results[place] for place in passing}, given) as passed:
+            found = torch.autograd.grad([results[place] for place in given], wanted, [*given.values()],
+                                        create_graph=torch.is_grad_enabled(), allow_unused=True)  # fmt: skip
+        return *found, *map(passed.get, passing)
+
+
+@contextlib.contextmanager
+def _stopped(results: Mapping[Any, torch.Tensor], given: Mapping[Any, Any]) -> Iterator[dict[Any, Any]]:
+    """Keeps, by result, what comes to it in a backward; only what is given for it goes on."""
+    passed = dict[Any, Any]()
+
+    def stop(place: Any, gradient: torch.Tensor) -> torch.Tensor:
+        passed[place] = gradient
+        return given[place] if place in given else torch.zeros_like(gradient)
+
+    hooks = [result.register_hook(functools.partial(stop, place)) for place, result in results.items() if result.requires_grad]
+    try:
+        yield passed
+    finally:
+        for hook in hooks:
+            hook.remove()
