@@ -59,14 +59,14 @@ class _NoRandomNumbers(TorchDispatchMode):
 
 
 class Rerun:
-    """The operations of one captured graph, to be run again on the inputs of a call."""
+    """The operations of one captured graph, to be run again on the inputs of a call, with the casts that hold here and now."""
 
     def __init__(self, plan: CallPlan, operations: Callable[..., Any]) -> None:
         self._operations, self._differentiable = operations, plan.binding.differentiable_inputs
         self._places = {b.index: place for place, b in enumerate(plan.binding.outputs) if isinstance(b, FreshOutput)}
         self._passing = [self._places.get(source) for connection in plan.binding.connections for source in connection.sources]
-        casts = any(map(torch.is_autocast_enabled, autocast.KINDS))
-        self._possible = plan.grad_enabled and plan.read_and_written is not None and not casts
+        self._possible, self._recording = plan.read_and_written is not None, plan.grad_enabled
+        self._modes = autocast.settings(), autocast.open_blocks()
         self._written = [entry.input_index for entry in plan.binding.mutated_inputs]
         self._read = plan.read_and_written or ()
         self._sizes = [i for i, kind in enumerate(plan.input_kinds) if kind == "size"]
@@ -95,18 +95,18 @@ class Rerun:
         """
         given = {self._places.get(position): grad for position, grad in grads.items() if grad is not None}
         if noticed is None:
-            raise DoubleBackward("it changes an input that is large or wants a gradient, or ran under autocast")
+            raise DoubleBackward("it changes an input that is large or wants a gradient")
         tensors, written = ([reference() for reference in references] for references in (noticed.tensors, noticed.written))
         if any(tensor is None for tensor in (*tensors, *written)) or sum(map(VERSION, tensors)) != noticed.versions:
             raise DoubleBackward("an input is gone or was changed")
         passing = self._passing if half == "split_backward" else []
         if None in given or None in passing:
             raise DoubleBackward("a result is a view of another one, or the new value of an input")
-        with autocast.as_before(autocast.settings(), autocast.open_blocks()), torch.enable_grad(), _NoRandomNumbers():
-            # Views, since an input may have been computed from another one.
+        with torch.enable_grad():  # views, since an input may have been computed from another one
             inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
-            inputs |= zip(self._written, (tensor.clone() for tensor in written), strict=True)
-            inputs |= zip(self._sizes, noticed.sizes, strict=True)
+        inputs |= zip(self._written, (tensor.detach().clone() for tensor in written), strict=True)
+        inputs |= zip(self._sizes, noticed.sizes, strict=True)
+        with autocast.as_before(*self._modes), torch.set_grad_enabled(self._recording), _NoRandomNumbers():
             results = self._operations(*(inputs[place] for place in range(len(inputs))))
         wanted = [inputs[i] for i in self._differentiable]
         with _stopped({place: results[place] for place in passing}, given) as passed:

@@ -1072,6 +1072,36 @@ def test_what_is_differentiated_again_may_overwrite_statistics_and_give_what_its
         torch.testing.assert_close(shown[1], shown[0])
 
 
+def test_what_ran_under_autocast_is_differentiated_again_with_its_casts() -> None:
+    torch.manual_seed(0)
+    critic = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    compiled = minicompile.compile(critic)
+    for cast in (True, False):
+        shown = []
+        for function in (critic, compiled):
+            x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                scores = function(x)
+            first, = torch.autograd.grad(scores.float().sum(), x, create_graph=True)
+            first.square().sum().backward()
+            shown.append((first, x.grad))
+        torch.testing.assert_close(shown[1], shown[0], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_that_only_the_graph_records_are_differentiated_again() -> None:
+    @torch.no_grad()
+    def program(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return x.sin() * x
+
+    found = []
+    for function in (program, minicompile.compile(program)):
+        x = torch.ones(3, requires_grad=True)
+        first, = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), x))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_results_computed_from_results_take_one_compiled_backward_unless_somebody_looks_between() -> None:
     def both(x: Tensor, w: Tensor) -> Any:
         h = (x @ w).tanh()
