@@ -21,21 +21,27 @@ class ConnectedCall:
 
     Attributes:
         node: the autograd node of the compiled call.
-        watched: the sources, as the caller has them.
+        watched: the sources by their index, as the caller has them, weakly, and their versions.
     """
 
     def __init__(self, node: Any) -> None:
         self.node = node
-        self.watched: list[Any] = []
+        self.watched: dict[int, tuple[Any, int]] = {}
+
+    def alive(self) -> dict[int, tuple[Any, int]]:
+        """The sources that the caller still has."""
+        return {index: source for index, source in self.watched.items() if source[0]() is not None}
 
     def is_watched(self, anchor: Any) -> bool:
         """Whether somebody may see the gradient of a source in the running backward.
 
         `anchor` is the node of a leaf that nobody asks for: the engine runs it only where it runs everything.
         """
+        if torch.is_grad_enabled():  # what is differentiated again depends on them
+            return bool(self.alive())
         if not torch._C._will_engine_execute_node(anchor):
             return True
-        sources = (reference() for reference in self.watched)
+        sources = (reference() for reference, _ in self.watched.values())
         return any(source is not None and (source.retains_grad or source._backward_hooks) for source in sources)
 
 
@@ -56,9 +62,9 @@ class _Connect(torch.autograd.Function):
         call, sources = ctx.call, ctx.connection.sources
         passed: Sequence[Any] = [None] * len(sources)
         if any(grad is not None for grad in grads) and call.is_watched(ctx.next_functions[-1][0]):
-            call.node.split_tasks.add(torch._C._current_graph_task_id())
+            alive = call.node.split_tasks.setdefault(torch._C._current_graph_task_id(), call.alive())
             given = dict(zip(ctx.connection.outputs, grads, strict=True))
-            found = call.node._forward_cls.differentiate(call.node, given, "split_backward")
+            found = call.node._forward_cls.differentiate(call.node, given, "split_backward", alive)
             passed = found[ctx.offset : ctx.offset + len(sources)]
         return (None, None, None, *passed, *grads, None)
 
@@ -80,5 +86,5 @@ def connected(
         for index, value in zip(connection.outputs, made, strict=True):
             outputs[index] = value
         gradients += len(connection.sources)
-    call.watched = [*map(weakref.ref, seen.values())]
+    call.watched = {index: (weakref.ref(value), value._version) for index, value in seen.items()}
     return tuple(outputs)

@@ -3,11 +3,12 @@
 A compiled backward has no derivative, and kernels take no batches. This module must not keep inputs alive or compile anything.
 """
 
-import contextlib
+from __future__ import annotations
+
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,10 @@ from minicompile.ir.graph import FreshOutput
 from minicompile.runtime.call_plan import CallPlan
 
 VERSION = operator.attrgetter("_version")
+
+
+Source = tuple[Any, int]
+"""A weak reference to a result, as the caller has it, and its version."""
 
 
 class Noticed(NamedTuple):
@@ -61,10 +66,10 @@ class _NoRandomNumbers(TorchDispatchMode):
 class Rerun:
     """The operations of one captured graph, to be run again on the inputs of a call, with the casts that hold here and now."""
 
-    def __init__(self, plan: CallPlan, operations: Callable[..., Any]) -> None:
-        self._operations, self._differentiable = operations, plan.binding.differentiable_inputs
+    def __init__(self, plan: CallPlan, module: torch.fx.GraphModule) -> None:
+        self._module, self._differentiable = module, plan.binding.differentiable_inputs
         self._places = {b.index: place for place, b in enumerate(plan.binding.outputs) if isinstance(b, FreshOutput)}
-        self._passing = [self._places.get(source) for connection in plan.binding.connections for source in connection.sources]
+        self._sources = [source for connection in plan.binding.connections for source in connection.sources]
         self._possible, self._recording = plan.read_and_written is not None, plan.grad_enabled
         self._modes = autocast.settings(), autocast.open_blocks()
         self._written = [entry.input_index for entry in plan.binding.mutated_inputs]
@@ -88,45 +93,83 @@ class Rerun:
             return None
         return Noticed([*map(weakref.ref, tensors)], versions, written, [inputs[i] for i in self._sizes])
 
-    def gradients(self, noticed: Noticed | None, grads: Mapping[int, Any], half: str) -> tuple[Any, ...]:
+    def gradients(self, noticed: Noticed | None, grads: Mapping[int, Any], sources: Mapping[int, Source]) -> tuple[Any, ...]:
         """Gradients of the differentiable inputs that have a history, from those that came in by forward output.
 
-        Of the half `split_backward` nothing passes through results that others are computed from; what comes to them follows.
+        With `sources`, gradients end at what the caller has of these results, and those of all connections' sources follow.
         """
         given = {self._places.get(position): grad for position, grad in grads.items() if grad is not None}
         if noticed is None:
             raise DoubleBackward("it changes an input that is large or wants a gradient")
         tensors, written = ([reference() for reference in references] for references in (noticed.tensors, noticed.written))
-        if any(tensor is None for tensor in (*tensors, *written)) or sum(map(VERSION, tensors)) != noticed.versions:
-            raise DoubleBackward("an input is gone or was changed")
-        passing = self._passing if half == "split_backward" else []
-        if None in given or None in passing:
+        outside = {index: reference() for index, (reference, version) in sources.items()}
+        present = all(tensor is not None for tensor in (*tensors, *written, *outside.values()))
+        if not present or [*map(VERSION, outside.values())] != [version for _, version in sources.values()] or (
+            sum(map(VERSION, tensors)) != noticed.versions
+        ):
+            raise DoubleBackward("an input or a result is gone or was changed")
+        if None in given or any(index not in self._places for index in sources):
             raise DoubleBackward("a result is a view of another one, or the new value of an input")
+        nodes: Any = self._module.graph.output_node().args[0]
+        at = {index: nodes[self._places[index]] for index in sources}
+        values = {at[index]: tensor for index, tensor in outside.items()}
+        run = _Resumed(self._module, values, {})
+        inputs, results = self._again(run, noticed, tensors, written)
+        if run.written:
+            run = _Resumed(self._module, values, run.written)
+            inputs, results = self._again(run, noticed, tensors, written)
+        if run.written:
+            raise DoubleBackward("a result that another one is computed from is changed in place")
+        wanted = [*(inputs[i] for i in self._differentiable), *(run.copies[node] for node in at.values())]
+        shown = [run.computed.get(nodes[place], results[place]) for place in given]
+        found = torch.autograd.grad(shown, wanted, [*given.values()], create_graph=torch.is_grad_enabled(), allow_unused=True)
+        of_inputs = len(self._differentiable)
+        passed = dict(zip(at, found[of_inputs:], strict=True))
+        return *found[:of_inputs], *map(passed.get, self._sources)
+
+    def _again(self, run: _Resumed, noticed: Noticed, tensors: list[Any], written: list[Any]) -> tuple[dict[int, Any], Any]:
+        """The inputs and results of another run."""
         with torch.enable_grad():  # views, since an input may have been computed from another one
             inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
         inputs |= zip(self._written, (tensor.detach().clone() for tensor in written), strict=True)
         inputs |= zip(self._sizes, noticed.sizes, strict=True)
         with autocast.as_before(*self._modes), torch.set_grad_enabled(self._recording), _NoRandomNumbers():
-            results = self._operations(*(inputs[place] for place in range(len(inputs))))
-        wanted = [inputs[i] for i in self._differentiable]
-        with _stopped({place: results[place] for place in passing}, given) as passed:
-            found = torch.autograd.grad([results[place] for place in given], wanted, [*given.values()],
-                                        create_graph=torch.is_grad_enabled(), allow_unused=True)  # fmt: skip
-        return *found, *map(passed.get, passing)
+            execute = run.run if run.outside else self._module.forward  # the same, faster
+            return inputs, execute(*(inputs[place] for place in range(len(inputs))))
 
 
-@contextlib.contextmanager
-def _stopped(results: Mapping[Any, torch.Tensor], given: Mapping[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Keeps, by result, what comes to it in a backward; only what is given for it goes on."""
-    passed = dict[Any, Any]()
+class _Resumed(torch.fx.Interpreter):
+    """Runs a graph whose values at some nodes are taken from outside, so that gradients end there.
 
-    def stop(place: Any, gradient: torch.Tensor) -> torch.Tensor:
-        passed[place] = gradient
-        return given[place] if place in given else torch.zeros_like(gradient)
+    Attributes:
+        outside: those values, by node.
+        copies: the same values, of which copies are used.
+        computed: what the graph itself computes there.
+        written: nodes that change such a value in place after it was taken; it is to be taken after the last of them.
+    """
 
-    hooks = [result.register_hook(functools.partial(stop, place)) for place, result in results.items() if result.requires_grad]
-    try:
-        yield passed
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def __init__(self, module: torch.fx.GraphModule, outside: Mapping[Any, torch.Tensor], after: Mapping[Any, Any]) -> None:
+        super().__init__(module)
+        self._taken = dict[Any, list[Any]]()
+        for node in outside:
+            self._taken.setdefault(after.get(node, node), []).append(node)
+        self.outside = outside
+        self.copies, self.computed, self.written = dict[Any, torch.Tensor](), dict[Any, torch.Tensor](), dict[Any, Any]()
+        self._versions = dict[Any, int]()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """The value of a node, for its users."""
+        value = super().run_node(n)
+        for node, copy in self.copies.items():
+            if self._versions[node] != (versions := copy._version + self.computed[node]._version):
+                self.written[node], self._versions[node] = n, versions
+        if n in self.outside:
+            self.computed[n] = value
+        for node in self._taken.get(n, ()):
+            with torch.enable_grad():
+                self.copies[node] = copy = self.outside[node].clone()
+            computed = self.computed[node]
+            self._versions[node] = copy._version + computed._version
+            self.env |= {other: copy for other, found in self.env.items() if found is computed}
+            value = copy if value is computed else value
+        return value

@@ -1046,7 +1046,7 @@ class Remembering(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.direction.copy_(F.normalize(self.first.weight @ (self.first.weight.t() @ self.direction), dim=0))
-        self.feature = self.norm(self.first(x) * self.direction.clone()).tanh()
+        self.feature = F.leaky_relu_(self.norm(self.first(x) * self.direction.clone()), 0.2)
         return self.second(self.feature + self.feature.square())
 
 
@@ -1055,21 +1055,40 @@ def matched(critic: Any, x: Tensor) -> Tensor:
     return of_input.square().sum() + of_feature.square().sum() + critic.feature.sum()
 
 
-@pytest.mark.parametrize("program", [penalised, third, matched])
+def of_features(critic: Any, x: Tensor) -> Tensor:
+    """The penalty's gradient by a feature that the score's gradient depends on."""
+    score = critic(x).square().sum()
+    feature, inputs = critic.feature, torch.autograd.grad(score, x, create_graph=True)
+    return torch.autograd.grad(inputs[0].square().sum(), feature, create_graph=True)[0].square().sum()
+
+
+@pytest.mark.parametrize("program", [penalised, third, matched, of_features])
 def test_what_is_differentiated_again_may_overwrite_statistics_and_give_what_its_result_is_computed_from(
     program: Callable[..., Tensor]
 ) -> None:
     torch.manual_seed(0)
-    models = [critic := Remembering(), copy.deepcopy(critic)]
+    models = [critic := Remembering().double(), copy.deepcopy(critic)]
     for rows in (2, 4, 3):
         shown = []
         for model, critic in zip(models, (models[0], minicompile.compile(models[1])), strict=True):
-            x = torch.linspace(-1, 1, 3 * rows).view(rows, 3).sin().requires_grad_()
+            x = torch.linspace(-1, 1, 3 * rows).double().view(rows, 3).sin().requires_grad_()
             model.zero_grad()
             value = program(critic, x)
             value.sum().backward()
             shown.append((value, x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()))
         torch.testing.assert_close(shown[1], shown[0])
+
+
+def test_gradients_in_batches_of_a_result_that_another_one_is_computed_from() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (h := x.sin()), h * x
+
+    found = []
+    for function in (program, minicompile.compile(program)):
+        x = torch.linspace(-1, 1, 3).requires_grad_()
+        h, y = function(x)
+        found.append(torch.autograd.grad(y, [x, h], torch.eye(3), is_grads_batched=True))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_what_ran_under_autocast_is_differentiated_again_with_its_casts() -> None:
