@@ -161,7 +161,7 @@ class Compiler:
             with self._lock, collection_postponed():
                 return (compiled.parts.get(half) or other_half(half)).call
 
-        call = bind(compiled.plan, compiled.captured.module.forward, forward.call, half_call)
+        call = bind(compiled.plan, compiled.captured.module, forward.call, half_call)
         if compiled.plan.tangents is not None and not compiled.plan.grad_enabled:
             call = torch.enable_grad()(call)  # the graph itself switches gradients on
         compiled.run = self.checker.graph(compiled, call) if self.checker is not None else call

@@ -6,7 +6,7 @@ not compile anything and must not look into the graphs: the `CallPlan` says all.
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected, note_hooks
 from minicompile.runtime.kept_values import Kept, noticed_as, noticing, refuse_changes, still_kept
 from minicompile.runtime.routed_gradients import input_groups, routed, shows
-from minicompile.runtime.second_derivatives import Rerun, is_batch
+from minicompile.runtime.second_derivatives import Rerun, Source, is_batch
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -46,9 +46,9 @@ def run_unrecorded(call: FlatCall, arguments: list[Any]) -> Any:
 
 
 def bind(
-    plan: CallPlan, operations: Callable[..., Any], forward_call: FlatCall, half_call: Callable[[str], FlatCall] | None = None
+    plan: CallPlan, module: torch.fx.GraphModule, forward_call: FlatCall, half_call: Callable[[str], FlatCall] | None = None
 ) -> Callable[..., tuple[Any, ...]]:
-    """The callable that stands for a captured graph, whose `operations` it is: takes its inputs, returns its flat outputs.
+    """The callable that stands for a captured graph, whose `module` it is: takes its inputs, returns its flat outputs.
 
     `forward_call`, and what `half_call` returns for the name of another half when it is first needed, run the flat graphs on
     lists of arguments. Halves are `backward` and `split_backward`, with the numbers of the tangents that come in where some
@@ -58,7 +58,7 @@ def bind(
         call = _without_gradient(plan, forward_call)
     else:
         assert half_call is not None
-        call = _with_gradient(plan, plan.tangents, Rerun(plan, operations), forward_call, functools.cache(half_call))
+        call = _with_gradient(plan, plan.tangents, Rerun(plan, module), forward_call, functools.cache(half_call))
     build = output_builder(plan)
     return call if build is None else lambda *inputs: build(inputs, call(*inputs))
 
@@ -79,7 +79,7 @@ def _with_gradient(
         results = apply(*(value.detach() if i in unreached else value for i, value in enumerate(inputs)) if unreached else inputs)
         node = results[positions[0]].grad_fn
         if unreached:
-            node.inputs = rerun.notice(inputs)  # weak references, to what stays alive
+            node.inputs = node.inputs and rerun.notice(inputs, node.inputs.written)  # weak references, to what stays alive
         outputs = routed(groups, inputs, results, positions) if shows(groups, inputs, len(positions)) else results
         if connections:
             outputs = connected(connections, outputs, gradients, node, functools.partial(new_value, inputs))
@@ -111,6 +111,7 @@ def _autograd_function(
     notice = noticing(binding)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
+        written = rerun.before(inputs)
         with below_autograd():
             results = forward_call(list(inputs))
         count_writes(inputs)  # before the saving: what is saved may be an input with its new value
@@ -120,10 +121,10 @@ def _autograd_function(
         if silent:
             ctx.mark_non_differentiable(*[results[i] for i in silent if isinstance(results[i], torch.Tensor)])
         ctx.set_materialize_grads(False)
-        ctx.input_count, ctx.split_tasks, ctx.hooked = len(inputs), set(), set()
+        ctx.input_count, ctx.split_tasks, ctx.hooked = len(inputs), {}, set()
         if sizes_vary:
             ctx.layouts = [gradient_layout(results[t.position], t.strides is None) for t in tangents]
-        ctx.noticed, ctx.inputs = notice(inputs, results), rerun.notice(inputs)
+        ctx.noticed, ctx.inputs = notice(inputs, results), rerun.notice(inputs, written)
         return tuple(results[:user_count])
 
     def saved_values(ctx: Any, given: int) -> list[Any]:
@@ -140,12 +141,12 @@ def _autograd_function(
             ctx.kept = still_kept(kept, values, binding.history.shared, given >> first_tangent)
         return values
 
-    def differentiate(ctx: Any, grads: Any, half: str) -> tuple[Any, ...]:
+    def differentiate(ctx: Any, grads: Any, half: str, sources: Mapping[int, Source]) -> tuple[Any, ...]:
         """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
         arguments = saved_values(ctx, came(tangents, grads) << first_tangent)
         given = [grads.get(tangent.position) for tangent in tangents]
         if torch.is_grad_enabled() or any(map(is_batch, given)):
-            return rerun.gradients(ctx.inputs, grads, half)
+            return rerun.gradients(ctx.inputs, grads, sources)
         if is_last(ctx):
             ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read
         for number, (tangent, grad) in enumerate(zip(tangents, given, strict=True)):
@@ -160,9 +161,8 @@ def _autograd_function(
     def gradients(ctx: Any, grads: dict[int, Any]) -> dict[int, Any]:
         """Gradients by input."""
         given = came(tangents, grads) << first_tangent
-        split = (task := torch._C._current_graph_task_id()) in ctx.split_tasks
-        ctx.split_tasks.discard(task)
-        found = differentiate(ctx, grads, "split_backward" if split else "backward")
+        sources = ctx.split_tasks.pop(torch._C._current_graph_task_id(), None)
+        found = differentiate(ctx, grads, "backward" if sources is None else "split_backward", sources or {})
         by_input = dict(zip(gradient_slots, found))  # the split backward returns more
         return by_input | {slot: None for slot, sources in zip(gradient_slots, plan.gradient_sources) if not sources & given}
 

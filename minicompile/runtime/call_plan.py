@@ -4,11 +4,16 @@ This module must not run anything.
 """
 
 import dataclasses
+import functools
+import operator
 from typing import Any
 
 import torch
 
 from minicompile.ir.graph import Binding, CapturedGraph, FreshOutput, PartitionedGraph, ViewOutput, dependencies
+
+LARGEST_COPY = 1 << 14
+"""Elements of an input that are copied before it is written, in case that the gradient is differentiated again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +47,8 @@ class CallPlan:
         taken: names of the values that the backward takes.
         grad_enabled: whether gradients were on where the graph starts.
         sizes_vary: whether one program serves several sizes.
+        read_and_written: inputs that the graph changes and that differentiable outputs depend on as they were before; `None` if
+            one of the inputs that it changes wants a gradient, or one of these is too large to be copied.
     """
 
     name: str
@@ -54,6 +61,7 @@ class CallPlan:
     taken: tuple[str, ...] = ()
     grad_enabled: bool = True
     sizes_vary: bool = False
+    read_and_written: tuple[int, ...] | None = ()
 
     @property
     def overwritten(self) -> tuple[int, ...]:
@@ -83,8 +91,25 @@ def call_plan(partitioned: PartitionedGraph, captured: CapturedGraph | None = No
         tensor_results=tuple(isinstance(value, torch.Tensor) for value in results),
         grad_enabled=captured is None or captured.grad_enabled,
         sizes_vary=any(has_symbols(entry.example) for entry in partitioned.inputs),
+        read_and_written=read_and_written(partitioned),
         **facts_of_backward(partitioned.binding, partitioned.backward),
     )
+
+
+def read_and_written(partitioned: PartitionedGraph) -> tuple[int, ...] | None:
+    """As the attribute of the plan."""
+    binding, graph = partitioned.binding, partitioned.forward.graph
+    written = {entry.input_index: entry.requires_grad for entry in binding.mutated_inputs}
+    if not written or partitioned.backward is None:
+        return ()
+    closing: Any = graph.output_node()
+    known = dependencies(graph)
+    read = functools.reduce(operator.or_, (known[closing.args[0][i]] for i in binding.differentiable_outputs), 0)
+    found = tuple(i for i in written if read >> i & 1)
+    examples = [partitioned.inputs[i].example for i in found]
+    small = all(not has_symbols(example) and example.numel() <= LARGEST_COPY for example in examples)
+    wanted = any(written.values()) or not written.keys().isdisjoint(binding.differentiable_inputs)
+    return found if small and not wanted else None
 
 
 def has_symbols(example: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from minicompile.ir.graph import Connection
+from minicompile.runtime.second_derivatives import DoubleBackward
 
 
 class ConnectedCall:
@@ -22,26 +23,35 @@ class ConnectedCall:
     Attributes:
         node: the autograd node of the compiled call.
         sources: their places among the results.
-        watched: the sources, as the caller has them.
+        watched: the sources by their index, as the caller has them, weakly, and their versions.
         written: those of them that are inputs, each with the function that gave it its history.
     """
 
     def __init__(self, node: Any, connections: Sequence[Connection]) -> None:
         self.node = node
         self.sources = {place for connection in connections for place in connection.sources}
-        self.watched: list[Any] = []
+        self.watched: dict[int, tuple[Any, int]] = {}
         self.written: list[tuple[Any, Any]] = []
+
+    def alive(self) -> dict[int, tuple[Any, int]]:
+        """The sources that the caller still has."""
+        return {index: source for index, source in self.watched.items() if source[0]() is not None}
 
     def is_watched(self, anchor: Any) -> bool:
         """Whether somebody may see the gradient of a source in the running backward.
 
         `anchor` is the node of a leaf that nobody asks for: the engine runs it only where it runs everything.
         """
-        if not torch._C._will_engine_execute_node(anchor) or self.sources & self.node.hooked:
+        hooked = self.sources & self.node.hooked
+        if torch.is_grad_enabled():  # what is differentiated again depends on them
+            if not hooked <= self.alive().keys():
+                raise DoubleBackward("a result with hooks is gone")
+            return bool(self.alive())
+        if hooked or not torch._C._will_engine_execute_node(anchor):
             return True
         if any((source := reference()) is None or source.grad_fn is not function for reference, function in self.written):
             return True  # whether it had hooks, nobody can tell any more
-        sources = (reference() for reference in self.watched)
+        sources = (reference() for reference, _ in self.watched.values())
         return any(source is not None and (source.retains_grad or source._backward_hooks) for source in sources)
 
 
@@ -62,9 +72,9 @@ class _Connect(torch.autograd.Function):
         call, sources = ctx.call, ctx.connection.sources
         passed: Sequence[Any] = [None] * len(sources)
         if any(grad is not None for grad in grads) and call.is_watched(ctx.next_functions[-1][0]):
-            call.node.split_tasks.add(torch._C._current_graph_task_id())
+            alive = call.node.split_tasks.setdefault(torch._C._current_graph_task_id(), call.alive())
             given = dict(zip(ctx.connection.outputs, grads, strict=True))
-            found = call.node._forward_cls.differentiate(call.node, given, "split_backward")
+            found = call.node._forward_cls.differentiate(call.node, given, "split_backward", alive)
             passed = found[ctx.offset : ctx.offset + len(sources)]
         return (None, None, None, *passed, *grads, None)
 
@@ -103,6 +113,6 @@ def connected(
         for index, value in zip(connection.outputs, made, strict=True):
             outputs[index] = value
         gradients += len(connection.sources)
-    call.watched = [*map(weakref.ref, seen.values())]
+    call.watched = {index: (weakref.ref(value), value._version) for index, value in seen.items()}
     call.written = [(weakref.ref(value), value.grad_fn) for index, value in seen.items() if value is not outputs[index]]
     return tuple(outputs)

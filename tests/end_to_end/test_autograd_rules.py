@@ -6,6 +6,7 @@ what shares memory. Both must show the same.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -1093,17 +1094,12 @@ def changed(x: Tensor, w: Tensor, compiled: Callable[..., Any]) -> Any:
     return out
 
 
-def both(x: Tensor, w: Tensor) -> Any:
-    h = (x @ w).tanh()
-    return h, h.square()
-
-
 @pytest.mark.parametrize(("function", "call"), [
     (lambda x, w: F.dropout(x @ w, 0.5).tanh(), lambda x, w, compiled: compiled(x, w)),
     (lambda x, w: (x.exp().sum() + w.sum()).tanh(), lambda x, w, compiled: compiled(x * 1, w)),  # only autograd knows x * 1
     (lambda x, w: (x.exp().sum() + w.sum()).tanh(), changed),
-    (lambda x, w: (x @ w.mul_(2)).tanh(), lambda x, w, compiled: compiled(x, w.detach().clone())),
-    (both, lambda x, w, compiled: compiled(x, w)[1]),
+    (lambda x, w: (x @ w.mul_(2)).tanh(), lambda x, w, compiled: compiled(x, w * 1)),
+    (lambda x, w: (x * w.mul_(2).sum()).tanh(), lambda x, w, compiled: compiled(x, torch.ones(20_000))),
 ])
 def test_gradients_that_cannot_be_differentiated_again_are_an_error_that_says_what_to_do(
     function: Callable[..., Any], call: Callable[..., Any]
@@ -1148,6 +1144,92 @@ def test_gradients_are_differentiated_again(program: Callable[..., Tensor], whol
             value.sum().backward()
             shown.append((value, x.grad, *(parameter.grad for parameter in critic.parameters())))
         torch.testing.assert_close(shown[1], shown[0])
+
+
+class Remembering(torch.nn.Module):
+    """Overwrites statistics that the score depends on and others that it does not, and keeps a value on the way to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)
+        self.register_buffer("direction", torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.direction.copy_(F.normalize(self.first.weight @ (self.first.weight.t() @ self.direction), dim=0))
+        self.feature = F.leaky_relu_(self.norm(self.first(x) * self.direction.clone()), 0.2)
+        return self.second(self.feature + self.feature.square())
+
+
+def matched(critic: Any, x: Tensor) -> Tensor:
+    of_input, of_feature = torch.autograd.grad(critic(x).sum(), [x, critic.feature], create_graph=True)
+    return of_input.square().sum() + of_feature.square().sum() + critic.feature.sum()
+
+
+def of_features(critic: Any, x: Tensor) -> Tensor:
+    """The penalty's gradient by a feature that the score's gradient depends on."""
+    score = critic(x).square().sum()
+    feature, inputs = critic.feature, torch.autograd.grad(score, x, create_graph=True)
+    return torch.autograd.grad(inputs[0].square().sum(), feature, create_graph=True)[0].square().sum()
+
+
+@pytest.mark.parametrize("program", [penalised, third, matched, of_features])
+def test_what_is_differentiated_again_may_overwrite_statistics_and_give_what_its_result_is_computed_from(
+    program: Callable[..., Tensor]
+) -> None:
+    torch.manual_seed(0)
+    models = [critic := Remembering().double(), copy.deepcopy(critic)]
+    for rows in (2, 4, 3):
+        shown = []
+        for model, critic in zip(models, (models[0], minicompile.compile(models[1])), strict=True):
+            x = torch.linspace(-1, 1, 3 * rows).double().view(rows, 3).sin().requires_grad_()
+            model.zero_grad()
+            value = program(critic, x)
+            value.sum().backward()
+            shown.append((value, x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()))
+        torch.testing.assert_close(shown[1], shown[0])
+
+
+def test_gradients_in_batches_of_a_result_that_another_one_is_computed_from() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (h := x.sin()), h * x
+
+    found = []
+    for function in (program, minicompile.compile(program)):
+        x = torch.linspace(-1, 1, 3).requires_grad_()
+        h, y = function(x)
+        found.append(torch.autograd.grad(y, [x, h], torch.eye(3), is_grads_batched=True))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_what_ran_under_autocast_is_differentiated_again_with_its_casts() -> None:
+    torch.manual_seed(0)
+    critic = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    compiled = minicompile.compile(critic)
+    for cast in (True, False):
+        shown = []
+        for function in (critic, compiled):
+            x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                scores = function(x)
+            first, = torch.autograd.grad(scores.float().sum(), x, create_graph=True)
+            first.square().sum().backward()
+            shown.append((first, x.grad))
+        torch.testing.assert_close(shown[1], shown[0], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_that_only_the_graph_records_are_differentiated_again() -> None:
+    @torch.no_grad()
+    def program(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return x.sin() * x
+
+    found = []
+    for function in (program, minicompile.compile(program)):
+        x = torch.ones(3, requires_grad=True)
+        first, = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), x))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_results_computed_from_results_take_one_compiled_backward_unless_somebody_looks_between() -> None:
@@ -1393,3 +1475,18 @@ def test_second_gradients_where_a_function_of_torch_was_replaced(monkeypatch: py
     for expected, actual in ((hessian(critic, x), hessian(minicompile.compile(critic), x)),
                              (third(critic, x), third(minicompile.compile(critic), x))):
         torch.testing.assert_close(actual, expected)
+
+
+def test_hooks_of_a_result_that_is_gone_are_not_passed_by_in_silence() -> None:
+    """Differentiated again, the graph runs on the caller's own result, of which there is none any more."""
+
+    def features(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = x.tanh()
+        return hidden, (hidden * 2).exp()
+
+    x = torch.randn(3, requires_grad=True)
+    hidden, result = minicompile.compile(features)(x)
+    hidden.register_hook(lambda gradient: gradient)
+    del hidden
+    with pytest.raises(DoubleBackward, match="a result with hooks is gone"):
+        torch.autograd.grad(result.sum(), x, create_graph=True)

@@ -108,21 +108,21 @@ def annotate(root: torch.nn.Module, graph: Graph, mode: FakeMode, examples: list
         _Annotator(GraphModule(root, graph)).run(*copies)
 
 
-def run_partitioned_eagerly(partitioned: PartitionedGraph, operations: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+def run_partitioned_eagerly(partitioned: PartitionedGraph, captured: GraphModule) -> Callable[..., tuple[Any, ...]]:
     """The reference executor: both graphs run operator by operator in PyTorch."""
 
     def interpreted(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
         return lambda arguments: tuple(module(*arguments))
 
     graph: Any = CompiledGraph(None, call_plan(partitioned), lambda: partitioned, backward_without, {})  # type: ignore[arg-type]  # never bound
-    return bind(graph.plan, operations, interpreted(partitioned.forward), lambda half: interpreted(graph.module(half)))
+    return bind(graph.plan, captured, interpreted(partitioned.forward), lambda half: interpreted(graph.module(half)))
 
 
 def compile_eagerly(function: Callable[..., Any], *example: Any, config: Config | None = None, **options: Any) -> Any:
     """A callable that runs `function` through the graph stage; its `partitioned` is the stage's product."""
     captured = Captured(function, example, **options)
     partitioned: PartitionedGraph = build_graph(captured.graph, config or Config(verify=True))
-    run = run_partitioned_eagerly(partitioned, captured.graph.module.forward)
+    run = run_partitioned_eagerly(partitioned, captured.graph.module)
 
     def call(*args: Any) -> Any:
         return torch.utils._pytree.tree_unflatten(list(run(*args, *captured.state)), captured.tree)
