@@ -226,7 +226,9 @@ def power(function: Any, base: Any, exponent: Any, **options: Any) -> Any:
         return function(base, exponent, **options)
     dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
     known = torch.ones((), dtype=dtype, device=tensor.device) * number
-    return torch.pow(*((known, tensor) if number is base else (tensor, known))).to(tensor.dtype)
+    if number is base:
+        return torch.pow(known, tensor).to(tensor.dtype).contiguous()  # as eager lays out the powers of a number
+    return torch.pow(tensor, known).to(tensor.dtype)
 
 
 def trace(original: Any, value: Tensor) -> Tensor:

@@ -174,6 +174,8 @@ def lower_vector_norm(
         return builder.like_node(lambda i: cast(magnitude(i).expr, builder.val.dtype))
     if order in (math.inf, -math.inf) and is_empty(value.sizes):
         raise UseExtern("an extreme of nothing")
+    if not isinstance(order, (int, float)):
+        raise UseExtern("a norm whose order varies")
     kind, fold, finish = _norm_parts(order, magnitude)
     folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=keepdim, suffix="fold")
     return builder.like_node(lambda i: cast(finish(Scalar(folded.load(i))).expr, builder.val.dtype))

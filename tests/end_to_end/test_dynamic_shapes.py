@@ -322,6 +322,24 @@ def test_gradients_flow_through_views_of_varying_sizes() -> None:
     assert compiles(compiled) <= 3
 
 
+def test_powers_of_a_number_that_varies_lie_in_memory_as_in_eager() -> None:
+    compiled = minicompile.compile(lambda x, n: n**x, options=STRICT)
+    for number in (0.5, 1.5, 2.5):
+        assert compiled(torch.randn(3, 6).t().requires_grad_(), number).stride() == (3, 1)
+
+
+@pytest.mark.parametrize("program", [lambda x, n: F.normalize(x, n, 0), lambda x, n: torch.linalg.vector_norm(x, n, -1)])
+def test_norms_of_an_order_that_varies(program: Any) -> None:
+    compiled = minicompile.compile(program, options=STRICT)
+    for order in (2, 3, 5, 4):
+        leaf = torch.randn(4, 6, dtype=torch.float64).requires_grad_()
+        twin = leaf.detach().clone().requires_grad_()
+        results = program(leaf, order), compiled(twin, order)
+        close(results[1], results[0])
+        gradients = [torch.autograd.grad(*pair, torch.ones_like(pair[0])) for pair in zip(results, (leaf, twin), strict=True)]
+        close(*gradients)
+
+
 def test_no_more_compiles_than_torch_compile() -> None:
     def forward(x: torch.Tensor, mask: torch.Tensor, n: int) -> torch.Tensor:
         t = x.shape[1]
