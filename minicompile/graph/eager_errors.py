@@ -153,12 +153,14 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict
 
 def is_mixture_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
     """Whether the kernel, asked with one element of each dtype, refuses them or gives another one."""
-    def one_like(value: torch.Tensor) -> torch.Tensor:
-        return torch.zeros([1] * value.dim(), dtype=value.dtype)
+    def one_like(value: Any) -> Any:
+        return torch.zeros([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else 1
 
+    varying = (torch.Tensor, torch.SymInt, torch.SymFloat)
     try:
         with torch_interface.kernels_of_eager():
-            found = func(*torch.utils._pytree.tree_map_only(torch.Tensor, one_like, args), **kwargs)
+            one_args, one_kwargs = torch.utils._pytree.tree_map_only(varying, one_like, (args, kwargs))
+            found = func(*one_args, **one_kwargs)
     except (RuntimeError, IndexError):
         return True
     return (found if isinstance(found, torch.Tensor) else found[0]).dtype != dtype

@@ -146,9 +146,11 @@ def lower_variance(
     mean, squares = (reshaped(part, shape) for part in moments(builder, value, chosen, working_dtype(result)))
     count = product(value.sizes[d] for d in chosen)
     taken = 1 if correction is None else correction
-    divisor: Any = number(count, torch.float64) if count.constant is None else max(count.constant - taken, 0)
-    if count.constant is None and taken:
-        divisor = (Scalar(divisor) - taken).call("maximum", 0).expr
+    if count.constant is not None and isinstance(taken, (int, float)):
+        divisor: Any = max(count.constant - taken, 0)
+    else:
+        divisor = number(count, torch.float64)
+        divisor = (Scalar(divisor) - taken).call("maximum", 0).expr if taken else divisor
 
     def spread(indices: Indices) -> Expr:
         return cast((Scalar(squares.load(indices)) / divisor).expr, result)
