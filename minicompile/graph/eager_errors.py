@@ -25,7 +25,8 @@ FLOATS_ONLY = packets(
     "grid_sampler_2d max_unpool2d max_unpool3d nextafter lerp hypot bernoulli mse_loss smooth_l1_loss huber_loss "
     "native_batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit _native_batch_norm_legit_no_training "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _prelu_kernel")
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _prelu_kernel "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d")
 """Operators without a kernel for results that are whole numbers; pictures of bytes can be resized."""
 NO_TRUTHS = FLOATS_ONLY | packets(
     "abs ceil floor round trunc relu clamp clamp_min clamp_max fmod remainder div addcmul threshold reflection_pad1d "
@@ -158,12 +159,14 @@ def problem_of_dtype(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict
 
 def is_mixture_refused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
     """Whether the kernel, asked with one element of each dtype, refuses them or gives another one."""
-    def one_like(value: torch.Tensor) -> torch.Tensor:
-        return torch.zeros([1] * value.dim(), dtype=value.dtype)
+    def one_like(value: Any) -> Any:
+        return torch.zeros([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else 1
 
+    varying = (torch.Tensor, torch.SymInt, torch.SymFloat)
     try:
         with torch_interface.kernels_of_eager():
-            found = func(*torch.utils._pytree.tree_map_only(torch.Tensor, one_like, args), **kwargs)
+            one_args, one_kwargs = torch.utils._pytree.tree_map_only(varying, one_like, (args, kwargs))
+            found = func(*one_args, **one_kwargs)
     except (RuntimeError, IndexError):
         return True
     return (found if isinstance(found, torch.Tensor) else found[0]).dtype != dtype

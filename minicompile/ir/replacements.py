@@ -206,8 +206,9 @@ def interpolate(
     scale, where a size stays; PyTorch's rules for symbolic sizes do not."""
     with contextlib.nullcontext() if varies(input) else no_python_dispatcher():
         result = F.interpolate(input, size, scale_factor, mode, *how, **named)
-    if input.dtype == torch.uint8 and "nearest" not in mode and varies(result):
-        raise NotImplementedError("bytes are weighed to a size that varies")
+    repeated_bytes = input.dtype == torch.uint8 and "nearest" in mode
+    if not input.dtype.is_floating_point and not repeated_bytes and (varies(input) or varies(result)):
+        raise NotImplementedError("a picture of whole numbers whose size varies")
     if any(surely_equal(size, 0) for size in (*input.shape[1:], *result.shape[1:])):
         raise NotImplementedError("a picture of no size")
     if varies(input) and scale_factor is not None and (mode == "nearest" or mode.endswith("linear")):
@@ -226,7 +227,9 @@ def power(function: Any, base: Any, exponent: Any, **options: Any) -> Any:
         return function(base, exponent, **options)
     dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
     known = torch.ones((), dtype=dtype, device=tensor.device) * number
-    return torch.pow(*((known, tensor) if number is base else (tensor, known))).to(tensor.dtype)
+    if number is base:
+        return torch.pow(known, tensor).to(tensor.dtype).contiguous()  # as eager lays out the powers of a number
+    return torch.pow(tensor, known).to(tensor.dtype)
 
 
 def trace(original: Any, value: Tensor) -> Tensor:

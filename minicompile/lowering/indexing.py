@@ -227,7 +227,7 @@ def lower_index_add(
 
 @lowers("embedding_dense_backward")
 def lower_embedding_backward(
-    builder: GraphBuilder, grad: TensorValue, index: TensorValue, rows: Any, padding: int, by_frequency: bool
+    builder: GraphBuilder, grad: TensorValue, index: TensorValue, rows: Any, padding: Any, by_frequency: bool
 ) -> TensorValue:
     """Gradient rows added up by table row, without the padding row."""
     if by_frequency:
@@ -243,14 +243,16 @@ def lower_embedding_backward(
         return [position(index.load(indices[:-1]), sizes[0]), indices[-1]]
 
     def kept(indices: Indices) -> Expr | None:
-        return None if padding < 0 else Scalar(cast(index.load(indices[:-1]), torch.int64)).differs(padding).expr
+        if isinstance(padding, int) and padding < 0:
+            return None
+        return Scalar(cast(index.load(indices[:-1]), torch.int64)).differs(padding).expr
 
     target = builder.pointwise(sizes, dtype, lambda _: number(0, dtype), suffix="zeros")
     return _written(builder, target, grad.dtype, grad.sizes, grad.load, place, True, kept)
 
 
 def _summed_by_row(
-    builder: GraphBuilder, grad: TensorValue, index: TensorValue, rows: int, padding: int
+    builder: GraphBuilder, grad: TensorValue, index: TensorValue, rows: int, padding: Any
 ) -> TensorValue:
     """For every row of a small table the sum of what names it: additions in memory would wait for each other."""
     dtype = working_dtype(grad.dtype)

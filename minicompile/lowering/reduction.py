@@ -146,9 +146,11 @@ def lower_variance(
     mean, squares = (reshaped(part, shape) for part in moments(builder, value, chosen, working_dtype(result)))
     count = product(value.sizes[d] for d in chosen)
     taken = 1 if correction is None else correction
-    divisor: Any = number(count, torch.float64) if count.constant is None else max(count.constant - taken, 0)
-    if count.constant is None and taken:
-        divisor = (Scalar(divisor) - taken).call("maximum", 0).expr
+    if count.constant is not None and isinstance(taken, (int, float)):
+        divisor: Any = max(count.constant - taken, 0)
+    else:
+        divisor = number(count, torch.float64)
+        divisor = (Scalar(divisor) - taken).call("maximum", 0).expr if taken else divisor
 
     def spread(indices: Indices) -> Expr:
         return cast((Scalar(squares.load(indices)) / divisor).expr, result)
@@ -174,6 +176,8 @@ def lower_vector_norm(
         return builder.like_node(lambda i: cast(magnitude(i).expr, builder.val.dtype))
     if order in (math.inf, -math.inf) and is_empty(value.sizes):
         raise UseExtern("an extreme of nothing")
+    if not isinstance(order, (int, float)):
+        raise UseExtern("a norm whose order varies")
     kind, fold, finish = _norm_parts(order, magnitude)
     folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=keepdim, suffix="fold")
     return builder.like_node(lambda i: cast(finish(Scalar(folded.load(i))).expr, builder.val.dtype))

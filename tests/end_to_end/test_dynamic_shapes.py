@@ -322,6 +322,30 @@ def test_gradients_flow_through_views_of_varying_sizes() -> None:
     assert compiles(compiled) <= 3
 
 
+def test_powers_of_a_number_that_varies_lie_in_memory_as_in_eager() -> None:
+    compiled = minicompile.compile(lambda x, n: n**x, options=STRICT)
+    for number in (0.5, 1.5, 2.5):
+        assert compiled(torch.randn(3, 6).t().requires_grad_(), number).stride() == (3, 1)
+
+
+@pytest.mark.parametrize("program", [
+    lambda x, n: F.normalize(x, n, 0), lambda x, n: torch.linalg.vector_norm(x, n, -1),
+    lambda x, n: x.var(1, correction=n), lambda x, n: torch.std_mean(x, 1, correction=n)[0],
+    lambda x, n: F.embedding(torch.tensor([0, 1, 3, 2, 1]), x, padding_idx=n - 2),
+    lambda x, n: x.index_add(0, torch.tensor([2, 0]), x[:2], alpha=n),
+    lambda x, n: torch.addmm(x[:, :4], x, x.t(), alpha=n, beta=n),
+])
+def test_numbers_that_vary_beside_sizes_that_do_not(program: Any) -> None:
+    compiled = minicompile.compile(program, options=STRICT)
+    for order in (2, 3, 5, 4):
+        leaf = torch.randn(4, 6, dtype=torch.float64).requires_grad_()
+        twin = leaf.detach().clone().requires_grad_()
+        results = program(leaf, order), compiled(twin, order)
+        close(results[1], results[0])
+        gradients = [torch.autograd.grad(*pair, torch.ones_like(pair[0])) for pair in zip(results, (leaf, twin), strict=True)]
+        close(*gradients)
+
+
 def test_no_more_compiles_than_torch_compile() -> None:
     def forward(x: torch.Tensor, mask: torch.Tensor, n: int) -> torch.Tensor:
         t = x.shape[1]

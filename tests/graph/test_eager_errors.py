@@ -88,6 +88,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "probabilities of whole numbers": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 1).long()),
     "logits weighed by truth": lambda x: F.binary_cross_entropy_with_logits(x, x, pos_weight=x > 1),
     "sampled at places of another dtype": lambda x: F.grid_sample(x.view(1, 1, 2, 2), torch.zeros(1, 1, 1, 2).double(), align_corners=False),
+    "mean over windows of whole numbers": lambda x: F.adaptive_avg_pool1d(x[None].long(), 2),
     "robust loss of whole numbers": lambda x: F.huber_loss(x.long(), x),
     "halves averaged in three dims": lambda x: F.avg_pool3d(x.bfloat16().view(1, 1, 2, 2), 1),
     "logarithms of odds in place": lambda x: x.long().logit_(),
@@ -229,6 +230,14 @@ def test_a_chance_that_varies_is_refused_outside_of_0_and_1(drop: Callable[..., 
     for p in (1.5, -0.1):
         with pytest.raises(RuntimeError, match="p"):
             compiled(torch.ones(3), p)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize(("mode", "dtype"), [("nearest", torch.int64), ("linear", torch.int8), ("nearest-exact", torch.bool)])
+def test_pictures_of_whole_numbers_are_refused_at_sizes_that_vary(mode: str, dtype: torch.dtype) -> None:
+    compiled = minicompile.compile(lambda x: F.interpolate(x, size=3, mode=mode), dynamic=True)
+    with pytest.raises(NotImplementedError, match="not implemented for"):
+        compiled(torch.ones(2, 3, 5).to(dtype))
 
 
 def test_what_the_program_had_written_before_an_error_is_written_once() -> None:
