@@ -58,6 +58,7 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "input": lambda x, w: x @ w,
     "weight": lambda x, w: x.t() @ w,
 }
+# Of x, a weight, a bias, a residual and a second weight.
 FOLLOWED: dict[str, Callable[..., torch.Tensor]] = {
     "bias": lambda x, w, b, r, u: F.linear(x, w, b),
     "gelu": lambda x, w, b, r, u: F.gelu(F.linear(x, w, b), approximate="tanh"),

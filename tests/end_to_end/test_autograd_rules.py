@@ -1490,3 +1490,37 @@ def test_hooks_of_a_result_that_is_gone_are_not_passed_by_in_silence() -> None:
     del hidden
     with pytest.raises(DoubleBackward, match="a result with hooks is gone"):
         torch.autograd.grad(result.sum(), x, create_graph=True)
+
+
+def test_a_gradient_penalty_through_batch_norm_at_several_sizes() -> None:
+    """A critic that keeps its features in a list, with statistics that it overwrites, transposed inputs and a number that changes."""
+
+    class Critic(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.norm, self.score = torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)
+            self.kept: list[torch.Tensor] = []
+            self.scale = 1.5
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            features = self.norm(self.hidden(x)).tanh()
+            self.kept.append(features)
+            return self.score(features) * self.scale, features
+
+    def train(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        critic, seen = Critic().double(), []
+        call = minicompile.compile(critic) if compiled else critic
+        for batch, scale in ((4, 1.5), (7, 1.5), (9, 0.5)):
+            critic.scale = scale
+            critic.zero_grad()
+            x = torch.randn(6, batch, dtype=torch.float64).t().detach().requires_grad_()
+            score, features = call(x)
+            (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+            ((slope.norm(dim=1) - 1).square().mean() + features.square().mean()).backward()
+            gradients = (parameter.grad for parameter in critic.parameters() if parameter.grad is not None)
+            seen += [tensor.detach().clone() for tensor in (slope, x.grad, *gradients, *critic.buffers())]
+        return seen + [features.detach() for features in critic.kept]
+
+    for got, want in zip(train(True), train(False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)

@@ -34,6 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 import minicompile
+from minicompile.bench.products import FOLLOWED
 from minicompile.bench.timing import graphed_milliseconds
 from minicompile.graph import linear_cross_entropy as recognition
 from minicompile.kernels import flash_attention as differentiable_attention
@@ -627,15 +628,6 @@ def matmul_graphs() -> None:
         )  # fmt: skip
 
 
-EPILOGUES: dict[str, Callable[..., torch.Tensor]] = {
-    "bias": lambda x, w, u, b, r: functional.linear(x, w, b),
-    "gelu": lambda x, w, u, b, r: functional.gelu(functional.linear(x, w, b), approximate="tanh"),
-    "silu": lambda x, w, u, b, r: functional.silu(functional.linear(x, w)),
-    "residual": lambda x, w, u, b, r: functional.linear(x, w, b) + r,
-    "gated": lambda x, w, u, b, r: functional.silu(functional.linear(x, w)) * functional.linear(x, u),
-}
-
-
 def epilogues() -> None:
     """A product and what follows it, compiled with the vendor's product, with ours, and by the model's choice."""
     shapes = ((2048, 3072, 768), (2048, 768, 3072), (2048, 768, 768), (2048, 4096, 1024), (8192, 4096, 1024),
@@ -644,8 +636,8 @@ def epilogues() -> None:
     half, full = ((torch.bfloat16, shape) for shape in shapes), ((torch.float32, shape) for shape in shapes[:6:2])
     for dtype, (m, n, k) in timely([*half, *full]):
         given = [torch.randn(*size, device="cuda", dtype=dtype) / scale for size, scale in (
-            ((m, k), 1), ((n, k), k**0.5), ((n, k), k**0.5), ((n,), 1), ((m, n), 1))]  # fmt: skip
-        for name, function in EPILOGUES.items():
+            ((m, k), 1), ((n, k), k**0.5), ((n,), 1), ((m, n), 1), ((n, k), k**0.5))]  # fmt: skip
+        for name, function in FOLLOWED.items():
             row: dict[str, Any] = {"dtype": str(dtype)[6:], "shape": (m, n, k), "epilogue": name}
             wanted = function(*(t.double() for t in given)) if m * n * k < 2**35 else None
             for setting in ("aten", "triton", "auto"):
