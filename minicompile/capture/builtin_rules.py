@@ -65,6 +65,7 @@ from minicompile.capture.tracer import Args, Frame, Generator, Keywords, Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     DATES_AND_FRACTIONS,
+    NUMBER_LIMITS,
     NUMPY_NUMBERS,
     PLAIN_ITERATION,
     VALUES,
@@ -739,7 +740,7 @@ def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any
 
 
 special(type.__call__)(lambda tracer, args, kwargs: instance_of(tracer, args[0], args[1:], kwargs))
-NATIVE_CLASSES = frozenset({torch.Size, torch.device, torch.finfo, torch.iinfo, *DATES_AND_FRACTIONS})
+NATIVE_CLASSES = frozenset({torch.Size, torch.device, *NUMBER_LIMITS, *DATES_AND_FRACTIONS})
 
 
 def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:

@@ -145,7 +145,7 @@ class RememberingFakeMode(FakeMode):
         is_view = func is not aten.clone.default
         with torch.inference_mode(tensors[0].is_inference() if is_view else torch.is_inference_mode_enabled()):
             made = [self.again(((v.shape, v.stride(), v.storage_offset(), dtype, *rest), is_view), tensors) for v in values]
-        return made[0] if found is values[0] else type(found)(made)
+        return made[0] if isinstance(found, torch.Tensor) else type(found)(made)
 
     def again(self, part: Any, tensors: list[FakeTensor]) -> FakeTensor:
         """A new fake tensor like a result seen before."""

@@ -34,7 +34,8 @@ BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
 """The kind of graph break that a call into a package is; of a pure one, what is written in Python may run while tracing."""
 INLINED = ("typing.cast", "os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.property.__get__",
            "enum.Enum.name", "enum.Enum.value", "enum.EnumType.__iter__", "enum.EnumType.__reversed__",
-           "logging.Logger.debug", "logging.Logger.info", "logging.Logger.warning")
+           "logging.Logger.debug", "logging.Logger.info", "logging.Logger.warning",
+           "numpy._core.getlimits.iinfo.", "numpy.core.getlimits.iinfo.")
 """The functions of such modules that are traced like any other: they end the graph where they do more than to look."""
 LOOK_OUTSIDE = frozenset("""
     json.dump json.load inspect.currentframe inspect.stack inspect.trace posixpath.abspath posixpath.realpath posixpath.relpath

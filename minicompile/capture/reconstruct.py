@@ -45,6 +45,7 @@ from minicompile.capture.values import (
     CONSTANT_TYPES,
     DATES_AND_FRACTIONS,
     IDENTITY_TYPES,
+    NUMBER_LIMITS,
     PARTS,
     TensorMethod,
     is_outside,
@@ -65,7 +66,7 @@ ITERATORS = (reversed, type(iter([])), type(iter(())), type(iter(range(0))), typ
              type(iter(b"")), type(iter(range(1 << 99))))
 CALENDAR_DATE = type(datetime.date.min.isocalendar())  # which `tuple.__new__` does not make
 DEQUE_ITERATORS = (type(iter(collections.deque())), type(reversed(collections.deque())))
-HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, torch.finfo, torch.iinfo)
+HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, *NUMBER_LIMITS)
 VIEWS = {type(getattr(owner(), view)()): (owner, view) for owner in (dict, ORDERED) for view in ("keys", "values", "items")}
 
 
@@ -317,6 +318,8 @@ def build_function(emitter: Emitter, value: types.FunctionType) -> str:
     maker = emitter.constant(types.FunctionType, "FunctionType")
     closure = f"({emitter.row(value.__closure__)})" if value.__closure__ else "None"
     defaults = emitter.value(value.__defaults__)
+    if id(value) in emitter.memo:  # its closure holds the function itself
+        return emitter.memo[id(value)]
     name = emitter.assign(
         f"{maker}({emitter.constant(value.__code__, 'code')}, {emitter.constant(value.__globals__, 'namespace')}, "
         f"{value.__name__!r}, {defaults}, {closure})", value.__name__)

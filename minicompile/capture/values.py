@@ -39,6 +39,7 @@ from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import TENSOR_METHODS, FakeTensor, is_traceable
 from minicompile.capture.tracer import Tracer
 
+NUMBER_LIMITS = (torch.finfo, torch.iinfo, np.finfo, np.iinfo)  # objects that tell the limits of a dtype
 NUMPY_NUMBERS = frozenset({np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16,
                            np.float32, np.float64, np.bool_})
 SIGNATURES = (inspect.Signature, inspect.Parameter)

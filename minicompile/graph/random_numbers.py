@@ -1,8 +1,8 @@
 """Random operators as pure functions of seeds drawn once per run.
 
 One `minicompile::seeds` node at the head of the graph draws a seed per random operator, a tensor of its own. With
-`Config.fallback_random` eager's operators stay in the graph, and only `in_memory_order` is used. This module must not know
-kernels.
+`Config.fallback_random` eager's operators stay in the graph, but for those that Python cannot name and as `in_memory_order`
+has them. This module must not know kernels.
 """
 
 import functools
@@ -19,6 +19,7 @@ from minicompile.graph.recorder import Recorder
 
 aten = torch.ops.aten
 ours = torch.ops.minicompile
+RANDOM_FROM = getattr(aten.random, "from")  # a word of Python's own
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -55,6 +56,22 @@ class Seeds:
             drawn.args = (len(drawn.meta["val"]),)
 
 
+def eager_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operators that draw eager's own numbers, in the order and under the names that a graph can have."""
+    return {aten.bernoulli.p: in_memory_order, RANDOM_FROM: functools.partial(random_between, aten.randint_like.low_dtype)}
+
+
+def random_between(draw: Callable[..., Any], like: Tensor, low: int, high: int | None = None, **options: Any) -> Any:
+    """`aten.random.from` by a function that draws whole numbers like a tensor; not where eager may refuse the bounds."""
+    if like.dtype in FLOATS:
+        least, most = -int(2 / torch.finfo(like.dtype).eps), int(2 / torch.finfo(like.dtype).eps)
+    elif like.dtype != torch.bool and type(low) is type(high) is int:
+        least, most = torch.iinfo(like.dtype).min, torch.iinfo(like.dtype).max
+    else:
+        return NotImplemented
+    return draw(like, low, high, **options) if high is not None and least <= low < high <= most else NotImplemented
+
+
 def random_decompositions(seeds: Seeds) -> dict[Any, Callable[..., Any]]:
     """Functional forms of eager's random operators, drawing from `seeds`."""
     draws = Draws(seeds)
@@ -65,6 +82,7 @@ def random_decompositions(seeds: Seeds) -> dict[Any, Callable[..., Any]]:
         aten.randn_like.default: functools.partial(draws.like, normal),
         aten.randint.default: functools.partial(draws.randint, 0), aten.randint.low: draws.randint,
         aten.randint_like.default: lambda like, high, **options: draws.randint_like(like, 0, high, **options),
+        RANDOM_FROM: functools.partial(random_between, draws.randint_like),
         aten.randint_like.low_dtype: draws.randint_like, aten.bernoulli.default: draws.bernoulli,
         aten.bernoulli.p: draws.bernoulli_like, aten.bernoulli.Tensor: draws.bernoulli_like,
         aten.native_dropout.default: draws.native_dropout, aten.uniform.default: draws.uniform,

@@ -28,7 +28,7 @@ from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import is_item, is_view, name_of, operand
 from minicompile.graph.patterns import changes_something
-from minicompile.graph.random_numbers import Seeds, in_memory_order, random_decompositions
+from minicompile.graph.random_numbers import Seeds, eager_decompositions, random_decompositions
 from minicompile.graph.recorder import SYMBOLIC_TYPES, Recorder, tensors_of
 from minicompile.graph.writing_operators import call_on_copies, written_arguments
 from minicompile.ir import autocast
@@ -226,7 +226,7 @@ class _Tracer:
         table = decomposition_table()
         self.recorder = Recorder(self.fake_mode, table)
         self.seeds = None if config.fallback_random else Seeds(self.recorder)
-        table.update({torch.ops.aten.bernoulli.p: in_memory_order} if self.seeds is None else random_decompositions(self.seeds))
+        table.update(eager_decompositions() if self.seeds is None else random_decompositions(self.seeds))
         self.origins: dict[int, dict[str, Any]] = {}
         self.recorder.origin_of_backward = self._origin_of_backward
         self.inputs: list[TracedInput] = []

@@ -158,7 +158,7 @@ class HopperRow:
 HOPPER_VERSIONS = ("3.6.",)  # of Triton: those under which the results were checked on a chip
 HOPPER_TABLE: tuple[HopperRow, ...] = (
     HopperRow(64, False, 3, 128, 2, False, 4096, f"{_M} 346 (392) / 449 (424) / 479 (421) / 525 (421)"),
-    HopperRow(128, False, 2, 128, 2, True, 1024, f"{_M} 491 (440) / 532 (461) / 633 (530) / 597 (477)"),
+    HopperRow(128, False, 2, 128, 2, True, 192, f"{_M} 491 (440) / 532 (461) / 633 (530) / 597 (477); 197 keys: 1.1 times"),
     HopperRow(128, True, 2, 128, 2, True, 1024, f"{_M} 364 (340) / 448 (397) / 526 (464) / 586 (480)"),
 )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import re
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import fx, nn
@@ -316,6 +318,22 @@ def test_what_a_program_asks_of_its_surroundings_is_no_break(monkeypatch: pytest
     compiled(torch.ones(3))
     logger.removeHandler(handler)
     assert heard == ["size 3"] and kinds(compiled) == ["input or output"]
+
+
+@torch.jit.script_if_tracing
+def scripted_if_traced(x: torch.Tensor, times: int = 3) -> torch.Tensor:
+    return x * times
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * np.finfo(np.float32).eps + float(np.finfo("float16").max) - np.finfo("f8").eps,
+    lambda x: x * np.iinfo(np.int16).max + np.iinfo("int8").bits,
+    lambda x: scripted_if_traced(x) + scripted_if_traced(x, 4),
+    lambda x: torch.jit._unwrap_optional(x) + torch.fx._symbolic_trace.is_fx_tracing(),
+    lambda x: (x[:0].unbind(0), list(itertools.islice(x[:0], 2)), x + 1),
+], ids=["limits of floats", "limits of integers", "scripted if traced", "asked of torch.fx", "rows of nothing"])
+def test_what_only_looks_like_the_business_of_another_library_is_no_break(function: Any) -> None:
+    assert kinds(same_as_eager(function, torch.arange(3.0))) == []
 
 
 def test_what_makes_or_shows_a_sparse_tensor_is_a_break() -> None:

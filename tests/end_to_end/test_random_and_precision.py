@@ -29,6 +29,7 @@ DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "randn": (lambda x: torch.randn(x.shape), 0.0, 1.0),
     "randn in fp64": (lambda x: torch.randn(x.shape, dtype=torch.float64), 0.0, 1.0),
     "randint": (lambda x: torch.randint(0, 10, x.shape), 4.5, 8.25),
+    "whole numbers in place": (lambda x: torch.empty_like(x).random_(-5, 5), -0.5, 8.25),
     "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), 0.3, 0.21),
     "uniform": (lambda x: torch.empty_like(x).uniform_(-1, 3), 1.0, 16 / 12),
     "normal": (lambda x: torch.empty_like(x).normal_(2, 3), 2.0, 9.0),
@@ -95,6 +96,7 @@ def test_attention_with_dropout() -> None:
     lambda x: F.dropout(x.transpose(0, 1), 0.3), lambda x: F.dropout((x @ x.mT).permute(2, 0, 1), 0.3),
     lambda x: torch.empty_like(x.transpose(0, 1)).bernoulli_(0.3), lambda x: torch.bernoulli(x.transpose(0, 1), 0.3),
     lambda x: torch.empty_like(x.mT).bernoulli_(x.sigmoid().mT), lambda x: x.mT.bernoulli(0.4), lambda x: x[:, ::2].clone().normal_(),
+    lambda x: torch.empty_like(x.mT).random_(-9, 9), lambda x: torch.empty_like(x).random_(2, 50).long(),
     lambda x: torch.distributions.Laplace(x, 1.0, validate_args=False).rsample(),
 ])  # fmt: skip
 def test_eager_s_own_numbers_lie_where_eager_has_them(function: Callable[[Tensor], Tensor]) -> None:

@@ -540,3 +540,27 @@ def lazy_property_with_lock():
         return x * o.v
 
     return f, [call(normal(3)), call(normal(3))], o.__dict__.keys()
+
+
+@program
+def functions_that_know_themselves():
+    kept = []
+
+    def f(x):
+        if kept:
+            own, even, odd = kept.pop()
+            return x, own() is own, own()() is own, even(4), odd.__closure__[0].cell_contents is even
+
+        def own():
+            return own
+
+        def even(n):
+            return n == 0 or odd(n - 1)
+
+        def odd(n):
+            return n != 0 and even(n - 1)
+
+        kept.append((own, even, odd))
+        return x + 1
+
+    return f, [call(count(2)), call(count(2))]
