@@ -514,7 +514,7 @@ def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
     """Whether `value` may become the `.grad` of a tensor from outside."""
     if id(owner) not in tracer.reals or value is None:
         return id(owner) in tracer.reals
-    return isinstance(value, torch_interface.FakeTensor) and value.shape == owner.shape and (
+    return isinstance(value, torch_interface.FakeTensor) and value is not owner and value.shape == owner.shape and (
         value.dtype == owner.dtype and value.device == owner.device and tensor_class(tracer, value) is torch.Tensor)
 
 

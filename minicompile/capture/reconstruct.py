@@ -66,6 +66,9 @@ ITERATORS = (reversed, type(iter([])), type(iter(())), type(iter(range(0))), typ
              type(iter(b"")), type(iter(range(1 << 99))))
 CALENDAR_DATE = type(datetime.date.min.isocalendar())  # which `tuple.__new__` does not make
 DEQUE_ITERATORS = (type(iter(collections.deque())), type(reversed(collections.deque())))
+UNWATCHED = (*IDENTITY_TYPES, types.FunctionType, types.MethodType, enum.Enum, list, tuple, dict, set, frozenset,
+             collections.deque)
+"""Types of which no object ends anything when it dies."""
 HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, *NUMBER_LIMITS)
 VIEWS = {type(getattr(owner(), view)()): (owner, view) for owner in (dict, ORDERED) for view in ("keys", "values", "items")}
 
@@ -223,11 +226,12 @@ class Emitter:
         return type(value) is Holder or any(value is held for held in self.held)
 
     def may_be_watched(self, value: Any) -> bool:
-        """Whether the user could notice that an object is gone: a generator, or of a user's class and weakly referenced."""
+        """Whether the user could notice that an object is gone: a generator, a temporary file, one that is weakly referenced."""
         known = type(value) is Lazy and not is_tensor_text(value) or id(value) in self.memo or is_outside(self.tracer, value)
         real = value.real if type(value) is Lazy else value
-        return known and (isinstance(real, (Generator, types.GeneratorType)) or is_of_users_class(real) and not isinstance(
-            real, (torch.Tensor, torch.nn.Module)))
+        if not known or type(real) in CONSTANT_TYPES or isinstance(real, (torch.Tensor, torch.nn.Module)):
+            return False
+        return is_of_users_class(real) or not isinstance(real, UNWATCHED)
 
     def resumption(self, frame: Frame, index: int, stack: list[Any], pushes: list[str | None], raised: str = "",
                    generator: bool = False, eager: bool = False) -> str:

@@ -7,11 +7,13 @@ import enum
 import functools
 import itertools
 import operator
+import os
 import sys
+import tempfile
 
 import torch
 
-from tests.conformance.catalogue import call, count, normal, program
+from tests.conformance.catalogue import call, count, leaf, normal, program
 
 
 class Flag(enum.Flag):
@@ -269,3 +271,45 @@ def a_name_is_that_of_a_comprehension_and_of_closures():
         return [one() for one, _ in made + later], x * place * early(), inner(x), (lambda: late)()
 
     return twice(outer)
+
+
+@program
+def a_file_that_lives_as_long_as_the_variable_that_nobody_reads_any_more():
+    def outer(x):
+        kept = tempfile.NamedTemporaryFile()
+        name = kept.name
+        print("between")
+        y = x * 2
+        print("exists", os.path.exists(name))
+        return y + 1, os.path.exists(name)
+
+    return twice(outer)
+
+
+@program
+def hooks_of_a_node_that_only_a_variable_holds():
+    log = []
+
+    def outer(x):
+        node = x.view_as(x).grad_fn.next_functions[0][0]
+        node.register_prehook(lambda gradients: log.append("before"))
+        node.register_hook(lambda inputs, gradients: log.append("behind"))
+        (x * 2).sum().backward()
+        return x.grad
+
+    return outer, [call(leaf(2)), call(leaf(3))], log
+
+
+@program
+def gradients_that_a_tensor_refuses():
+    def refused(x, gradient):
+        try:
+            x.grad = gradient
+        except (RuntimeError, TypeError) as error:
+            return x + 1, str(error)
+        return x * 2, x.grad
+
+    def own(x):
+        return refused(x, x), refused(x, torch.ones(2, 2)), refused(x, x.double()), refused(x, 1), refused(x, x.detach() + 1)
+
+    return own, [call(count(2)), call(leaf(3))]
