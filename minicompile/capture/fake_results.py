@@ -27,8 +27,8 @@ MOVES = overloads(
     "view _unsafe_view permute transpose.int t expand unsqueeze squeeze.dim select.int slice.Tensor unbind.int split.Tensor "
     "split_with_sizes clone")
 """Operators that make PyTorch's fake tensors import `torch.distributed.tensor`; some give views that eager refuses."""
-RUNNING_STATISTICS = packets("native_batch_norm cudnn_batch_norm miopen_batch_norm")
-"""Operators that write, in training, what their schemas do not say."""
+RUNNING_STATISTICS = packets("native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm instance_norm")
+"""Operators that write, in training, what their schemas do not say; the last two are met under `inference_mode`."""
 
 MOST_RESULTS = 20_000
 RESULTS: dict[Any, Any] = {}

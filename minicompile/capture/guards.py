@@ -355,14 +355,15 @@ def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
 
 
 class NoOverlap:
-    """Whether no changed tensor shares its storage with another of the tensors, of which it is one.
+    """Whether no changed tensor shares its memory with another of the tensors, of which it is one.
 
     Where the tensors' layouts are guarded (`fixed`), those at the addresses of ones that were apart are apart, and storages
-    need not be looked up.
+    need not be looked up. Parts of one storage that lie apart count as shared where gradients are computed (`tracked`): to
+    autograd, what is written to one of them is a change of the others.
     """
 
-    def __init__(self, fixed: bool) -> None:
-        self._fixed = fixed
+    def __init__(self, fixed: bool, tracked: bool) -> None:
+        self._fixed, self._tracked = fixed, tracked
         self._addresses_of_apart: list[int] = []
 
     def __call__(self, changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
@@ -372,11 +373,28 @@ class NoOverlap:
             return True
         storages = [tensor.untyped_storage()._cdata for tensor in others]
         if len(set(storages)) < len(storages):
-            counts, place = collections.Counter(storages), dict(zip(map(id, others), storages, strict=True))
-            if any(counts[place[id(tensor)]] > 1 for tensor in changed):
+            sharing = collections.defaultdict(list)
+            for tensor, storage in zip(others, storages, strict=True):
+                sharing[storage].append(tensor)
+            if any(self._reaches(tensor, sharing[tensor.untyped_storage()._cdata]) for tensor in changed):
                 return False
         self._addresses_of_apart = addresses
         return True
+
+    def _reaches(self, changed: torch.Tensor, sharing: list[torch.Tensor]) -> bool:
+        """Whether the memory from a tensor's first to its last element holds any of another one."""
+        if self._tracked or len(sharing) == 1:
+            return len(sharing) > 1
+        start, stop = memory_of(changed)
+        spans = map(memory_of, sharing)
+        return sum(start < last and first < stop for first, last in spans) > 1
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses at which a tensor's first element begins and its last one ends."""
+    start = tensor.data_ptr()
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + ((steps + 1) * tensor.element_size() if tensor.numel() else 0)
 
 
 def all_apart(count: int, objects: Sequence[Any]) -> bool:

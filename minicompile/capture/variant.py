@@ -372,7 +372,9 @@ class Assembly:
             return
         inputs = [entry for entry in self.tracer.graph.inputs if isinstance(entry.real, torch.Tensor)]
         layouts = [guard for guard in self.tracer.guards.items if isinstance(guard, TensorGuard)]
-        apart = NoOverlap(fixed=not any(None in guard.sizes or None in guard.strides for guard in layouts))
+        fixed = not any(None in guard.sizes or None in guard.strides for guard in layouts)
+        results = (*self.emitter.outputs, *(entry.value for entry in mutated))
+        apart = NoOverlap(fixed, any(isinstance(value, torch.Tensor) and value.grad_fn is not None for value in results))
         alone = apart([entry.real for entry in mutated], [entry.real for entry in inputs])
         places = {id(entry): f"{{others[{place}]}}" for place, entry in enumerate(inputs)}
         text = f"{{1}}(({', '.join(places[id(entry)] for entry in mutated)},), ({', '.join(places.values())},))"

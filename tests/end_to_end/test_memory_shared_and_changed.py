@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -511,3 +512,40 @@ def test_a_view_whose_shape_is_changed_in_place(function: Callable[..., Any], di
         shown.append((described, places, [result.detach() for result in results], x.detach(), x.grad))
     assert shown[0][:2] == shown[1][:2]
     torch.testing.assert_close(shown[1][2:], shown[0][2:])
+
+
+def caches_of_two_layers(one: torch.Tensor, two: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    one[:, 1] = column
+    two[:, 1] = column * 2
+    return (one * two).sum(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_parts_of_one_storage_that_lie_apart_are_changed_in_a_graph_and_others_by_eager(dynamic: bool) -> None:
+    compiled = minicompile.compile(caches_of_two_layers, dynamic=dynamic)
+
+    parts: list[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = [
+        lambda whole: (whole[0], whole[1]), lambda whole: (whole[2], whole[0]), lambda whole: (whole[1], whole[1:][1]),
+    ]  # fmt: skip
+    for part in parts:
+        ours, theirs = torch.zeros(3, 3, 4), torch.zeros(3, 3, 4)
+        column = torch.randn(3)
+        assert torch.equal(compiled(*part(ours), column), caches_of_two_layers(*part(theirs), column)) and torch.equal(ours, theirs)
+    assert len(compiled.compiler.graphs) == 1 and compiled.stats.fallbacks == 0
+    for offset in (2, 4, 12):  # the first two overlap
+        ours, theirs = torch.zeros(24), torch.zeros(24)
+        one, two = ((flat[:12].view(3, 4), flat[offset : offset + 12].view(3, 4)) for flat in (ours, theirs))
+        with pytest.warns(UserWarning, match="shares memory") if offset == 2 else contextlib.nullcontext():
+            result = compiled(*one, column)
+        assert torch.equal(result, caches_of_two_layers(*two, column)) and torch.equal(ours, theirs)
+    assert len(compiled.compiler.graphs) == 1 and compiled.stats.fallbacks == 1
+
+
+def test_what_is_written_with_a_gradient_into_a_part_is_known_to_the_others() -> None:
+    def function(one: torch.Tensor, two: torch.Tensor, x: torch.Tensor) -> Any:
+        one.mul_(x)
+        return two.requires_grad, two * 2
+
+    for call in (function, minicompile.compile(function)):
+        whole, x = torch.ones(2, 3), torch.ones(3, requires_grad=True)
+        assert call(whole[0], whole[1], x)[0] is True and whole.requires_grad
