@@ -478,3 +478,22 @@ def test_a_transform_that_cannot_be_captured_leaves_gradients_as_they_were() -> 
     expected = curvature(x)
     torch.testing.assert_close(capture(curvature)(x), expected)
     torch.testing.assert_close(curvature(x), expected)
+
+
+@torch.jit.script_if_tracing
+def scripted_for_exporters(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x.sin() + by
+
+
+def test_questions_of_scripts_and_of_the_processor_end_no_graph() -> None:
+    """As torchvision asks before it resizes, suppresses boxes, and as networks of MONAI ask for what they are given."""
+
+    def function(x: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+        if torch.backends.cpu.get_cpu_capability() and torch.jit.isinstance(parts, list[torch.Tensor]):
+            return scripted_for_exporters(x.cos(), 2.0) + parts[0]
+        return x
+
+    compiled = capture(function)
+    x = torch.randn(3)
+    assert equal(compiled(x, [x]), function(x, [x]))
+    assert not compiled.records.graph_breaks and not compiled.records.fallbacks
