@@ -66,10 +66,13 @@ class DynamicPlan:
         self.floats = self.integers = True
 
     def give_up(self, takes_floats: bool) -> str:
-        """Let floats be constants from now on, or integers, or sizes too; gives the kind of number."""
-        kind = "float" if takes_floats else "integer" if self.integers else "size"
+        """Let floats be constants from now on, or integers, or sizes too; gives the kind of number.
+
+        Floats that are computed from sizes stay inputs of a graph until the integers are constants.
+        """
+        kind = "float" if takes_floats and self.floats else "integer" if self.integers else "size"
         self.floats = False
-        self.integers &= takes_floats
+        self.integers &= kind == "float"
         self.policy = False if kind == "size" else self.policy
         return kind
 

@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.ir.fake_mode import storage_key
+from minicompile.ir.operator_names import AUGMENTED
 from minicompile.ir.replacements import get_item
 
-IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"})
+IN_PLACE = AUGMENTED | {"setitem"}
 READ_APART = frozenset(
     "scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_put_ index_reduce_ put_ masked_scatter_".split())
 """Operators that refuse all arguments in the written memory; others refuse those that lie in a part of it."""

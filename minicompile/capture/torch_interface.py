@@ -247,7 +247,7 @@ is_distributed nn.modules.utils._single nn.modules.utils._pair nn.modules.utils.
 is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
 _C._get_function_stack_at _C._len_torch_dispatch_stack cuda.device_count _C._get_privateuse1_backend_name _C._is_tracing
 _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set accelerator.current_accelerator xpu.is_available
-cuda.amp.common.amp_definitely_not_available
+cuda.amp.common.amp_definitely_not_available _C._get_cpu_capability
 """)
 
 # Those whose answer may change between calls, and is no part of `torch_state`.
@@ -382,7 +382,7 @@ RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
           "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.",
           "LRScheduler.__init__.<locals>.", "autocast.", "_CheckpointedFunction.", "_make_checkpoint_wrapper",
-          "_script_if_tracing.<locals>.", "_unwrap_optional", "is_fx_tracing", "is_fx_symbolic_tracing")
+          "_script_if_tracing.", "isinstance", "_unwrap_optional", "is_fx_tracing", "is_fx_symbolic_tracing")
 
 
 OPTIMIZERS = str(Path(torch.optim.__file__).parent)

@@ -24,11 +24,11 @@ from minicompile.graph.operators import operand
 from minicompile.graph.position_masks import FILLS, Band, PositionReader
 from minicompile.graph.torch_interface import surely_equal
 from minicompile.ir.graph import CapturedGraph, PatternRecord
+from minicompile.ir.operator_names import AUGMENTED
 
 PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
 NAMED_OPERANDS = {"input", "other", "condition", "mat2", "batch1", "batch2"}
-AUGMENTED = ("iadd", "imul", "itruediv", "isub")
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
 SAFE_FILL = -1e8
@@ -101,7 +101,7 @@ def read_what_was_written(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         name = target_name(node)
         written = node.args[0] if node.args else None
-        returns_it = name in AUGMENTED or name.endswith("_") and hasattr(torch.Tensor, name)
+        returns_it = name in AUGMENTED or name.endswith("_") and hasattr(torch.Tensor, name) and name != "__setitem__"
         if not changes_something(node) or not returns_it or not isinstance(written, Node):
             continue
         if not isinstance(written.meta.get("example_value"), torch.Tensor):
@@ -126,8 +126,8 @@ def name_of(node: Any) -> str:
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method") or NAMED_OPERANDS & node.kwargs.keys():
         return ""
     name = target_name(node)
-    if name in AUGMENTED:
-        return name[1:]
+    if name.strip("_") in AUGMENTED:
+        return name.strip("_")[1:]
     return name.removesuffix("_") if not name.startswith("_") else name
 
 
@@ -506,7 +506,7 @@ def changes_something(node: Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     in_place = target.endswith("_") and not target.endswith("__") and target not in ("and_", "or_", "not_")
-    return in_place or target in ("setitem", *AUGMENTED, *MODES) or "out" in node.kwargs
+    return in_place or target.strip("_") in ("setitem", *AUGMENTED) or target in MODES or "out" in node.kwargs
 
 
 def argument(node: Node, position: int, name: str, default: Any) -> Any:

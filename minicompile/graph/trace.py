@@ -137,7 +137,8 @@ def written_by(node: Node) -> list[Any]:
         return [node.args[1 + place] for place in target.dirty]
     if not node.args or not (changes_something(node) or is_told_to_write(node)):
         return []
-    return list(node.args[0]) if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+    written = node.kwargs.get("out", node.args[0])
+    return list(written) if isinstance(written, (list, tuple)) else [written]
 
 
 def is_told_to_write(node: Node) -> bool:
@@ -316,7 +317,8 @@ class _Tracer:
             else:
                 self._start(node)
                 given = [environment[used] for used in node.all_input_nodes]
-                before, windows = layouts(given), self._windows(given)
+                before = layouts(given)
+                windows = self._windows([environment[used] for used in written_by(node) if isinstance(used, Node)])
                 environment[node] = self._execute(node, environment)
                 if operator_name(node) in CHANGES_STRIDES:
                     environment = {n: environment[node] if value is given[0] else value for n, value in environment.items()}

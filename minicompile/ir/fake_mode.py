@@ -47,6 +47,7 @@ FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
 
 ON_CPU: dict[Any, Callable[..., torch.memory_format | None]] = {
     aten.log_sigmoid_forward.default: lambda _: torch.contiguous_format,
+    aten.native_group_norm.default: lambda value, *_: suggest_memory_format(value),
     aten.max_unpool2d.default: lambda value, *_: suggest_memory_format(value) if value.dim() == 4 else None,
     **dict.fromkeys((aten.channel_shuffle.default, aten.replication_pad3d.default, aten.reflection_pad3d.default),
                     lambda value, _: suggest_memory_format(value)),

@@ -4,6 +4,9 @@ from typing import Any
 
 import torch
 
+AUGMENTED = frozenset("iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split())
+"""What `x += y` and its kin call: the function of `operator`, or with two underscores at each end the method."""
+
 
 def overload(name: str) -> Any | None:
     """The overload called `add.Tensor` (of ATen), `add` (the default one) or `minicompile.seeds.default`, if there is one."""

@@ -320,18 +320,12 @@ def test_what_a_program_asks_of_its_surroundings_is_no_break(monkeypatch: pytest
     assert heard == ["size 3"] and kinds(compiled) == ["input or output"]
 
 
-@torch.jit.script_if_tracing
-def scripted_if_traced(x: torch.Tensor, times: int = 3) -> torch.Tensor:
-    return x * times
-
-
 @pytest.mark.parametrize("function", [
     lambda x: x * np.finfo(np.float32).eps + float(np.finfo("float16").max) - np.finfo("f8").eps,
     lambda x: x * np.iinfo(np.int16).max + np.iinfo("int8").bits,
-    lambda x: scripted_if_traced(x) + scripted_if_traced(x, 4),
     lambda x: torch.jit._unwrap_optional(x) + torch.fx._symbolic_trace.is_fx_tracing(),
     lambda x: (x[:0].unbind(0), list(itertools.islice(x[:0], 2)), x + 1),
-], ids=["limits of floats", "limits of integers", "scripted if traced", "asked of torch.fx", "rows of nothing"])
+], ids=["limits of floats", "limits of integers", "asked of torch.fx", "rows of nothing"])
 def test_what_only_looks_like_the_business_of_another_library_is_no_break(function: Any) -> None:
     assert kinds(same_as_eager(function, torch.arange(3.0))) == []
 
@@ -496,3 +490,22 @@ def test_a_transform_that_cannot_be_captured_leaves_gradients_as_they_were() -> 
     expected = curvature(x)
     torch.testing.assert_close(capture(curvature)(x), expected)
     torch.testing.assert_close(curvature(x), expected)
+
+
+@torch.jit.script_if_tracing
+def scripted_for_exporters(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x.sin() + by
+
+
+def test_questions_of_scripts_and_of_the_processor_end_no_graph() -> None:
+    """As torchvision asks before it resizes, suppresses boxes, and as networks of MONAI ask for what they are given."""
+
+    def function(x: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+        if torch.backends.cpu.get_cpu_capability() and torch.jit.isinstance(parts, list[torch.Tensor]):
+            return scripted_for_exporters(x.cos(), 2.0) + parts[0]
+        return x
+
+    compiled = capture(function)
+    x = torch.randn(3)
+    assert equal(compiled(x, [x]), function(x, [x]))
+    assert not compiled.records.graph_breaks and not compiled.records.fallbacks

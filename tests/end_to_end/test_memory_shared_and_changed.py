@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import minicompile
-from tests.differential import leaves
+from tests.differential import check, leaves
 
 STATE: dict[str, Any] = {"scale": 1.0, "seen": []}
 
@@ -185,6 +186,17 @@ WINDOWS: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x[:1].expand(5, 5).diagonal().mul_(2), lambda x: x.as_strided((2, 3), (1, 1)).select(0, 1).mul_(2),
     lambda x: x.detach().expand(2, 3, 5)[0].add_(1), lambda x: (x.unfold(1, 2, 2), x.add_(1))[0].sum(),
 ]  # fmt: skip
+
+
+def test_a_window_is_read_while_another_part_of_its_memory_is_written() -> None:
+    """As torchvision fills what a turned image leaves empty: the last channel tells where that is."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        image, mask = torch.tensor_split(x.sin(), (-1,), dim=-3)
+        mask = mask.expand_as(image)
+        return image.sub_(0.5).mul_(mask).add_(0.5) + mask
+
+    check(function, torch.randn(2, 4, 3, 3), compile=functools.partial(minicompile.compile, options={"suppress_errors": False}))
 
 
 @pytest.mark.filterwarnings("ignore:minicompile runs")

@@ -116,3 +116,17 @@ def test_gradients_with_varying_floats(name: str) -> None:
         loss(theirs, i, number).backward()
         torch.testing.assert_close(mine.grad, theirs.grad)
     assert compiled.stats.fallbacks == 0
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_a_graph_that_does_not_compile_is_given_up_though_it_takes_a_float_computed_from_a_size() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y.unfold(1, 2, 2).mul_(2)  # left to eager
+        return y * (x.shape[0] / 2)
+
+    compiled = minicompile.compile(function)
+    for rows in (4, 5, 6):
+        x = torch.randn(rows, 6)
+        assert torch.equal(compiled(x), function(x))
+    assert len(compiled.recompiles) == 2

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -426,6 +427,22 @@ def test_a_bias_that_is_always_chosen_is_given_as_it_is(choose: Callable[..., to
     assert how_found(graph, inputs) == (CAUSAL if batch < 0 else MASK)
     (mask,) = [node.args[3] for node in graph.partitioned.forward.graph.nodes if "minicompile.attention" in str(node.target)]
     assert mask.meta["val"].shape[0] == abs(batch)
+
+
+@pytest.mark.parametrize("write", [
+    lambda mask: operator.ior(mask, torch.arange(T) < 3), lambda mask: operator.ixor(mask[2:, :1], True),
+    lambda mask: mask.__ior__(torch.arange(T) < 3), lambda mask: mask.__setitem__(0, True),
+])  # fmt: skip
+def test_a_causal_mask_that_is_written_by_an_operator_is_causal_no_more(write: Callable[[torch.Tensor], Any]) -> None:
+    """As a prefix is let in: `mask |= prefix`."""
+
+    def function(q: torch.Tensor) -> Any:
+        mask = tril(q)
+        write(mask)
+        return F.scaled_dot_product_attention(q, q, q, mask), attend(scores(q, q).masked_fill(~mask, INF), q)
+
+    q = torch.randn(2, 3, T, D)
+    torch.testing.assert_close(minicompile.compile(function, options={"suppress_errors": False})(q), function(q))
 
 
 def test_a_bias_chosen_before_it_is_written_is_used_as_it_was() -> None:

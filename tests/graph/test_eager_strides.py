@@ -52,6 +52,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (lambda x: torch.nn.functional.batch_norm(x, None, None, training=True), reversed_in_memory),
     (lambda x: torch.nn.functional.batch_norm(x, None, None, training=True), images),
     (lambda x: torch.nn.functional.batch_norm(x[:, :, None], torch.zeros(4), torch.ones(4)), images),
+    (lambda x: torch.nn.functional.group_norm(x, 2, torch.ones(4), torch.zeros(4)) * 2, images),
     (lambda x: torch.nn.functional.interpolate(x, scale_factor=2), reversed_in_memory),
     (lambda x: torch.cat([x, x + 1], 1)[:, 4:], images),
     (lambda x: torch.cat([x, x + 1], -1)[..., 3:].transpose(0, 1), strided),
