@@ -406,13 +406,14 @@ class Assembly:
             if shadow.absent and not shadow.structure_guarded:
                 self.guard_absence(shadow.source, shadow.absent, "`{0}` has no")
 
-    def guard_absence(self, source: Source, names: set[Any], words: str) -> None:
-        """Guard that a table has none of the names, in the form that is cheapest to test."""
-        shown = f"{words} {', '.join(sorted(map(str, names)))}"
+    def guard_absence(self, source: Source, absent: set[Any], words: str) -> None:
+        """Guard that a table has none of the names, in the form that is cheapest to test, the same in every process."""
+        names = sorted(absent, key=str)
+        shown = f"{words} {', '.join(map(str, names))}"
         if len(names) <= 5:
             text, constants = " and ".join(f"{{{place}}} not in {{0}}" for place in range(1, len(names) + 1)), tuple(names)
         else:
-            text, constants = "(not {0} or {0}.keys().isdisjoint({1}))", (frozenset(names),)
+            text, constants = "(not {0} or {0}.keys().isdisjoint({1}))", (frozenset(absent),)
         self.tracer.guards.test(source, text, constants, shown, "absent")
 
     def add_library_guards(self) -> None:

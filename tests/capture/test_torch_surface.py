@@ -509,3 +509,10 @@ def test_questions_of_scripts_and_of_the_processor_end_no_graph() -> None:
     x = torch.randn(3)
     assert equal(compiled(x, [x]), function(x, [x]))
     assert not compiled.records.graph_breaks and not compiled.records.fallbacks
+
+
+def test_names_that_are_absent_are_guarded_in_the_same_order_in_every_process() -> None:
+    compiled = capture(lambda x: x.tanh().pow(2).neg().abs().mean())
+    compiled(torch.randn(3))
+    names = re.findall(r"'(\w+)' not in tensor", compiled.records.sources[0])
+    assert names == ["abs", "mean", "neg", "pow", "tanh"]
