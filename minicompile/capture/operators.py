@@ -96,7 +96,7 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         if name == "mod":
             check_printable(tracer, right)
         right = spelled_out(right)
-    if isinstance(left, FakeTensor) and overrides_torch(right):
+    if isinstance(left, FakeTensor) and hasattr(type(right), "__torch_function__"):
         return tracer.operation("call_function", function, (left, right))
     result = user_binary(tracer, name, left, right, in_place)
     if result is not NotImplemented:

@@ -74,6 +74,18 @@ def test_a_tensors_operator_asks_the_class_and_not_the_reflected_method():
     assert not same_as_eager(f, X).records.fallbacks
 
 
+@pytest.mark.filterwarnings("ignore:Defining your")
+def test_a_class_with_a_plain_method_is_asked_by_eager():
+    class Plain:
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return "asked the object as PyTorch does"
+
+        __rmul__ = Seen.__radd__
+
+    compiled = same_as_eager(lambda x: (x * Plain(), torch.mul(x, Plain())), X)
+    assert {found.kind for found in compiled.records.graph_breaks} == {"unsupported argument"}
+
+
 @pytest.mark.parametrize("call", [
     lambda seen, x: torch.cat([x, seen], dim=1),
     lambda seen, x: functional.softmax(seen, dim=1),
