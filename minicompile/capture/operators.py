@@ -27,7 +27,7 @@ from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed
 from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
 from minicompile.capture.texts import check_printable
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Tracer, overrides_torch
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     VALUES,
@@ -96,9 +96,13 @@ def binary(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         if name == "mod":
             check_printable(tracer, right)
         right = spelled_out(right)
+    if isinstance(left, FakeTensor) and hasattr(type(right), "__torch_function__"):
+        return tracer.operation("call_function", function, (left, right))
     result = user_binary(tracer, name, left, right, in_place)
     if result is not NotImplemented:
         return result
+    if overrides_torch(left) and isinstance(right, FakeTensor):
+        return tracer.operation("call_function", function, (left, right))
     for value in (left, right):
         force(tracer, value, False)
         if not is_native(value) and not isinstance(value, (FakeTensor, type, types.GenericAlias, types.UnionType, *VALUES)):
@@ -211,6 +215,8 @@ def compare(tracer: Tracer, symbol: str, left: Any, right: Any) -> Any:
         other = right if isinstance(left, FakeTensor) else left
         if other is None or isinstance(other, (str, type)):
             return run_native(tracer, function, (None, 0) if symbol in ("==", "!=") else (left, right), {})
+        if overrides_torch(left):
+            raise Break("unsupported argument", f"`{symbol}` of an object that overrides torch functions")
         return tracer.operation("call_function", function, (left, right))
     if type(left) in COMPARABLE and type(right) in COMPARABLE:
         return run_native(tracer, function, (left, right), {})

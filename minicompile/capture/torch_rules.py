@@ -8,6 +8,7 @@ import contextvars
 import functools
 import inspect
 import operator
+import warnings
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ def rule_decorated(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def checkpointed(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, settings: Keywords) -> Any:
     """The result of `function(*args, **kwargs)`, its nodes marked."""
-    reentrant = settings["use_reentrant"]
+    given = settings["use_reentrant"]
+    reentrant = True if given is None else given
     plain = all(settings[name] is CHECKPOINT_OPTIONS[name] for name in settings if name not in FOLLOWED_OPTIONS)
     if type(reentrant) is not bool or not plain or (reentrant and (kwargs or not some_input_needs_grad(tracer, args))):
         raise Break("checkpoint", "`checkpoint` is called in a way that warns, raises or has contexts of its own")
@@ -73,7 +75,20 @@ def checkpointed(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, se
             raise Break("checkpoint", "the checkpointed function has side effects, which happen again in the backward")
         if reentrant:
             check_reentrant_result(result)
+    if given is None:
+        warn_of_the_default_kind()
     return result
+
+
+def warn_of_the_default_kind() -> None:
+    """Warn in PyTorch's words that `use_reentrant` should be given."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            CHECKPOINT(lambda: None)
+        warnings.warn(caught[0].message)
+    except Exception:  # the warning, where the user's filters make an error of it
+        raise Break("checkpoint", "`checkpoint` raises where `use_reentrant` is not given") from None
 
 
 @special(PRIORITY.set)

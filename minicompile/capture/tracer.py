@@ -119,12 +119,22 @@ class Rules:
     Attributes:
         handlers: what each opcode does, by name.
         wrap: the stand-in for a value from outside; call: the value of a call; make: an instance of a class.
+        call_overridden: what classes that override torch functions make of an operation.
     """
 
     handlers: dict[str, Handler]
     wrap: Callable[[Tracer, Any, Source], Any]
     call: Callable[[Tracer, Any, tuple[Any, ...], dict[str, Any]], Any]
     make: Callable[[Tracer, type, tuple[Any, ...], dict[str, Any]], Any]
+    call_overridden: Callable[[Tracer, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def overrides_torch(value: Any) -> bool:
+    """Whether an object is no tensor and its class overrides torch functions, or a list or tuple holds one."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return any(map(overrides_torch, value))
+    return type(getattr(kind, "__torch_function__", None)) is types.MethodType
 
 
 class Generator:
@@ -387,7 +397,9 @@ class Tracer:
     # Running.
 
     def operation(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Record a torch operation."""
+        """Record a torch operation, or leave it to the class of an argument that overrides it."""
+        if any(map(overrides_torch, (*args, *(kwargs or {}).values()))):
+            return self.rules.call_overridden(self, target, args, kwargs or {})
         place = self.location(self.module_path())
         if self.floats:
             record = functools.partial(self.graph.call, op, target, location=place)

@@ -29,6 +29,7 @@ from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap,
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
+from minicompile.capture.overrides import call_overridden
 from minicompile.capture.picks import check_picks
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
@@ -45,7 +46,7 @@ MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 8
 PARTS_WAYS = frozenset({"branch on a tensor", "operation failed"})
 """Breaks after which what a program makes for compilers alone (a mask where eager needs none) may not fit what follows."""
-RULES = Rules(HANDLERS, wrap, call, call_class)
+RULES = Rules(HANDLERS, wrap, call, call_class, call_overridden)
 assert copying and custom_function and kernel_launch and opcodes_calls and transforms  # imported for the rules that they register
 
 

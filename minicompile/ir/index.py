@@ -317,13 +317,23 @@ def is_nonnegative(index: Index) -> bool:
 
 
 def _with_minimum_symbols(index: Index) -> int:
-    """A lower bound in integers: positive terms with symbols at their minimum; any negative one gives up."""
+    """A lower bound in integers: positive terms with symbols at their minimum; a negative one gives up."""
     value = 0
     for monomial, coefficient in index.terms:
         if monomial and coefficient < 0:
             return -1
-        value += coefficient * math.prod(a.minimum if isinstance(a, Symbol) else 0 for a in monomial)
+        value += coefficient * math.prod(map(_least_value, monomial))
     return value
+
+
+def _least_value(atom: Atom) -> int:
+    """The least value of a factor that is known not to be negative, as far as its symbols tell."""
+    match atom:
+        case Symbol():
+            return atom.minimum
+        case FloorDiv() if (divisor := atom.divisor.constant) is not None:
+            return max(_with_minimum_symbols(atom.numerator), 0) // divisor
+    return 0
 
 
 @functools.lru_cache(maxsize=1 << 16)

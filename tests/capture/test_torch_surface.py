@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,26 @@ def test_a_checkpointed_region_saves_only_its_input() -> None:
         return sum(one.num_bytes for one in graph.partitioned.saved_tensors)
 
     assert saved(checkpointed) <= 16 * 8 * 4 * 2 < saved(plain)
+
+
+def test_a_checkpoint_that_names_no_kind_warns_and_is_captured() -> None:
+    layer = nn.Linear(3, 3)
+
+    def checkpointed(x):
+        return checkpoint(lambda inner: layer(inner).sin(), x) + 1
+
+    x = torch.ones(2, 3, requires_grad=True)
+    with pytest.warns(UserWarning, match="use_reentrant"):
+        expected = checkpointed(x)
+    compiled = capture(checkpointed)
+    with pytest.warns(UserWarning, match="use_reentrant"):
+        assert equal(compiled(x), expected) and not kinds(compiled)
+    refused = capture(checkpointed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="use_reentrant"):
+            refused(x)
+    assert kinds(refused) == ["checkpoint"]
 
 
 @pytest.mark.parametrize("make", [

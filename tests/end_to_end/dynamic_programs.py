@@ -533,3 +533,9 @@ def windows_by_number(x, n):
 def transposed_and_written(x, y):
     x[y > 0.5] = 0.25
     return x.mul_(2).sum(1)
+
+
+@program(((13,), (17,), (6,), (22,)), lambda t: (floats(t),))
+def divided_by_a_number_of_windows(x):
+    n = x.shape[0] - 1
+    return x[: n // (n // 4)] * 2

@@ -29,7 +29,7 @@ POINTS = [dict(zip(AXES, values)) for values in itertools.product(range(3), rang
 
 N, M = Symbol("n", 8, 2), Symbol("m", 5, 0)
 SIZES = (as_index(N), as_index(N) * 2, as_index(M) + 1, as_index(N) * as_index(M) + as_index(N),
-         2 * as_index(N) + 3 * as_index(M))
+         2 * as_index(N) + 3 * as_index(M), as_index(3))
 SIZED = (Axis("i", as_index(N)), Axis("j", as_index(M) + 1), Axis("k", 3))
 PLACES = [{N: n, M: m, SIZED[0]: i, SIZED[1]: j, SIZED[2]: k} for n, m in ((2, 0), (3, 4), (5, 1), (7, 2))
           for i, j, k in itertools.product({0, 1, n - 1}, {0, m}, (0, 2))]  # fmt: skip
@@ -99,6 +99,12 @@ def test_a_place_before_the_end_of_a_row_is_in_that_row():
     row, n = as_index(SIZED[0]), as_index(N)
     assert (n * row + n - 1) // n is row and (n * row + n - 1) % n is n - 1
     assert not is_nonnegative(as_index(-3) // n) and not is_nonnegative(row * (as_index(-3) // n))
+
+
+def test_the_least_value_of_a_quotient_follows_from_that_of_its_size():
+    n = as_index(N)
+    assert is_nonnegative((n + 2) // 4 - 1) and is_nonnegative(n * ((n + 4) // 3) - 4)
+    assert not is_nonnegative((n + 1) // 4 - 1) and not is_nonnegative((n - 3) // 4)
 
 
 def test_bounds_of_products_of_negative_quotients():
