@@ -15,7 +15,7 @@ Works with Triton 3.6 to 3.9; every use of a private interface of Triton's inter
 * bfloat16 is kept as `uint16` bits. Triton casts to it by truncation, multiplies the *bits* in `tl.dot` and in
   arithmetic; here casts round to nearest even, and dot products and elementwise operations go through float32. Still
   wrong: `tl.sum` and `tl.cumsum` of bfloat16 (cast to float32 first, as every kernel should).
-* fp16, bf16 and int8 `tl.dot` go to BLAS in a wide type; `input_precision` is ignored (always fp32).
+* `tl.dot` goes to BLAS, fp16 and bf16 in fp32, all else in fp64; `input_precision` is ignored.
 * The checks "a power of two" and "at most 2**20 elements" are lifted: a tile may be as large as the problem, which is
   what makes the interpreter as fast as NumPy. One program over everything; never a grid of thousands.
 * `triton.language.extra.libdevice` functions are empty stubs; those that kernels use get NumPy bodies, as does `tl.erf`.
@@ -254,7 +254,8 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
         return result if result.data.dtype != np.float32 else handle_type(_to_bfloat16(result.data), tl.bfloat16)
 
     def dot(a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
-        wide = np.float64 if accumulator.data.dtype in (np.int32, np.float64) else np.float32
+        is_short = a.data.dtype.itemsize == 2 and accumulator.data.dtype == np.float32
+        wide = np.float32 if is_short else np.float64  # in fp32 the processor would decide in which order sums are rounded
         product = np.matmul(_widen(a).astype(wide, copy=False), _widen(b).astype(wide, copy=False))
         exact = product.astype(np.int64) if accumulator.data.dtype == np.int32 else product
         return handle_type(exact.astype(accumulator.data.dtype, copy=False) + accumulator.data, accumulator.dtype.scalar)
