@@ -1,6 +1,7 @@
 """Gradients that are differentiated again, or come in batches: what was captured runs once more, under autograd.
 
-A compiled backward has no derivative, and kernels take no batches. This module must not keep inputs alive or compile anything.
+A compiled backward has no derivative, and kernels take no batches. This module must not compile anything, nor keep inputs alive,
+but for small ones that were computed: nobody else may hold what one part of a function hands to the next behind a graph break.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minicompile.errors import MinicompileError
 from minicompile.ir import autocast
 from minicompile.ir.graph import FreshOutput
-from minicompile.runtime.call_plan import CallPlan
+from minicompile.runtime.call_plan import LARGEST_COPY, CallPlan
 
 VERSION = operator.attrgetter("_version")
 
@@ -31,7 +32,7 @@ class Noticed(NamedTuple):
     """What is known of the inputs of a call, without keeping them.
 
     Attributes:
-        tensors: weak references to the tensors that the graph does not change.
+        tensors: what gives the tensors that the graph does not change: weak references, mostly.
         versions: the sum of their versions.
         written: what gives a value of each input that the graph changes: as it was before, if that is read.
         sizes: the numbers among the inputs.
@@ -49,6 +50,11 @@ class DoubleBackward(MinicompileError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"a compiled function cannot be differentiated twice, or by batches, where {reason}; call it uncompiled "
                          "(minicompile.disable) where create_graph=True or is_grads_batched=True is needed")  # fmt: skip
+
+
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, as a weak reference to it gives it."""
+    return tensor
 
 
 def is_batch(gradient: torch.Tensor | None) -> bool:
@@ -76,6 +82,7 @@ class Rerun:
         self._read = plan.read_and_written or ()
         self._sizes = [i for i, kind in enumerate(plan.input_kinds) if kind == "size"]
         self._tensors = [i for i, kind in enumerate(plan.input_kinds) if kind != "size" and i not in self._written]
+        self._maybe_computed = [place for place, i in enumerate(self._tensors) if plan.input_kinds[i] == "tensor"]
 
     def before(self, inputs: Sequence[Any]) -> list[Callable[[], Any]]:
         """What will give a value of each input that the graph is about to change: as it is now, if gradients depend on it."""
@@ -91,7 +98,11 @@ class Rerun:
             versions = sum(map(VERSION, tensors))
         except RuntimeError:  # inference tensors count no writes
             return None
-        return Noticed([*map(weakref.ref, tensors)], versions, written, [inputs[i] for i in self._sizes])
+        references: list[Any] = [*map(weakref.ref, tensors)]
+        for place in self._maybe_computed:
+            if tensors[place].grad_fn is not None and tensors[place].numel() <= LARGEST_COPY:
+                references[place] = functools.partial(itself, tensors[place])
+        return Noticed(references, versions, written, [inputs[i] for i in self._sizes])
 
     def gradients(self, noticed: Noticed | None, grads: Mapping[int, Any], sources: Mapping[int, Source]) -> tuple[Any, ...]:
         """Gradients of the differentiable inputs that have a history, from those that came in by forward output.
