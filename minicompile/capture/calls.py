@@ -397,7 +397,8 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
     guard_tensor_method(tracer, name)
     if name in torch_interface.TENSOR_QUERY_METHODS:
         return run_native(tracer, getattr(tensor, name), args, kwargs)
-    if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)):
+    if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)) and (
+            not tracer.graph.is_transformed()):  # which refuse it
         return tensor
     if name == "detach_" and not (args or kwargs or tensor.requires_grad or tensor._is_view() or id(tensor) in tracer.sources):
         return tensor

@@ -18,7 +18,7 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.source import PLAIN_VALUE, Source, identifier, plain_value
 from minicompile.capture.symbolic_size import concrete, is_symbolic
-from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, new_fake_mode
+from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, forget_frames, new_fake_mode
 from minicompile.errors import Location
 from minicompile.ir.fake_mode import python_dispatcher, storage_key
 from minicompile.ir.float_input import Hints
@@ -258,6 +258,7 @@ class OutputGraph:
             kind = "data-dependent shape" if shape_like else "tensor value"
             raise Break(kind, f"`{name}` depends on the values of a tensor") from None
         except Exception as error:  # operators raise errors of all kinds; eager will raise it to the user
+            forget_frames(error)
             text = str(error).strip().split("\n")[0][:200]
             raise Break("operation failed", f"`{name}`: {type(error).__name__}: {text}") from None
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -201,11 +202,31 @@ def compiling(flag: bool = True) -> Iterator[None]:
         torch.compiler._is_compiling_flag, FAKE_TENSOR_LOG.disabled = before
 
 
-def dispatcher_kept() -> contextlib.AbstractContextManager[Any]:
-    """The dispatcher is left as it is found: a transform of `torch.func` that fails inside of PyTorch may leave it without
-    gradients, for whatever this thread runs afterwards."""
+def dispatcher_as_it_is() -> contextlib.AbstractContextManager[Any]:
+    """In the end the dispatcher is what it was in the beginning."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return torch._C._ForceDispatchKeyGuard(included, excluded)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what the frames of an error hold: guards of PyTorch's, which set the dispatcher back when they die."""
+    found: BaseException | None = error
+    with dispatcher_as_it_is():
+        while found is not None:
+            traceback.clear_frames(found.__traceback__)
+            found = found.__context__
+
+
+@contextlib.contextmanager
+def dispatcher_kept() -> Iterator[None]:
+    """The dispatcher is left as it is found: a transform of `torch.func` that fails inside of PyTorch may leave it without
+    gradients, for whatever this thread runs afterwards."""
+    with dispatcher_as_it_is():
+        try:
+            yield
+        except Exception as error:
+            forget_frames(error)
+            raise
 
 
 def is_traceable(tensor: torch.Tensor) -> str | None:

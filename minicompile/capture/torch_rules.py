@@ -292,13 +292,14 @@ for maker in (torch.tensor, torch.as_tensor):
 
 @special(torch.compiler.is_compiling)
 def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """What the attempt says, but to optimizers, which compute their numbers as in eager, and to a module with hooks that are
-    called after an error too: its way for compilers leaves them out.
+    """What the attempt says, but to optimizers, which compute their numbers as in eager, to transforms of `torch.func`, which
+    name what they make as in eager, and to a module with hooks that are called after an error too: its way for compilers
+    leaves them out.
 
     A `TransformerEncoder` asks before it leaves out padding, which its way for compilers computes.
     """
     frame = tracer.frames[-1]
-    if is_of_optimizers(frame.code):
+    if is_of_optimizers(frame.code) or frame.globals.get("__name__") == "torch._functorch.apis":
         return False
     calls_module = frame.code is torch.nn.Module._call_impl.__code__
     always_called = torch.nn.modules.module._global_forward_hooks_always_called

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import os
@@ -511,6 +512,24 @@ def test_a_transform_that_cannot_be_captured_leaves_gradients_as_they_were() -> 
     expected = curvature(x)
     torch.testing.assert_close(capture(curvature)(x), expected)
     torch.testing.assert_close(curvature(x), expected)
+
+
+def test_a_transform_that_pytorch_fails_to_compute_on_fake_tensors_changes_nothing_for_what_follows() -> None:
+    """The error shows tensors, which fails as well, and leaves a guard in the frame that was to show them."""
+
+    def distance(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (x - (a @ x.T).T).square().sum()
+
+    def curvatures(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(torch.func.hessian(distance))(a, x)
+
+    def dispatcher() -> tuple[Any, ...]:
+        return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+    before, (a, x) = dispatcher(), (torch.randn(4, 2, 2), torch.randn(4, 5, 2))
+    torch.testing.assert_close(capture(curvatures)(a, x), curvatures(a, x))
+    gc.collect()
+    assert dispatcher() == before and torch.ones(2, requires_grad=True).sum().requires_grad
 
 
 @torch.jit.script_if_tracing

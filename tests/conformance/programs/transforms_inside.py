@@ -419,3 +419,39 @@ def pulled_back_under_inference_mode():
         return value, pull(v)
 
     return f, [under(torch.inference_mode, count(3), normal(3)), call(count(4), normal(4)), under(torch.inference_mode, count(4), normal(4))]
+
+
+@program
+def names_of_transformed_functions_behind_a_break():
+    def energy(x):
+        """Of a state."""
+        return x.sin().sum()
+
+    def f(x):
+        made = grad(energy), vmap(energy), jacrev(energy)
+        print("between")
+        return [(one.__name__, one.__doc__, one.__wrapped__ is energy) for one in made], made[0](x)
+
+    return f, [call(normal(2)), call(normal(2))]
+
+
+@program
+def leaves_that_transforms_refuse():
+    def asks(x):
+        return x.requires_grad_().sin().sum()
+
+    def keeps(x):
+        y = x.sin()
+        y.retain_grad()
+        return y.sum()
+
+    def f(x):
+        refused = []
+        for transformed in (vmap(asks), grad(asks), vmap(grad(asks)), grad(keeps)):
+            try:
+                refused.append(transformed(x))
+            except RuntimeError as error:
+                refused.append(str(error)[:40])
+        return refused, x * 2
+
+    return f, [call(normal(2)), call(normal(2))]
