@@ -254,7 +254,8 @@ def read_slot(tracer: Tracer, raw: Any, owner: Any) -> Any:
     if written is not None:
         return written[1]
     if id(owner) not in tracer.sources:
-        return part_of(tracer, owner, name, run_by_python(raw.__get__, owner))
+        value = run_by_python(raw.__get__, owner)
+        return value if "__slots__" in raw.__objclass__.__dict__ else part_of(tracer, owner, name, value)
     if is_unset(raw, tracer.reals[id(owner)]):
         tracer.guards.test(tracer.sources[id(owner)], "{1}({2}, {0})", (is_unset, raw), f"`{{0}}` has no {name}", "absent")
     return outside_attribute(tracer, owner, name, run_by_python(raw.__get__, tracer.reals[id(owner)]))

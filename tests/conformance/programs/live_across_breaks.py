@@ -313,3 +313,30 @@ def gradients_that_a_tensor_refuses():
         return refused(x, x), refused(x, torch.ones(2, 2)), refused(x, x.double()), refused(x, 1), refused(x, x.detach() + 1)
 
     return own, [call(count(2)), call(leaf(3))]
+
+
+class Slotted:
+    __slots__ = ("options", "name", "__own")
+
+    def __init__(self, options, name=""):
+        self.options = options
+        self.name = name
+        self.__own = {"own": name}
+
+    def own(self):
+        return self.__own
+
+
+@program
+def dictionaries_in_slots_that_were_read_before_a_break():
+    def outer(x):
+        found = []
+        for one in [Slotted({}, "a"), Slotted({"rate": 1}), Slotted(dict(more=2), "b")]:
+            options, own = one.options, one.own()
+            options["each"] = True
+            print(one.name)
+            found.append((options is one.options, own is one.own(), options, own))
+            one.options = {"changed": options}
+        return x + 1, found, one.options
+
+    return twice(outer)
