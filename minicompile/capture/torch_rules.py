@@ -82,12 +82,12 @@ def checkpointed(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, se
 
 def warn_of_the_default_kind() -> None:
     """Warn in PyTorch's words that `use_reentrant` should be given."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        CHECKPOINT(lambda: None)
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            CHECKPOINT(lambda: None)
         warnings.warn(caught[0].message)
-    except Exception:  # the warning, where the user's filters make an error of it
+    except Warning:  # where the user's filters make an error of it
         raise Break("checkpoint", "`checkpoint` raises where `use_reentrant` is not given") from None
 
 

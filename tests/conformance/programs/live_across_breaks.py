@@ -340,3 +340,21 @@ def dictionaries_in_slots_that_were_read_before_a_break():
         return x + 1, found, one.options
 
     return twice(outer)
+
+
+@program
+def slots_that_are_logged_read_and_changed_around_a_break():
+    log = []
+
+    def outer(x, scale):
+        one = Slotted({"n": 0}, name=[])
+        options, rows = one.options, one.name
+        options["n"] += 1
+        rows.append(x[1:] * scale)
+        log.append(options)
+        print("between")
+        rows.append(one.options["n"])
+        one.options["n"] += 1
+        return rows, one.name is rows, log[-1] is one.options
+
+    return outer, [call(normal(2), 2.0), call(normal(4), 3.0), call(normal(4), 3.0)], log
