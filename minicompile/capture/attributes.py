@@ -17,6 +17,7 @@ from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.remade_classes import FIELD
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic
@@ -141,7 +142,6 @@ def python_method(tracer: Tracer, kind: type, name: str) -> types.FunctionType |
     return function
 
 
-NamedTupleField = type(vars(collections.namedtuple("Pair", "one two"))["one"])
 NEVER_REPLACED = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
                   types.MethodDescriptorType)
 
@@ -167,7 +167,7 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type) -> Any:
         return read_slot(tracer, raw, owner) if instance else raw
     if isinstance(raw, types.BuiltinFunctionType):
         return raw
-    if isinstance(raw, (*NEVER_REPLACED, types.ClassMethodDescriptorType, NamedTupleField)):
+    if isinstance(raw, (*NEVER_REPLACED, types.ClassMethodDescriptorType, FIELD)):
         return raw.__get__(owner if instance else None, kind)
     getter = python_method(tracer, type(raw), "__get__")
     if getter is not None:

@@ -581,7 +581,7 @@ direct({
         itertools.chain.from_iterable(Iterables(tracer, get_iterator(tracer, items)))),
 })
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
-special(object.__init_subclass__, builtins.__build_class__, collections.namedtuple, dataclasses.make_dataclass, typing.NamedTuple,
+special(object.__init_subclass__, builtins.__build_class__, dataclasses.make_dataclass, typing.NamedTuple,
         typing.TypedDict, types.new_class)(functools.partial(refused, CLASS_MADE))
 special(typing.NewType, typing.TypeVar, typing.TypeVarTuple, typing.ParamSpec)(
     functools.partial(refused, "a type is made that notes the module of its caller"))

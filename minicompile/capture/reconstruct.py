@@ -33,6 +33,8 @@ from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, Remaining
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.liveness import live_locals, reads_all_variables
+from minicompile.capture.named_tuples import MAKER
+from minicompile.capture.remade_classes import is_remade
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, Holder, ResumeShape
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, is_changed, same, typed
 from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
@@ -165,6 +167,8 @@ class Emitter:
             ):
                 return bound_native_method(self, value)
             return self.constant(value, getattr(value, "__name__", kind.__name__))
+        if isinstance(value, type):
+            return build_namedtuple(self, value)
         if kind in ITERATORS:
             return build_iterator(self, value)
         if kind in VIEWS:
@@ -176,7 +180,9 @@ class Emitter:
                 return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
             if kind is CALENDAR_DATE:
                 return self.assign(f"{self.constant(kind, kind.__name__)}({items})", "made")
-            made = self.assign(f"tuple.__new__({self.constant(kind, kind.__name__)}, ({items}))", "made")
+            known = id(kind) in self.tracer.arguments or is_remade(kind)
+            maker = self.value(kind) if known else self.constant(kind, kind.__name__)
+            made = self.assign(f"tuple.__new__({maker}, ({items}))", "made")
             name = self.memo.setdefault(id(value), made)
             fill_attributes(self, value, name)
             return name
@@ -359,6 +365,16 @@ def build_of_parts(emitter: Emitter, value: Any) -> str:
         return emitter.assign(f"{emitter.value(value.__self__)}.{value.__func__.__name__}", "method")
     parts = emitter.row(getattr(value, name) for name in PARTS[kind])
     return emitter.assign(f"{emitter.constant(kind, kind.__name__)}({parts})", kind.__name__)
+
+
+def build_namedtuple(emitter: Emitter, twin: Any) -> str:
+    """The class that `namedtuple` made, made anew, with the defaults that its twin has got since."""
+    args, keywords = emitter.tracer.arguments[id(twin)]
+    given = "".join(f", {key}={emitter.value(item)}" for key, item in keywords.items())
+    name = emitter.assign(f"{emitter.constant(MAKER, 'namedtuple')}({emitter.row(args)[:-2]}{given})", twin.__name__)
+    if twin.__new__.__defaults__ is not None and twin.__new__.__defaults__ != keywords.get("defaults"):
+        emitter.body.append(f"{name}.__new__.__defaults__ = {emitter.value(twin.__new__.__defaults__)}")
+    return name
 
 
 def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:

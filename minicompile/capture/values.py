@@ -21,6 +21,7 @@ import torch
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.remade_classes import is_remade, looks_like
 from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, native_base, put, typed
 from minicompile.capture.source import (
     HOOK_TABLES,
@@ -112,8 +113,10 @@ def wrap_value(tracer: Tracer, real: Any, source: Source) -> Any:
 
 
 def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
-    """A class, module or builtin: guarded to be the same object."""
-    if not is_trusted(source):
+    """A class, module or builtin: guarded to be the same object, or to look like it if a function makes it in each call."""
+    if isinstance(real, type) and is_remade(real):
+        tracer.guards.test(source, "{1}({0}, {2})", (looks_like, real), f"`{{0}}` looks like the class {real.__name__}", "type")
+    elif not is_trusted(source):
         tracer.guards.identity(source, real)
     return tracer.register(real, real, source)
 
@@ -196,8 +199,11 @@ def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
     """A tuple or named tuple: type, length and every element."""
     count = tuple.__len__(real)
     measure = "len" if type(real).__len__ is tuple.__len__ else "tuple.__len__"
-    tracer.guards.test(source, f"type({{0}}) is {{1}} and {measure}({{0}}) == {{2}}", (type(real), count),
-                       f"`{{0}}` is a {type(real).__name__} of {count}", "structure", count)
+    if is_remade(type(real)):
+        wrap(tracer, type(real), Source(source, "type({0})"))
+    else:
+        tracer.guards.test(source, f"type({{0}}) is {{1}} and {measure}({{0}}) == {{2}}", (type(real), count),
+                           f"`{{0}}` is a {type(real).__name__} of {count}", "structure", count)
     items = [wrap(tracer, item, item_of(source, real, position)) for position, item in enumerate(tuple.__iter__(real))]
     if any(item is not original for item, original in zip(items, real, strict=True)):
         # Struct sequences (`torch.return_types`) do not let `tuple` make them.

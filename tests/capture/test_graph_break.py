@@ -501,7 +501,7 @@ def test_what_stands_before_a_class_statement_is_captured_once() -> None:
 
 
 CLASS_MAKERS: dict[Callable[..., Any], tuple[Any, ...]] = {
-    collections.namedtuple: ("Made", "value"), dataclasses.make_dataclass: ("Made", ["value"]), enum.Enum: ("Made", "value"),
+    dataclasses.make_dataclass: ("Made", ["value"]), enum.Enum: ("Made", "value"),
     type: ("Made", (), {"value": 3}), types.new_class: ("Made",)}
 
 

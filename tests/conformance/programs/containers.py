@@ -234,6 +234,41 @@ def namedtuple_in_and_out():
 
 
 @program
+def namedtuple_made_in_each_call():
+    def outer(x, names):
+        Features = collections.namedtuple("Features", names, defaults=(None, "none"), rename=True)
+        Features.note = "made here"
+        first = Features(x + 1)
+        second = first._replace(**{first._fields[1]: x.sum()})
+        kind = type(second)
+        return tuple(first), tuple(second), kind is Features, kind.note, kind._field_defaults, kind.__module__, repr(kind._make([1, 2, 3]))
+
+    return outer, [call(normal(2), ["a", "b", "c"]), call(normal(2), "a b c"), call(normal(3), ("a", "class", "_c"))]
+
+
+@program
+def namedtuple_with_defaults_set_on_its_new():
+    def outer(x):
+        Features = collections.namedtuple("Features", ["a", "b"])
+        Features.__new__.__defaults__ = (x * 2, None)
+        print("made")
+        return tuple(Features()), tuple(Features(b=x)), Features.__new__.__defaults__
+
+    return outer, [call(normal(2)), call(normal(2))]
+
+
+@program
+def namedtuple_with_bad_fields():
+    def outer(x, names):
+        try:
+            return tuple(collections.namedtuple("Features", names)(x))
+        except ValueError as error:
+            return x - 1, str(error)
+
+    return outer, [call(normal(2), ["a", "a"]), call(normal(2), ["a"]), call(normal(2), ["_a"])]
+
+
+@program
 def typed_namedtuple_with_method():
     def outer(pair):
         return Pair(pair.total(), pair.left, label=pair.label + "!"), isinstance(pair, tuple), pair.label
