@@ -9,6 +9,7 @@ import contextvars
 import enum
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -446,7 +447,7 @@ def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> 
 def tensor_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """An attribute of a tensor: metadata is known, views are operations, methods wait for their call."""
     written = tracer.effects.attributes.get((id(owner), name))
-    if written is not None:
+    if written is not None and name != "data":  # which is another tensor at each look
         return written[1]
     real = tracer.reals.get(id(owner))
     if name == "nbytes":
@@ -485,7 +486,8 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, torch_interface.FakeTensor):
         if name == "data" and tracer.graph.is_data_of(value, owner) or name == "requires_grad" and value is owner.requires_grad:
             return
-        if hasattr(torch.Tensor, name) and not (name == "grad" and fits_as_gradient(tracer, owner, value)):
+        fits = FITTING.get(name)
+        if hasattr(torch.Tensor, name) and not (fits is not None and fits(tracer, owner, value)):
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
         write_attribute(tracer, owner, name, value)
         return
@@ -511,12 +513,22 @@ def write_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     tracer.keep.append(owner)
 
 
+def becomes_data(tracer: Tracer, owner: Any, value: Any) -> bool:
+    """Whether `value` may become the `.data` of a tensor from outside, as it now does for what is traced."""
+    known = id(owner) in tracer.reals and isinstance(value, torch_interface.FakeTensor)
+    return known and tracer.graph.replace_data(owner, value, tracer.location())
+
+
 def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
     """Whether `value` may become the `.grad` of a tensor from outside."""
     if id(owner) not in tracer.reals or value is None:
         return id(owner) in tracer.reals
     return isinstance(value, torch_interface.FakeTensor) and value is not owner and value.shape == owner.shape and (
         value.dtype == owner.dtype and value.device == owner.device and tensor_class(tracer, value) is torch.Tensor)
+
+
+FITTING: dict[str, Callable[[Tracer, Any, Any], bool]] = {"grad": fits_as_gradient, "data": becomes_data}
+"""The attributes of a tensor that may be set, and whether a value fits."""
 
 
 def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:

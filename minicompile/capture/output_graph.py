@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from minicompile.capture.break_kinds import Break, Control, RunEager
 from minicompile.capture.kinds import isinstance
@@ -139,6 +140,7 @@ class OutputGraph:
         self.inference = InferenceRegion()
         self.inside: InnerGraph | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
+        self.replaced: dict[int, tuple[Any, int]] = {}
         self.picks: list[tuple[Any, Any, int]] = []
         self.quiet_leaves: set[int] = set()
 
@@ -219,6 +221,7 @@ class OutputGraph:
             raise Break("sparse tensor", f"`{name}` makes a sparse tensor")
         self.check_leaves(result, name)
         self.check_data_aliases(args)
+        self.check_replaced(result, (args, kwargs))
         if name in ("tensor", "as_tensor", "new_tensor") and holds_numpy_numbers((*args, *kwargs.values())):
             node_kwargs["dtype"] = result.dtype  # these alone look at the type of a NumPy number
         node = self.graph.create_node(op, target, node_args, node_kwargs)
@@ -281,13 +284,13 @@ class OutputGraph:
     def data_of(self, owner: Any, location: Location | None) -> Any:
         """`owner.data`: detached, and watched, since in eager changes of it do not count as changes of `owner`."""
         alias = self.call("call_function", getattr, (owner, "data"), {}, location)
-        if not alias.is_inference():
+        if not alias.is_inference() and id(owner) not in self.replaced:
             self.data_aliases[id(alias)] = (alias, owner, alias._version)
         return alias
 
     def is_data_of(self, value: Any, owner: Any) -> bool:
         """Whether `value` is what `owner.data` gave: put back (`owner.data *= mask`), it changes nothing."""
-        known = self.data_aliases.get(id(value))
+        known = None if id(owner) in self.replaced else self.data_aliases.get(id(value))
         return known is not None and known[1] is owner and (value.shape, value.stride()) == (owner.shape, owner.stride())
 
     def check_data_aliases(self, args: tuple[Any, ...]) -> None:
@@ -300,6 +303,28 @@ class OutputGraph:
                     if self.traced[id(owner)].source is not None and args and args[0] is alias:
                         raise Break("autograd call", reason)
                     raise RunEager(f"{reason}, through a view or where the graph made it", "autograd call")
+
+    def replace_data(self, owner: Any, value: Any, location: Location | None) -> bool:
+        """`owner.data = value`: what reads `owner` from here on reads `value`, without gradients. Whether a graph can say so."""
+        entry, given = self.traced[id(owner)], self.traced.get(id(value))
+        kept = storage_key(owner) not in self.fake_mode.written
+        fits = kept and given is not None and not value.requires_grad and self.inside is None and not value.is_inference()
+        if not fits or self.is_saved_for_a_gradient(owner) or layout_of(value) != layout_of(owner):
+            return False
+        node = self.traced[id(self.call("call_method", "detach", (value,), {}, location))].node
+        self.traced[id(owner)] = Traced(owner, node, None, entry.kind, None)
+        self.replaced[id(owner)] = owner, owner._version
+        return True
+
+    def check_replaced(self, result: Any, arguments: Any) -> None:
+        """End the graph before a tensor whose `.data` was set is written, or gets a gradient: both count for the tensor, which
+        its new memory knows nothing of."""
+        if not self.replaced:
+            return
+        used = needs_gradient(result) and any(id(value) in self.replaced for value in tree_leaves(arguments))
+        for owner, version in self.replaced.values():
+            if used or owner._version != version or storage_key(owner) in self.fake_mode.written:
+                raise Break("autograd call", "a tensor of which `.data` was set is written, or used with gradients")
 
     def is_saved_for_a_gradient(self, owner: Any) -> bool:
         """Whether an operation of the graph may need the value of a tensor for its gradient; what writes a leaf does not."""
@@ -391,6 +416,11 @@ class OutputGraph:
         """The placeholders in order."""
         return tuple(GraphInput(str(self.node_of(entry).name), entry.source.words() if entry.source else "",
                                 entry.kind, entry.example()) for entry in self.inputs)
+
+
+def layout_of(value: Any) -> tuple[Any, ...]:
+    """What a tensor keeps where its `.data` is set."""
+    return value.dtype, value.device, value.layout, tuple(value.shape), value.stride()
 
 
 def holds_numpy_numbers(value: Any) -> bool:

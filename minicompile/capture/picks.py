@@ -52,5 +52,5 @@ def check_picks(tracer: Tracer, outputs: list[Any]) -> None:
     graph = tracer.graph
     seen = {storage_key(value) for value in outputs if isinstance(value, FakeTensor)} if graph.picks else set()
     for owner, copy, version in graph.picks:
-        if graph.data_aliases or owner._version != version or copy._version or storage_key(copy) in seen:
+        if graph.data_aliases or graph.replaced or owner._version != version or copy._version or storage_key(copy) in seen:
             raise TraceAgain(picks=False)

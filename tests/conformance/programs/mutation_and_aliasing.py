@@ -443,3 +443,87 @@ def places_in_the_storage_of_a_view():
         return strided, x[1:].storage_offset(), (x * 2)[1:].storage_offset(), x.storage_offset(), x.nbytes
 
     return f, [call(base[:2, :3]), call(base[2:4, 1:3]), call(base[3:5, 1:4]), call(base[1])], base
+
+
+@program
+def data_replaced_by_that_of_another():
+    def outer(x, y):
+        x.data = y.data
+        before, first, second = x * 2, x.data, x.data
+        y.add_(1)
+        return before, x + 0, first, first is second, x.data_ptr() == y.data_ptr()
+
+    return outer, [call(count(3), normal(3)), call(count(3), normal(3))]
+
+
+@program
+def data_put_back():
+    def outer(x, y):
+        kept = x.data
+        x.data = y * 3
+        other = x + 1
+        x.data = kept
+        return other, x + 1, kept
+
+    return outer, [call(count(3), normal(3)), call(leaf(3), normal(3))]
+
+
+@program
+def data_replaced_and_written():
+    def outer(x, y):
+        value = y * 3
+        x.data = value
+        value.mul_(2)
+        x.data.add_(1)
+        x.sub_(3)
+        return x + 1, value, x
+
+    return outer, [call(count(3), normal(3)), call(count(3), normal(3))]
+
+
+@program
+def data_replaced_behind_a_view():
+    def outer(x, y):
+        flat = x.view(-1)
+        x.data = y * 3
+        return flat, x.data, f"{x + 1}", [x.data]
+
+    return outer, [call(count(3), normal(3)), call(count(3), normal(3))]
+
+
+@program
+def data_replaced_twice_and_of_another_layout():
+    def outer(x, y):
+        with torch.no_grad():
+            x.data = y * 2
+            y.data = x.data + x
+            x.data = y.mT.contiguous().mT * 1
+        return x + y, x.stride()
+
+    return outer, [call(normal(3, 2), normal(3, 2)), call(leaf(3, 2), normal(3, 2))]
+
+
+@program
+def count_replaced_and_asked_for():
+    step = torch.tensor(3.0)
+
+    def outer(x):
+        step.data = step + 1.5
+        return x * step.item()
+
+    return outer, [call(normal(2)), call(normal(2))], step
+
+
+@program
+def encoder_with_momentum():
+    learned, average = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).requires_grad_(False)
+
+    def outer(x):
+        seen = learned(x)
+        with torch.no_grad():
+            for own, other in zip(average.parameters(), learned.parameters(), strict=True):
+                own.data = own.data * 0.9 + other.data * (1.0 - 0.9)
+            target = average(x)
+        return (seen - target).square().sum()
+
+    return outer, [call(normal(2, 3)), call(leaf(2, 3))], average
