@@ -11,7 +11,7 @@ import linecache
 import operator
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, 
 from minicompile.capture.expectations import Rewind, check_expectations
 from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap, TensorGuard, Writer, write_guards
+from minicompile.capture.input_views import take_views_as_inputs
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
@@ -276,6 +277,7 @@ class Assembly:
         # Guards and compiled graphs belong to the state at the start.
         torch_interface.restore_state(self.tracer.state, *self.tracer.autocast)
         self.name = self.writer.unique(self.name_of_function())
+        self.asks_for_gradients: Stop | None = None
 
     def name_of_function(self) -> str:
         """The user's function as an identifier."""
@@ -299,20 +301,23 @@ class Assembly:
         call_compiled = functools.partial(self.context.call_compiled, self.context.compiling)
         cutter = Cutter(self.tracer, frame, stop, self.emitter, call_compiled)
         lines = cutter.write()
-        self.check_intermediates(stop, frame.code.co_names)
+        names = frame.code.co_names
+        asked = stop.of_intermediates or not GRADIENT_NAMES.isdisjoint(names) or {"autograd", "grad"} <= set(names)
+        self.asks_for_gradients = stop if asked else None
         write_side_effects(self.emitter)
         record = GraphBreak(stop.kind, stop.reason, stop.hint, stop.stack)
         if not cutter.goes_elsewhere:  # where the break is found again
             self.context.record_break(record)
         return self.finish(lines, record)
 
-    def check_intermediates(self, stop: Break, names: tuple[str, ...]) -> None:
-        """Refuse to cut where gradients of an intermediate result are asked for: two outputs of a graph are not connected."""
-        if not (stop.of_intermediates or not GRADIENT_NAMES.isdisjoint(names) or {"autograd", "grad"} <= set(names)):
-            return
+    def check_intermediates(self, stop: Stop, views: Mapping[Any, str]) -> None:
+        """Refuse to cut where gradients of an intermediate result are asked for, if it is not connected with another output: one
+        that was written, or a view of another result."""
+        graph = self.tracer.graph
         for value in self.emitter.outputs:
-            if isinstance(value, torch.Tensor) and value.requires_grad and self.tracer.graph.is_used(value):
-                raise RunEager("the gradient of an intermediate result is asked for", stop.kind)
+            if isinstance(value, torch.Tensor) and value.requires_grad and graph.is_used(value):
+                if (value._is_view() or value._version) and graph.traced[id(value)] not in views:
+                    raise RunEager("the gradient of an intermediate result is asked for", stop.kind)
 
     def finish(self, lines: list[str], graph_break: GraphBreak | None) -> Variant:
         """Compile the graph and put the parts together."""
@@ -330,19 +335,22 @@ class Assembly:
         call_lines: list[str] = []
         failed = "" if tracer.failed is None else self.emitter.value(tracer.failed)
         if graph.operations or self.emitter.outputs:
-            module = graph.finish(self.emitter.outputs)
-            inputs = graph.graph_inputs()
             inferring = graph.inference.used
             recording = tracer.state[0] and not (inferring or tracer.state[3])
+            ahead, views = self.views_ahead() if recording else ([], {})
+            if self.asks_for_gradients is not None:
+                self.check_intermediates(self.asks_for_gradients, views)
+            module = graph.finish(self.emitter.outputs)
+            inputs = graph.graph_inputs()
             captured = CapturedGraph(module, inputs, self.guard_records(), graph_break, self.name,
                                      recording, start_of(self.attempt.frame))
             with torch.inference_mode() if inferring else contextlib.nullcontext():
                 compiled = self.context.compile_graph(captured, bool(graph.mutated_inputs()))
-            arguments = ", ".join(self.writer.fetch(entry.source) for entry in graph.inputs if entry.source)
+            arguments = ", ".join(self.writer.fetch(entry.source) if entry.source else views[entry] for entry in graph.inputs)
             outputs = "".join(f"output_{place}, " for place in range(len(self.emitter.outputs)))
             function = torch.inference_mode()(compiled) if inferring else compiled
             call = f"{self.emitter.constant(function, 'graph')}({arguments})"
-            call_lines.append(f"{outputs}= {call}" if outputs else call)
+            call_lines = [f"{outputs}= {call}" if outputs else call]
             if not graph.mutated_inputs() or getattr(compiled, "writes_last", False):
                 again = self.emitter.constant(self.context.run_original, "run_original")
                 save, rewind = self.rewinding()
@@ -352,12 +360,23 @@ class Assembly:
             if failed:
                 again = self.emitter.constant(self.context.raise_originally, "raise_originally")
                 call_lines += [f"if {failed}:", *rewind, f"    return {again}(F, A, K)"]
+            call_lines = [*ahead, *call_lines]
         if (tracer.state, tracer.autocast[0]) != self.state_after or self.opened:  # torch's state, as the traced code left it
             restore = self.emitter.constant(functools.partial(torch_interface.restore_state, *self.state_after), "set_state")
             count = self.emitter.constant(autocast.open_blocks, "open_blocks")
             # Counted ahead of the call: a graph that is left to eager opens them itself.
             call_lines = [f"blocks = {count}()", *call_lines, f"{restore}(blocks + {self.opened})"]
         return self.assemble([*call_lines, *self.emitter.body, *lines], None)
+
+    def views_ahead(self) -> tuple[list[str], dict[Any, str]]:
+        """Statements that make the views of inputs which the graph takes beside them, and the variables that hold them."""
+        lines: list[str] = []
+        names: dict[Any, str] = {}
+        for made, whole, make in take_views_as_inputs(self.tracer.graph, self.emitter.outputs):
+            of = names[whole] if whole in names else self.writer.fetch(whole.source)
+            names[made] = self.writer.unique("view")
+            lines.append(f"{names[made]} = {self.emitter.constant(make, 'make_view')}({of})")
+        return lines, names
 
     def rewinding(self) -> tuple[list[str], list[str]]:
         """Statements that remember what a graph with tests in it may change, and that undo it."""
