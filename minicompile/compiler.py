@@ -22,6 +22,7 @@ from minicompile.codegen.generate import generate_program
 from minicompile.codegen.reference import reference_text
 from minicompile.config import Config
 from minicompile.errors import CompileFailed, Location, warn_user
+from minicompile.graph.attention import calls_alone
 from minicompile.graph.build import build_graph
 from minicompile.graph.missing_gradients import backward_without
 from minicompile.ir import printer, verify
@@ -52,6 +53,8 @@ from minicompile.scheduling.fusion import why_not_fused
 from minicompile.scheduling.matmul import Chooser
 from minicompile.scheduling.schedule import schedule_graph
 
+KERNELS_OF_ATTENTION = 24
+"""As many ordinary kernels as those of attention, forward and backward, take the time of."""
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
 
@@ -229,8 +232,10 @@ class Compiler:
                 verify.verify_lowered(lowered)
         artifacts.write(f"{half}_loops.txt", lambda: printer.lowered_text(lowered))
         device = device_properties(lowered.device)
-        if device.kind == "cuda" and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
-            EARLY.start(lowered)
+        start_early(lowered)
+        if half == "forward" and compiled.partitioned.backward is not None and torch.cuda.is_available():
+            with contextlib.suppress(Exception):  # the backward will say what is wrong
+                start_early(lower_graph(calls_alone(compiled.partitioned.backward), self.config, name))
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
         tuning = ""
@@ -270,6 +275,13 @@ class Compiler:
         pool = self._graph_pools.setdefault(device, GraphPool(device))
         graphed = GraphedCall(call, roles if half == "forward" else backward_roles(plan), pool)
         return dataclasses.replace(part, call=graphed)
+
+
+def start_early(lowered: LoweredGraph) -> None:
+    """Have hand-written kernels of a graph compiled beside the stages, where there is a GPU to load them on."""
+    on_gpu = device_properties(lowered.device).kind == "cuda" and torch.cuda.is_available()
+    if on_gpu and not torch.cuda.is_current_stream_capturing():
+        EARLY.start(lowered)
 
 
 def before_fork() -> None:
@@ -319,7 +331,9 @@ def expected_kernels(module: torch.fx.GraphModule) -> int:
     """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations."""
     made = [(node.target, node.meta.get("example_value")) for node in module.graph.nodes if node.op != "placeholder"]
     on_device = ((target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu")
-    return len({(target, str(value.shape), value.dtype) for target, value in on_device}) // 2  # symbolic sizes have no hash
+    attention = any("softmax" in name or "attention" in name for name in (str(target) for target, _ in made))
+    distinct = {(target, str(value.shape), value.dtype) for target, value in on_device}  # symbolic sizes have no hash
+    return len(distinct) // 2 + KERNELS_OF_ATTENTION * (attention and bool(distinct))
 
 
 def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:

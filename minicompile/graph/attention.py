@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from minicompile.graph import torch_interface
 from minicompile.graph.random_numbers import FLOATS, Seeds
@@ -36,6 +38,30 @@ class Attention(torch.autograd.Function):
         """Gradients of query, key, value and mask."""
         found = ours.attention_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_mask, ctx.nan_rows)
         return (*found[:3], found[3] if ctx.needs_mask else None, *([None] * 6))
+
+
+CALLS = (ours.attention.default, ours.attention_backward.default)
+
+
+def calls_alone(module: GraphModule) -> GraphModule:
+    """The calls of attention in a graph, each kind once, as a graph whose inputs are what they take and that returns nothing."""
+    graph, kinds, copies = Graph(), set[str](), dict[Node, Node]()
+    for node in module.graph.nodes:
+        if node.target in CALLS and all(isinstance(used.meta["val"], Tensor) for used in node.all_input_nodes):
+            kind = repr(map_arg(node.args, lambda used: described(used.meta["val"])))
+            if kind not in kinds:
+                kinds.add(kind)
+                copies |= {used: graph.placeholder(used.name) for used in node.all_input_nodes if used not in copies}
+                copies[node] = graph.call_function(node.target, map_arg(node.args, copies.__getitem__), node.kwargs)
+    for old, new in copies.items():
+        new.meta = dict(old.meta)
+    graph.output(())
+    return GraphModule({}, graph)
+
+
+def described(value: Tensor) -> str:
+    """What the code for a call depends on of a tensor."""
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
 
 
 def attention_or_none(

@@ -78,11 +78,18 @@ def launching_by(run: Callable[..., Any]) -> Iterator[None]:
         _RUN.reset(token)
 
 
-def compile_launches(call: Callable[[], Any], device: torch.device) -> None:
-    """Compile and load what `call` launches, all at once, in a call that launches nothing; a failure is left to its next call."""
+def compile_launches(
+    call: Callable[[], Any], device: torch.device, prepare: Callable[[Any, int], None] | None = None
+) -> None:
+    """Compile and load what `call` launches, all at once, in a call that launches nothing; a failure is left to its next call.
+
+    `prepare` is called with each kernel and the number of the GPU, before any is compiled.
+    """
     planned: list[Callable[[], Any]] = []
 
     def plan(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        if prepare is not None:
+            prepare(kernel, torch.cuda.current_device() if device.index is None else device.index)
         planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta, **OPTIONS))
 
     try:

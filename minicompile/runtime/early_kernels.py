@@ -14,6 +14,7 @@ import minicompile.kernels as kernels
 from minicompile.ir.index import Index
 from minicompile.ir.loops import BufferView, ExternKernel, LoweredGraph
 from minicompile.kernels.interpret import compile_launches
+from minicompile.runtime.library_kernels import ask_workers
 
 WRAPPERS = frozenset({"attention_forward", "attention_backward", "mask_bounds"})
 
@@ -35,7 +36,7 @@ class EarlyKernels:
     """What is being compiled, and what was."""
 
     def __init__(self) -> None:
-        self._running: list[threading.Thread] = []
+        self._running: list[tuple[str, threading.Thread]] = []
         self._known: set[Any] = set()
 
     def start(self, lowered: LoweredGraph) -> None:
@@ -48,13 +49,16 @@ class EarlyKernels:
                     continue
                 if (call, lowered.device) not in self._known:
                     self._known.add((call, lowered.device))
-                    self._running.append(threading.Thread(target=compile_call, args=(*call, lowered.device), daemon=True))
-                    self._running[-1].start()
+                    thread = threading.Thread(target=compile_call, args=(*call, lowered.device), daemon=True)
+                    self._running.append((call[0], thread))
+                    thread.start()
 
-    def wait(self) -> None:
-        """Wait for everything that was started."""
-        while self._running:
-            self._running.pop().join()
+    def wait(self, wrapper: str | None = None) -> None:
+        """Wait for everything that was started, or all that one wrapper launches."""
+        waited = [entry for entry in self._running if wrapper in (None, entry[0])]
+        for entry in waited:
+            entry[1].join()
+        self._running = [entry for entry in self._running if entry not in waited]
 
 
 def described(value: Any) -> Any:
@@ -80,7 +84,7 @@ def compile_call(name: str, args: Any, kwargs: Any, device: torch.device) -> Non
     def call() -> None:
         getattr(kernels, name)(*given(args), **dict(given(kwargs)))
 
-    compile_launches(call, device)
+    compile_launches(call, device, ask_workers)
 
 
 EARLY = EarlyKernels()

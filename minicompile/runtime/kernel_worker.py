@@ -7,9 +7,13 @@ for a minute. This module must import nothing but the standard library at its to
 Private interfaces used: what `triton.compile` of 3.6 to 3.9 calls between source and machine code.
 """
 
+import __future__
+
 import ast
+import contextlib
 import functools
 import os
+import pathlib
 import pickle
 import queue
 import sys
@@ -44,6 +48,27 @@ class Job(NamedTuple):
     aligned: tuple[int, ...]
     num_warps: int
     num_stages: int
+
+
+class LibraryJob(NamedTuple):
+    """One launch of a hand-written kernel, to be compiled into Triton's own folder, where the asking process finds it.
+
+    Attributes:
+        path: the file of the library that defines the kernel; name: its function.
+        target: backend, architecture, threads in a warp.
+        signature, constants, attributes, options: as Triton takes them from a launch.
+        triton_key: Triton's hash of its own files; folder: where it keeps what it compiled.
+    """
+
+    path: str
+    name: str
+    target: tuple[Any, ...]
+    signature: dict[str, Any]
+    constants: dict[Any, Any]
+    attributes: dict[Any, Any]
+    options: dict[str, Any]
+    triton_key: str
+    folder: str
 
 
 class Machine(NamedTuple):
@@ -103,6 +128,54 @@ def triton_source(job: Job, function: Any) -> Any:
     )  # fmt: skip
 
 
+def filed(job: LibraryJob) -> None:
+    """Compile a hand-written kernel as its launch would."""
+    import triton  # here, and below, because a worker learns only from its first message where Triton lies
+    from triton.backends.compiler import GPUTarget
+
+    triton.runtime.cache.triton_key, triton.knobs.cache.dir = lambda: job.triton_key, job.folder
+    function = library_of(job.path)[job.name]
+    source = language_of(function)(fn=function, signature=job.signature, constexprs=job.constants, attrs=job.attributes)
+    triton.compile(source, target=GPUTarget(*job.target), options=job.options)
+
+
+def language_of(function: Any) -> Any:
+    """The class of what Triton compiles a function from."""
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource  # not every Triton has it
+
+        return GluonASTSource
+    from triton.compiler import ASTSource  # here, as everything of Triton's
+
+    return ASTSource
+
+
+@functools.cache
+def library_of(path: str) -> dict[str, Any]:
+    """The kernels of a file of the library, what they call and the constants that they read: without torch and the rest."""
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    scope: dict[str, Any] = {"__name__": pathlib.Path(path).stem, "__file__": path}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minicompile.kernels."):
+            other = library_of(str(pathlib.Path(path).with_name(f"{(node.module or '').rpartition('.')[2]}.py")))
+            scope.update({each.asname or each.name: other[each.name] for each in node.names if each.name in other})
+        elif is_for_kernels(node):
+            statement = compile(ast.Module([node], []), path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+            with contextlib.suppress(NameError, AttributeError, ImportError):  # it is for the wrappers
+                exec(statement, scope)
+    return scope
+
+
+def is_for_kernels(node: ast.stmt) -> bool:
+    """Whether a statement may be one that kernels need: an import of Triton, a decorated function, a constant."""
+    if isinstance(node, ast.Import):
+        return all(each.name.partition(".")[0] == "triton" for each in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0] == "triton"
+    return isinstance(node, (ast.Assign, ast.AnnAssign)) or isinstance(node, ast.FunctionDef) and bool(node.decorator_list)
+
+
 @functools.lru_cache(maxsize=8)
 def kernels_of(path: str) -> dict[str, Any]:
     """The `@triton.jit` functions of a file, and nothing else that it defines or imports but Triton."""
@@ -120,6 +193,14 @@ def first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
 
 
+def answer(kind: str, *fields: Any) -> Any:
+    """What is sent back for a job; a hand-written kernel is only filed."""
+    if kind == LibraryJob.__name__:
+        return filed(LibraryJob(*fields))
+    job = Job(*fields)
+    return tuple(compiled(job, kernels_of(job.path)[job.name]))
+
+
 def main() -> None:
     """Serve one process until it has no more jobs."""
     jobs, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -132,12 +213,12 @@ def main() -> None:
         results.flush()
 
     send((triton.__version__, triton.__file__))
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def receive() -> None:
         try:
             while True:
-                waiting.put(Job(*pickle.load(jobs)))
+                waiting.put(pickle.load(jobs))
         except Exception:  # the other end is gone, whatever it was that this read last
             os._exit(0)
 
@@ -148,7 +229,7 @@ def main() -> None:
         except queue.Empty:
             return
         try:
-            send(tuple(compiled(job, kernels_of(job.path)[job.name])))
+            send(answer(*job))
         except Exception as error:  # the asking process raises it, whatever Triton or its tools raised
             send(f"{type(error).__name__}: {error}")
 

@@ -29,6 +29,7 @@ from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided  # type
 from minicompile.ir.without_dynamo import DispatchMode
 from minicompile.kernels import interpret
 from minicompile.runtime.early_kernels import EARLY
+from minicompile.runtime.library_kernels import ask_workers
 
 ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"})
 VIEWS = frozenset({
@@ -127,10 +128,11 @@ class RecordedCall:
     def _record(self, key: Any, tensors: list[torch.Tensor], arguments: Any, options: Any) -> Any:
         if key in self._recordings or torch.cuda.is_current_stream_capturing():
             return self._function(*arguments, **options)
-        EARLY.wait()
+        name = getattr(self._function, "__name__", "")
+        EARLY.wait(name)
         with self._lock:
-            if tensors and getattr(self._function, "__name__", "") in SEVERAL_KERNELS:
-                interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device)
+            if tensors and name in SEVERAL_KERNELS:
+                interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device, ask_workers)
             watch = Watch()
             with interpret.launching_by(watch.launched), watch:
                 outputs = self._function(*arguments, **options)

@@ -19,7 +19,7 @@ from typing import Any
 import triton
 
 from minicompile.runtime import kernel_worker
-from minicompile.runtime.kernel_worker import Job, Machine
+from minicompile.runtime.kernel_worker import Job, LibraryJob, Machine
 
 MOST_WORKERS = 16
 # Threads that compile in this process beside workers: half of the work is Python, of which one thread runs at a time.
@@ -107,18 +107,25 @@ class WorkerPool:
 
     def compiled(self, job: Job, here: Callable[[], Machine]) -> Machine:
         """What a worker makes of a job, or what `here()` does in this process if none is free, or it fails."""
+        return self._done(job, lambda answer: Machine(*answer), here)
+
+    def file(self, job: LibraryJob, here: Callable[[], Any]) -> Any:
+        """What `here()` gives, after a worker has compiled a job for it if one is free."""
+        return self._done(job, lambda _: here(), here)
+
+    def _done(self, job: Job | LibraryJob, take: Callable[[Any], Any], here: Callable[[], Any]) -> Any:
         while True:
             with self._place() as worker:
                 if worker is None:
                     return here()
                 try:
-                    answer = worker.ask(tuple(job))
+                    answer = worker.ask((type(job).__name__, *job))
                 except Exception:  # it ended, having been idle for long or by force
                     with self._changed:
                         self._workers = [other for other in self._workers if other is not worker]
                     worker.end()
                     continue
-            return Machine(*answer) if isinstance(answer, tuple) else here()
+            return here() if isinstance(answer, str) else take(answer)
 
     def end(self) -> None:
         """End every worker."""
