@@ -45,6 +45,8 @@ import torch
 import triton.language as tl
 from triton.runtime import jit as triton_jit
 
+from minicompile.kernels.cache_keys import settle
+
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
 OPTIONS = {"enable_fp_fusion": True}  # multiply-adds, as up to Triton 3.9, which warns that the next one will not by itself
@@ -54,6 +56,7 @@ LOCK = threading.RLock()
 
 def run_on_gpu(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> Any:
     """Launch by Triton, which gives the compiled kernel."""
+    settle(kernel)
     return kernel[grid](*args, **meta, **OPTIONS)
 
 
@@ -88,6 +91,7 @@ def compile_launches(
     planned: list[Callable[[], Any]] = []
 
     def plan(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        settle(kernel)
         if prepare is not None:
             prepare(kernel, torch.cuda.current_device() if device.index is None else device.index)
         planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta, **OPTIONS))

@@ -12,6 +12,7 @@ import __future__
 import ast
 import contextlib
 import functools
+import importlib.util
 import os
 import pathlib
 import pickle
@@ -134,7 +135,11 @@ def filed(job: LibraryJob) -> None:
     from triton.backends.compiler import GPUTarget
 
     triton.runtime.cache.triton_key, triton.knobs.cache.dir = lambda: job.triton_key, job.folder
-    function = library_of(job.path)[job.name]
+    function, keys = library_of(job.path)[job.name], pathlib.Path(job.path).with_name("cache_keys.py")
+    spec = importlib.util.spec_from_file_location("cache_keys", keys)
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(naming := importlib.util.module_from_spec(spec))
+    naming.settle(function)
     source = language_of(function)(fn=function, signature=job.signature, constexprs=job.constants, attrs=job.attributes)
     triton.compile(source, target=GPUTarget(*job.target), options=job.options)
 

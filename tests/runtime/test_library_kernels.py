@@ -14,6 +14,7 @@ import triton
 
 from minicompile.graph.attention import calls_alone
 from minicompile.kernels import interpret
+from minicompile.kernels.cache_keys import settle
 from minicompile.runtime import library_kernels, worker_pool
 from minicompile.runtime.kernel_worker import filed, library_of
 from minicompile.runtime.worker_pool import WorkerPool
@@ -73,7 +74,46 @@ def test_a_worker_reads_the_kernels_that_this_process_has(module: str) -> None:
     assert "torch" not in read
 
 
+CALLING = '''
+import triton
+import triton.language as tl
+
+FACTOR: tl.constexpr = tl.constexpr(3)
+
+
+@triton.jit
+def scaled(x):
+    return x * FACTOR
+
+
+@triton.jit
+def scaled_twice(x):
+    return scaled(scaled(x)) + tl.max(x, 0)
+
+
+@triton.jit
+def kernel(x_ptr):
+    tl.store(x_ptr, scaled_twice(tl.load(x_ptr + tl.arange(0, 4))))
+'''
+
+
+def test_the_name_of_a_kernel_does_not_depend_on_what_was_named_before(tmp_path: pathlib.Path) -> None:
+    """As Triton 3.6 computes it alone: a constant that only a called function reads counts where that was named before."""
+    path = tmp_path / "calling.py"
+    path.write_text(CALLING)
+    names = set()
+    for first in ([], ["scaled"], ["scaled_twice", "scaled"], ["kernel"]):
+        scope = library_of.__wrapped__(str(path))
+        for name in first:
+            settle(scope[name])
+        settle(scope["kernel"])
+        names.add(scope["kernel"].cache_key)
+        assert all(scope[name].hash is not None for name in ("scaled", "scaled_twice"))
+    assert len(names) == 1
+
+
 def test_triton_finds_what_a_worker_has_compiled(pool: WorkerPool, asked: list[bool]) -> None:
+    settle(HALVES.halves_kernel)
     first = machine_code(launch_of_halves(True))
     assert asked == [True] and first.registers > 0
     machine_code(launch_of_halves(True))
@@ -116,6 +156,8 @@ def test_kernels_are_prepared_before_any_is_compiled() -> None:
     order: list[str] = []
 
     class Kernel:
+        hash = "its name"
+
         def warmup(self, *args: Any, **meta: Any) -> None:
             order.append("compiled")
 
