@@ -384,6 +384,14 @@ def classify(function: Any) -> str | None:
     return "operation" if role is None and of_torch else role
 
 
+def lacks_gradient_rule(function: Any) -> bool:
+    """Whether a function is an operator of somebody else's through whose kernels autograd sees: fake ones compute nothing."""
+    if not isinstance(function, torch._ops.OpOverload) or function.namespace in ("aten", "prims", "minicompile"):
+        return False
+    keys = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+    return not any(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) for key in keys)
+
+
 # Python code of torch that is not interpreted, by the start of its module's name: the kind of graph break.
 UNTRACED: dict[str, str] = {
     **dict.fromkeys(("torch._dynamo", "torch._compile", "torch._inductor"), "nested compiler"),
