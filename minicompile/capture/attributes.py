@@ -399,7 +399,11 @@ def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
     if name in owner.__dict__:
         return tracer.load_global(owner.__dict__, name)
     if type(owner) is not types.ModuleType and is_trusted_module(owner.__name__):  # such as `torch.backends.cudnn.enabled`
-        return tracer.wrap(getattr(owner, name), Attribute(Baked(owner, owner.__name__), name))
+        source = Baked(owner, owner.__name__)
+        if not hasattr(owner, name):
+            tracer.guards.constant(Source(source, f"hasattr({{0}}, {name!r})"), False)
+            return native_attribute(owner, name)
+        return tracer.wrap(getattr(owner, name), Attribute(source, name))
     if hasattr(types.ModuleType, name):
         return native_attribute(owner, name)
     tracer.absent_globals.setdefault(id(owner.__dict__), (owner.__dict__, set()))[1].add(name)

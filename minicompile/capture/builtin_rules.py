@@ -92,6 +92,8 @@ def is_stand_in(value: Any) -> bool:
 def stands_for(tracer: Tracer, value: Any, one: Any) -> bool:
     """`isinstance(value, one)` for what a stand-in stands for."""
     if isinstance(value, FakeTensor):
+        if one is torch.nn.Buffer:  # a tensor with a mark
+            return truth(tracer, rule_getattr(tracer, (value, "_is_buffer", False), {}))
         if isinstance(one, type) and "_is_protocol" not in vars(one) and issubclass(tensor_class(tracer, value), one):
             return True
         return isinstance(value, one) and one is not torch.Tensor and one is not FakeTensor

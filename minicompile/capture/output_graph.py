@@ -19,7 +19,13 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.shared_memory import refuse_shared_writes
 from minicompile.capture.source import PLAIN_VALUE, Source, identifier, plain_value
 from minicompile.capture.symbolic_size import concrete, is_symbolic
-from minicompile.capture.torch_interface import DATA_DEPENDENT, FakeTensor, forget_frames, new_fake_mode
+from minicompile.capture.torch_interface import (
+    DATA_DEPENDENT,
+    FakeTensor,
+    forget_frames,
+    lacks_gradient_rule,
+    new_fake_mode,
+)
 from minicompile.errors import Location
 from minicompile.ir.fake_mode import python_dispatcher, storage_key
 from minicompile.ir.float_input import Hints
@@ -220,6 +226,8 @@ class OutputGraph:
         if isinstance(result, FakeTensor) and result.layout is not torch.strided:
             raise Break("sparse tensor", f"`{name}` makes a sparse tensor")
         self.check_leaves(result, name)
+        if needs_gradient(result) and lacks_gradient_rule(target):
+            raise Break("unknown call", f"`{target}` has no gradient but that of what its kernel calls")
         self.check_data_aliases(args)
         self.check_replaced(result, (args, kwargs))
         if name in ("tensor", "as_tensor", "new_tensor") and holds_numpy_numbers((*args, *kwargs.values())):

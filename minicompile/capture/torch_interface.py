@@ -130,6 +130,7 @@ fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 # Bound once, because every call of a compiled function asks for the state, and looking names up would double the time.
 any_autocast, grad_enabled, default_dtype = torch._C._is_any_autocast_enabled, torch.is_grad_enabled, torch.get_default_dtype
 inference_enabled, deterministic = torch.is_inference_mode_enabled, torch._C._get_deterministic_algorithms
+fills_memory = torch._C._get_deterministic_fill_uninitialized_memory
 function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 transform, tracing_state = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
 saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -160,13 +161,14 @@ def torch_state() -> tuple[Any, ...]:
         grad_enabled(), default_dtype(), any_autocast() and autocast.settings(), inference_enabled(), deterministic(),
         modes and default_devices(modes), modes, dispatch_modes(), transform() is None,
         forward_ad._current_level, saved_tensor_hooks(False) is not None, fp32_precision("cuda", "matmul"),
-        tracing_state() is not None,
+        tracing_state() is not None, fills_memory(),
     )
 
 
 STATE_NAMES = ("grad mode", "the default dtype", "autocast", "inference mode", "deterministic algorithms",
                "the default device", "the torch function modes", "the torch dispatch modes", "the torch.func transforms",
-               "the forward-mode level", "hooks on saved tensors", "the precision of fp32 matrix products", "torch.jit tracing")
+               "the forward-mode level", "hooks on saved tensors", "the precision of fp32 matrix products", "torch.jit tracing",
+               "the filling of memory")
 
 
 def unusable_state(state: tuple[Any, ...]) -> str | None:
@@ -382,6 +384,14 @@ def classify(function: Any) -> str | None:
     except TypeError:
         return None
     return "operation" if role is None and of_torch else role
+
+
+def lacks_gradient_rule(function: Any) -> bool:
+    """Whether a function is an operator of somebody else's through whose kernels autograd sees: fake ones compute nothing."""
+    if not isinstance(function, torch._ops.OpOverload) or function.namespace in ("aten", "prims", "minicompile"):
+        return False
+    keys = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+    return not any(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) for key in keys)
 
 
 # Python code of torch that is not interpreted, by the start of its module's name: the kind of graph break.

@@ -202,12 +202,19 @@ def writes_each_element(func: Any) -> bool:
 def memory_format(func: Any, args: Any) -> torch.memory_format | None:
     """The layout of an operator's first result in eager; `None` where fake kernels know it."""
     if func.overloadpacket in BATCH_NORMS:
-        return suggest_memory_format(args[0])
+        return dense_format(args[0]) if args[0].fake_device.type == "cpu" else suggest_memory_format(args[0])
     if func in ON_CPU and args[0].fake_device.type == "cpu":
         return ON_CPU[func](*args)
     contiguous = func in CONTIGUOUS or func is aten.angle.default and args[0].is_complex()
     contiguous |= func in (aten.any.dims, aten.all.dims) and args[1:2] == ([],)
     return torch.contiguous_format if contiguous else None
+
+
+def dense_format(value: torch.Tensor) -> torch.memory_format:
+    """The layout that a tensor lies in without gaps, whatever the strides of its sizes of 1; else the one that they suggest."""
+    last = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(value.dim(), ())
+    dense = (each for each in (torch.contiguous_format, *last) if value.is_contiguous(memory_format=each))
+    return next(dense, None) or suggest_memory_format(value)
 
 
 def is_cut(value: torch.Tensor, shifts: Any, dims: Any) -> bool:

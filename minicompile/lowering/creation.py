@@ -4,6 +4,7 @@ Random numbers are functions of a key and of an element's row-major position. Ke
 per run, so that `torch.manual_seed` governs them. This module must not define the generator: see `ir.operators`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,13 +25,20 @@ def _filled(builder: GraphBuilder, value: Any) -> TensorValue:
     return builder.like_node(lambda _: number(value, builder.val.dtype))
 
 
+def _uninitialised(dtype: torch.dtype) -> float:
+    """What memory holds that nothing has written: zeros, but where eager fills it, for everybody to see."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
+        return 0
+    return math.nan if dtype.is_floating_point else 1 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
 TABLE: dict[str, Rule] = {
     "full full_like new_full scalar_tensor fill.Scalar fill.Tensor": lambda builder, *given, fill_value=None, **_: _filled(
         builder, given[-1] if fill_value is None else fill_value),
     "ones ones_like new_ones": lambda builder, *_, **__: _filled(builder, 1),
-    # Memory that eager leaves uninitialised is zero, too.
-    "zeros zeros_like new_zeros empty.memory_format empty_like new_empty empty_strided new_empty_strided empty_permuted "
-    "_efficientzerotensor": lambda builder, *_, **__: _filled(builder, 0),
+    "zeros zeros_like new_zeros _efficientzerotensor": lambda builder, *_, **__: _filled(builder, 0),
+    "empty.memory_format empty_like new_empty empty_strided new_empty_strided empty_permuted":
+        lambda builder, *_, **__: _filled(builder, _uninitialised(builder.val.dtype)),
     "copy": lambda builder, _, source, *__: _filled(builder, source),
     "clone lift_fresh_copy alias_copy detach_copy": lambda builder, value, **_: builder.like_node(value.load),
 }  # fmt: skip

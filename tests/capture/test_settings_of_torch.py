@@ -15,7 +15,7 @@ from tests.capture.support import capture, same_as_eager
 
 OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "get_default_dtype()": (torch.set_default_dtype, torch.float64, torch.float32),
-    "get_default_device()": (torch.set_default_device, "meta", "cpu"),
+    "get_default_device()": (torch.set_default_device, "meta", "cpu", None),
     "are_deterministic_algorithms_enabled()": (torch.use_deterministic_algorithms, True, False),
     "get_deterministic_debug_mode()": (torch.set_deterministic_debug_mode, 1, 2, 0),
     "is_deterministic_algorithms_warn_only_enabled()": (torch.set_deterministic_debug_mode, 1, 2, 0),

@@ -352,6 +352,36 @@ def test_what_only_looks_like_the_business_of_another_library_is_no_break(functi
     assert kinds(same_as_eager(function, torch.arange(3.0))) == []
 
 
+def test_an_operator_that_is_absent_is_seen_once_it_is_there() -> None:
+    def function(x):
+        if not hasattr(torch.ops.tests_of_surface, "late"):
+            return getattr(torch.ops.tests_of_surface, "later", torch.sin)(x)
+        return torch.ops.tests_of_surface.late(x)
+
+    compiled, x = capture(function), torch.randn(3)
+    assert equal(compiled(x), x.sin()) and not kinds(compiled)
+    with torch.library._scoped_library("tests_of_surface", "FRAGMENT") as library:
+        library.define("late(Tensor x) -> Tensor")
+        library.impl("late", torch.cos, "CompositeImplicitAutograd")
+        assert equal(compiled(x), x.cos()) and not kinds(compiled)
+
+
+def test_a_tensor_marked_as_a_buffer_is_kept_among_the_buffers() -> None:
+    def function(module, x, tensor):
+        module.state = tensor
+        module.state = tensor if isinstance(tensor, nn.Buffer) else None
+        module.other = x * 2
+        return isinstance(x, (int, nn.Buffer)), x + 1
+
+    compiled, x = capture(function), torch.ones(2)
+    for tensor in (nn.Buffer(x), torch.ones(2), nn.Buffer(x, persistent=False), nn.Buffer(x)):
+        mine, theirs = nn.Module(), nn.Module()
+        assert equal(compiled(mine, x, tensor), function(theirs, x, tensor)) and not kinds(compiled)
+        for part in ("_buffers", "_non_persistent_buffers_set"):
+            assert getattr(mine, part) == getattr(theirs, part)
+        assert mine.state is theirs.state and list(mine.__dict__) == list(theirs.__dict__)
+
+
 def test_what_makes_or_shows_a_sparse_tensor_is_a_break() -> None:
     indices = torch.tensor([[0, 1, 2], [1, 2, 0]])
 

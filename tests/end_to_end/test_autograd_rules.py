@@ -1316,6 +1316,28 @@ def test_a_custom_operator_whose_backward_looks_at_values_is_compiled() -> None:
     assert len(minicompile.api.compiled_function(compiled).compiler.graphs) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
+@pytest.mark.parametrize("key, breaks", [("CPU", 1), ("CompositeExplicitAutograd", 1), ("CompositeImplicitAutograd", 0)])
+def test_a_custom_operator_without_a_rule_has_the_gradient_of_its_kernel(key: str, breaks: int) -> None:
+    with torch.library._scoped_library("minicompile_tests", "FRAGMENT") as library:
+        library.define(f"thrice_{key}(Tensor x) -> Tensor")
+        library.impl(f"thrice_{key}", lambda x: 3 * x, key)
+        if key == "CPU":
+            library.impl(f"thrice_{key}", torch.empty_like, "Meta")
+        operator = getattr(torch.ops.minicompile_tests, f"thrice_{key}")
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            return operator(x.relu()).cos()
+
+        compiled, x = minicompile.compile(program, options={"suppress_errors": False}), torch.randn(5)
+        torch.testing.assert_close(compiled(x), program(x))
+        assert not compiled.graph_breaks
+        x.requires_grad_()
+        gradients = [torch.autograd.grad(function(x).sum(), x)[0] for function in (compiled, program)]
+        torch.testing.assert_close(*gradients)
+        assert len(compiled.graph_breaks) == breaks
+
+
 def test_nothing_is_differentiated_under_inference_mode() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():

@@ -80,6 +80,9 @@ LOSSES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "norms of parts in channels_last": (lambda x, y: (F.batch_norm(x.permute(0, 3, 1, 2)[:, :4], None, None, training=True), F.batch_norm(
                                             y.movedim(-1, 1)[:, ::2], torch.zeros(4), torch.ones(4))), lambda: (leaf(2, 5, 6, 7), leaf(2, 3, 5, 6, 8))),
+    "norms of channels_last beside sizes of 1": (
+        lambda x, y: (F.batch_norm(x, torch.zeros(2), torch.ones(2)), F.batch_norm(y.as_strided((2, 2, 1, 3), (6, 1, 1, 2)), None, None, training=True)),
+        lambda: (torch.randn(1, 3, 2, 1).permute(0, 2, 1, 3), torch.randn(12))),
     "factors of parts of copies": (lambda x: (torch.linalg.det(x.flip(-1)[..., :3, :3]), torch.linalg.slogdet(x.roll(1, 0)[..., 1:, ::2])[1],
                                               torch.linalg.solve(x.flip(0)[:1, ..., :2, :2].expand(2, -1, -1), x[..., 1:3, :3])),
                                    lambda: (leaf(2, 4, 6),)),

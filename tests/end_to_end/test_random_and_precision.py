@@ -211,3 +211,25 @@ def test_gradients_of_an_extreme_find_it(extreme: Callable[[Tensor], Tensor], bu
     (found,) = torch.autograd.grad(compiled(function, activation_memory_budget=budget)(x).sum(), x)
     (expected,) = torch.autograd.grad(function(x.double()).sum(), x)
     assert (found.double() - expected.double()).norm() < 0.5 * expected.double().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool], ids=str)
+def test_memory_that_nothing_has_written_is_filled_where_eager_fills_it(dtype: torch.dtype) -> None:
+    def making(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        row = torch.empty(4, dtype=dtype)
+        row[1] = 0
+        return torch.empty_like(x, dtype=dtype), row, x.new_empty_strided((2, 3), (1, 2), dtype=dtype), x.new_empty(2, dtype=dtype)
+
+    made, x = minicompile.compile(making, fullgraph=True), torch.ones(3)
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        for fill in (True, False, True):
+            torch.utils.deterministic.fill_uninitialized_memory = fill
+            torch.use_deterministic_algorithms(True)
+            for result, expected in zip(made(x), making(x), strict=True):
+                assert not fill or torch.equal(result.nan_to_num(7.0), expected.nan_to_num(7.0))
+            torch.use_deterministic_algorithms(False)
+            assert not made(x)[1][1]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = before
