@@ -15,7 +15,7 @@ import torch
 
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE
+from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE, MANAGED_DICT
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
@@ -274,7 +274,7 @@ def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
     """The instance dictionary, also one of a subclass: a stand-in for an object from outside, the real one for a fresh object."""
     outside, kind = is_outside(tracer, owner), type(owner)
     real = tracer.reals[id(owner)] if outside else owner
-    if not type(real).__dictoffset__:
+    if not type(real).__dictoffset__ and not type(real).__flags__ & MANAGED_DICT:  # a class of C++ may have that flag alone
         return None
     reader, _ = class_lookup(tracer, kind, "__dict__")
     if not isinstance(reader, (types.GetSetDescriptorType, types.MemberDescriptorType)):

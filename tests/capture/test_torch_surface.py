@@ -256,7 +256,7 @@ def test_scripted_functions_and_gradients_that_are_on_already_do_not_break(monke
         return y.sin()
 
     compiled = same_as_eager(function, torch.ones(3, requires_grad=True))
-    assert not compiled.records.graph_breaks and not compiled.records.fallbacks
+    assert compiled.records.graphs and not compiled.records.graph_breaks and not compiled.records.fallbacks
 
 
 def test_what_has_no_history_is_detached_in_place_in_the_graph() -> None:
