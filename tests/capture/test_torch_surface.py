@@ -240,6 +240,52 @@ def test_parts_of_parameters_are_captured_without_gradients() -> None:
         same_as_eager(embed, torch.randn(2, 5, 4), fullgraph=True)
 
 
+class ByClassMethods(torch.autograd.Function):
+    factor = 3.0
+
+    @classmethod
+    def forward(cls, ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin() * cls.factor
+
+    @classmethod
+    def backward(cls, ctx, gradient):
+        return gradient * ctx.saved_tensors[0].cos() * cls.factor
+
+
+class DifferentiableOnce(ByClassMethods):
+    factor = 5.0
+
+    @classmethod
+    @torch.autograd.function.once_differentiable
+    def backward(cls, ctx, gradient):
+        return gradient * ctx.saved_tensors[0] * cls.factor
+
+
+class KeepsAViewOfALeaf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, power):
+        ctx.power = power.expand(x.shape)
+        return x ** ctx.power
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.power, (gradient * ctx.power.exp()).sum()
+
+
+@pytest.mark.parametrize("function", [ByClassMethods, DifferentiableOnce, KeepsAViewOfALeaf])
+def test_custom_functions_of_every_kind_are_captured(function: Any) -> None:
+    x, power = torch.rand(2, 3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    inputs = (x, power)[:1 + (function is KeepsAViewOfALeaf)]
+    compiled = minicompile_compile(lambda *given: function.apply(*given).exp(), fullgraph=True)
+    found = torch.autograd.grad(compiled(*inputs).sum(), inputs)
+    torch.testing.assert_close(found, torch.autograd.grad(function.apply(*inputs).exp().sum(), inputs))
+    if function is DifferentiableOnce:
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+            first.sum().backward()
+
+
 @torch.jit.script
 def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
     return x / torch.sqrt(torch.tensor(x.size(-1) * factor, dtype=torch.float))
