@@ -99,6 +99,8 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "scatters into an expanded tensor": (
         lambda x, s: (torch.diagonal_scatter(x, s).relu(), torch.select_scatter(x, s, 0, 1).relu(), torch.slice_scatter(x, s[None], 0, 1, 2).relu()),
         lambda: ((-torch.rand(1, 3) - 1).expand(3, 3), torch.ones(1).expand(3).detach().requires_grad_())),
+    "a transposed part masked in place": (lambda x, m: (x * 1).view(2, 3, 2, 4).transpose(1, 2).masked_fill_(m[:, None, :, None], 0.0).sin(),
+                                          lambda: (leaf(2, 3, 8), torch.tensor([[True, False, False], [False, True, False]]))),
     "taking one element": (lambda x, i: torch.take(x, i) * x.sum(), lambda: (leaf(3, 5), torch.tensor(-2))),
     "filling by an index from the end": (lambda x: (x.index_fill(1, torch.tensor([0, -1]), 2.0), x.sin().index_fill_(0, torch.tensor([-1]), 3.0)),
                                          lambda: (leaf(3, 5),)),
