@@ -325,6 +325,16 @@ def test_as_eager(name: str) -> None:
     check(function, *arguments(), calls=1, reference=name != "doubles")  # fp64 is its own reference
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_condition_in_bytes_is_captured(dynamic: bool) -> None:
+    def function(c: Tensor, x: Tensor, y: Tensor) -> Any:
+        return torch.where(c, x, y.sin()), x.where(c > 0, y).where(c, 2.0), torch.where(c, c, 3)
+
+    compiled = minicompile.compile(function, fullgraph=True, dynamic=dynamic, options={"suppress_errors": False})
+    condition = torch.tensor([[0, 1, 2], [3, 0, 0]], dtype=torch.uint8)
+    check(function, condition, leaf(2, 3), leaf(2, 3), compile=lambda _: compiled)
+
+
 def test_a_batch_norm_far_from_zero_is_as_exact_as_eagers() -> None:
     """The largest error of one draw is chance, for eager as for us: the errors of many are compared."""
 
