@@ -386,7 +386,9 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
             return native_attribute(owner, name)
         return bind_descriptor(tracer, class_value(tracer, meta_base, name, meta_raw), owner, meta)
     changes = type(raw) in (bool, int) or (id(base), name) in tracer.effects.attributes
-    if is_trusted_module(owner.__module__) and not (changes or isinstance(raw, (types.FunctionType, classmethod, staticmethod))):
+    described = is_trusted_module(base.__module__) and isinstance(getattr(type(raw), "__get__", None), types.FunctionType)
+    if (described or is_trusted_module(owner.__module__)) and not (
+            changes or isinstance(raw, (types.FunctionType, classmethod, staticmethod))):
         return native_attribute(owner, name)
     return bind_descriptor(tracer, class_value(tracer, base, name, raw), MISSING, owner)
 
@@ -406,7 +408,10 @@ def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
         return native_attribute(owner, name)
     kind: Any = type(owner)
     if kind is not types.ModuleType and not isinstance(kind.__getattribute__, types.FunctionType):
-        return object_attribute(tracer, owner, name)
+        raw, base = class_lookup(tracer, kind, name)
+        if raw is not MISSING:
+            return bind_descriptor(tracer, class_value(tracer, base, name, raw), owner, kind)
+        return fallback_attribute(tracer, owner, kind, name, no_attribute(kind, name, owner))
     if "__getattr__" in owner.__dict__:
         return tracer.call(tracer.load_global(owner.__dict__, "__getattr__"), (name,))
     return native_attribute(owner, name)

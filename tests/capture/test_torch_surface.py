@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import types
 import warnings
 from typing import Any
 
@@ -238,6 +239,37 @@ def test_parts_of_parameters_are_captured_without_gradients() -> None:
 
     with torch.no_grad():
         same_as_eager(embed, torch.randn(2, 5, 4), fullgraph=True)
+
+
+class Lazily(types.ModuleType):
+    def __init__(self):
+        super().__init__("lazily")
+        self.found = {"factor": 3.0}
+
+    two = 2
+
+    def __getattr__(self, name):
+        if name in self.found:
+            return self.found[name]
+        raise AttributeError(name)
+
+
+class OwnCategorical(torch.distributions.Categorical):
+    pass
+
+
+LAZILY = Lazily()
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * LAZILY.factor * LAZILY.two + hasattr(LAZILY, "missing"), lambda x: OwnCategorical(logits=x, validate_args=True).entropy(),
+])  # fmt: skip
+def test_what_a_class_makes_of_attributes_is_captured(function: Any) -> None:
+    x = torch.rand(2, 3)
+    compiled = same_as_eager(function, x, fullgraph=True)
+    LAZILY.found["factor"] = 4.0
+    assert equal(compiled(x), function(x))
+    LAZILY.found["factor"] = 3.0
 
 
 class ByClassMethods(torch.autograd.Function):
