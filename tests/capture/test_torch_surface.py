@@ -259,10 +259,22 @@ class OwnCategorical(torch.distributions.Categorical):
 
 
 LAZILY = Lazily()
+SET = object.__setattr__.__get__
+
+
+class Frozen:
+    """As the library attrs writes the constructor of a class whose objects do not change."""
+
+    def __init__(self, factor):
+        setter = SET(self)
+        setter("factor", factor)
+
+
 
 
 @pytest.mark.parametrize("function", [
     lambda x: x * LAZILY.factor * LAZILY.two + hasattr(LAZILY, "missing"), lambda x: OwnCategorical(logits=x, validate_args=True).entropy(),
+    lambda x: x * Frozen(3.0).factor,
 ])  # fmt: skip
 def test_what_a_class_makes_of_attributes_is_captured(function: Any) -> None:
     x = torch.rand(2, 3)
