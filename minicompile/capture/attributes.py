@@ -16,7 +16,7 @@ import torch
 
 from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE
+from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE, MANAGED_DICT
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.remade_classes import FIELD
 from minicompile.capture.side_effects import MISSING
@@ -275,7 +275,7 @@ def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
     """The instance dictionary, also one of a subclass: a stand-in for an object from outside, the real one for a fresh object."""
     outside, kind = is_outside(tracer, owner), type(owner)
     real = tracer.reals[id(owner)] if outside else owner
-    if not type(real).__dictoffset__:
+    if not type(real).__dictoffset__ and not type(real).__flags__ & MANAGED_DICT:  # a class of C++ may have that flag alone
         return None
     reader, _ = class_lookup(tracer, kind, "__dict__")
     if not isinstance(reader, (types.GetSetDescriptorType, types.MemberDescriptorType)):
@@ -387,7 +387,9 @@ def class_attribute(tracer: Tracer, owner: type, name: str) -> Any:
             return native_attribute(owner, name)
         return bind_descriptor(tracer, class_value(tracer, meta_base, name, meta_raw), owner, meta)
     changes = type(raw) in (bool, int) or (id(base), name) in tracer.effects.attributes
-    if is_trusted_module(owner.__module__) and not (changes or isinstance(raw, (types.FunctionType, classmethod, staticmethod))):
+    described = is_trusted_module(base.__module__) and isinstance(getattr(type(raw), "__get__", None), types.FunctionType)
+    if (described or is_trusted_module(owner.__module__)) and not (
+            changes or isinstance(raw, (types.FunctionType, classmethod, staticmethod))):
         return native_attribute(owner, name)
     return bind_descriptor(tracer, class_value(tracer, base, name, raw), MISSING, owner)
 
@@ -411,7 +413,10 @@ def module_attribute(tracer: Tracer, owner: types.ModuleType, name: str) -> Any:
         return native_attribute(owner, name)
     kind: Any = type(owner)
     if kind is not types.ModuleType and not isinstance(kind.__getattribute__, types.FunctionType):
-        return object_attribute(tracer, owner, name)
+        raw, base = class_lookup(tracer, kind, name)
+        if raw is not MISSING:
+            return bind_descriptor(tracer, class_value(tracer, base, name, raw), owner, kind)
+        return fallback_attribute(tracer, owner, kind, name, no_attribute(kind, name, owner))
     if "__getattr__" in owner.__dict__:
         return tracer.call(tracer.load_global(owner.__dict__, "__getattr__"), (name,))
     return native_attribute(owner, name)

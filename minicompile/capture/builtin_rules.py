@@ -569,6 +569,7 @@ direct({
     callable: lambda tracer, value: isinstance(value, (TensorMethod, type)) or not isinstance(value, FakeTensor) and (
         python_method(tracer, type(value), "__call__") or class_lookup(tracer, type(value), "__call__")[0]) is not MISSING,
     setattr: set_attribute, delattr: lambda tracer, owner, name: set_attribute(tracer, owner, name, MISSING),
+    types.WrapperDescriptorType.__get__: lambda tracer, method, owner, kind=None: method.__get__(owner, kind),
     object.__setattr__: generic_set, object.__delattr__: lambda tracer, owner, name: generic_set(tracer, owner, name, MISSING),
     object.__getattribute__: lambda tracer, owner, name: generic_attribute(tracer, owner, type(owner), name),
     vars: attributes_of, locals: variables_of_caller, slice: lambda tracer, *numbers: slice(*numbers),  # which may be symbolic

@@ -245,7 +245,9 @@ def fetched_again(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: 
     shown = [item if is_constant(item) else id(item) for item in (*args, *kwargs.values())]
     key = (id(function), repr((shown, *kwargs)))
     source = tracer.sources.get(id(function)) or Baked(function, getattr(function, "__qualname__", "a function"))
-    return tracer.wrapped_once(key, real, CachedCall(source, args, dict(kwargs)))
+    known = [item if is_constant(item) else tracer.sources[id(item)].origin() if id(item) in tracer.sources else id(item)
+             for item in (*args, *kwargs.values())]
+    return tracer.wrapped_once(key, real, CachedCall(source, args, dict(kwargs), (*known, *kwargs)))
 
 
 def resolved(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -107,7 +107,7 @@ class JoinedOnce(Joined):
 def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
     """`kind.apply(*inputs)`."""
     kind, *inputs = args
-    if kwargs or not all(isinstance(vars(base).get(name, staticmethod(len)), staticmethod)
+    if kwargs or not all(isinstance(vars(base).get(name, staticmethod(len)), (staticmethod, classmethod))
                          for base in kind.__mro__ for name in ("forward", "backward", "setup_context")):
         raise Break(KIND, f"`{kind.__name__}.apply` is called in a way that is not followed")
     if getattr(kind, "boxed_grads_call", False) or kind.clear_saved_tensors_on_access:  # the first not before torch 2.13
@@ -201,7 +201,7 @@ class Application:
         on_cpu, on_cuda = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
         with tracer.graph.inner() as inner, torch.no_grad(), on_cpu, on_cuda:  # as autograd calls it
             gradients = [self.incoming(item, inner if place in joined else None) for place, item in enumerate(outputs)]
-            backward = self.backward_function()
+            backward, once = self.backward_function()
             found = call(tracer, backward, (context, *gradients), {})
             module = inner.finish(self.checked_gradients(found))
         if not same_state(before, state_of(tracer)):
@@ -218,19 +218,25 @@ class Application:
         join = Join(
             self.kind.__name__, module, results, dirty, views=not set(results) <= set(dirty),
             checked=tuple(place for place, item in enumerate(values) if id(item) in saved),
-            once=backward is not get_attribute(tracer, self.kind, "backward"))
-        return tuple(tracer.operation("call_function", join, (values, *tensors)))
+            once=once)
+        quiet = tracer.graph.quiet_leaves & set(map(id, values))  # no derivative is asked of what is kept
+        tracer.graph.quiet_leaves -= quiet
+        replaced = tuple(tracer.operation("call_function", join, (values, *tensors)))
+        tracer.graph.quiet_leaves |= quiet
+        return replaced
 
     def is_input(self, item: Any) -> bool:
         """Whether a result is one of the inputs."""
         return any(item is tensor for tensor in self.tensors)
 
-    def backward_function(self) -> Any:
-        """The user's backward, without the wrapper that forbids to differentiate it."""
-        function = get_attribute(self.tracer, self.kind, "backward")
-        if function.__globals__.get("__name__") == "torch.autograd.function":
-            function = getattr(function, "__wrapped__", function)
-        return function
+    def backward_function(self) -> tuple[Any, bool]:
+        """The user's backward without the wrapper that forbids to differentiate it, and whether it has that."""
+        given = get_attribute(self.tracer, self.kind, "backward")
+        function = getattr(given, "__func__", given)  # of a class method
+        if function.__globals__.get("__name__") != "torch.autograd.function" or not hasattr(function, "__wrapped__"):
+            return given, False
+        inner = function.__wrapped__
+        return inner if function is given else types.MethodType(inner, self.kind), True
 
     def incoming(self, output: Any, inner: InnerGraph | None) -> Any:
         """The gradient of one result: a placeholder, or zeros where there is none."""

@@ -54,7 +54,7 @@ class DynamicPlan:
 
     Attributes:
         policy: `True` at once, `None` from the second value on, `False` never. Marks on tensors come before it.
-        seen: the first value of each number: the words of its source and which of its numbers it is, to the value.
+        seen: the first value of each number: the origin of its source and which of its numbers it is, to the value.
         varying: those that had another value later.
         floats, integers: whether those that vary become inputs of graphs.
     """
@@ -87,7 +87,7 @@ class DynamicPlan:
         if self.policy is False or type(real) is int and abs(real) >> 63:
             return None
         if type(real) is float:
-            if not self.floats or not self.varies((source.words(), "float"), real.hex()):
+            if not self.floats or not self.varies((source.origin(), "float"), real.hex()):
                 return None
             tracer.floats = True
             tracer.guards.test(source, "type({0}) is float", (), "`{0}` is a float", "type")
@@ -96,7 +96,7 @@ class DynamicPlan:
             return None
         # What is computed from numbers that vary varies with them.
         at_once = (type(source) is Computed or self.policy is True and type(source) is Argument) and abs(real) > 1
-        if not self.varies((source.words(), "number"), real) and not at_once:
+        if not self.varies((source.origin(), "number"), real) and not at_once:
             return None
         sign = "negative" if real < 0 else "not negative"
         tracer.guards.test(source, f"type({{0}}) is int and {{0}} {'<' if real < 0 else '>='} 0", (),
@@ -134,9 +134,9 @@ class DynamicPlan:
 
     def fake_tensor(self, tracer: Tracer, real: torch.Tensor, source: Source) -> tuple[Any, Any, Any]:
         """A fake tensor for `real`, with the sizes and strides to guard (`None` where they may vary)."""
-        words, mode = source.words(), tracer.graph.fake_mode
-        free = [self.is_dynamic(real, words, dim) and size >= SMALLEST_SIZE for dim, size in enumerate(real.shape)]
-        fixed_strides = [self.policy is False or not self.varies((words, real.dim(), "stride", dim), stride) or stride < 2
+        origin, mode = source.origin(), tracer.graph.fake_mode
+        free = [self.is_dynamic(real, origin, dim) and size >= SMALLEST_SIZE for dim, size in enumerate(real.shape)]
+        fixed_strides = [self.policy is False or not self.varies((origin, real.dim(), "stride", dim), stride) or stride < 2
                          for dim, stride in enumerate(real.stride())]
         if not any(free) and (all(fixed_strides) or self.policy is not None or real.is_contiguous()):
             return fake_input(mode, real), tuple(real.shape), tuple(real.stride())
@@ -152,7 +152,7 @@ class DynamicPlan:
         strides = self.strides(tracer, real, source, sizes, fixed_strides)
         return symbolic_fake(mode, real, sizes, strides), fixed_numbers(sizes), fixed_numbers(strides)
 
-    def is_dynamic(self, real: torch.Tensor, words: str, dim: int) -> bool:
+    def is_dynamic(self, real: torch.Tensor, origin: tuple[Any, ...], dim: int) -> bool:
         """Whether a dimension of an input is to be symbolic."""
         if dim in getattr(real, "_dynamo_static_indices", ()):
             return False
@@ -160,7 +160,7 @@ class DynamicPlan:
             return True
         if self.policy is False or isinstance(real, torch.nn.Parameter):
             return False
-        return self.varies((words, real.dim(), "size", dim), real.shape[dim]) or self.policy is True
+        return self.varies((origin, real.dim(), "size", dim), real.shape[dim]) or self.policy is True
 
     def strides(self, tracer: Tracer, real: torch.Tensor, source: Source, sizes: list[Any], fixed: list[bool]) -> list[Any]:
         """The strides: products of symbolic sizes where they are such now, else numbers, or symbols if they varied."""

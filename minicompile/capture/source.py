@@ -43,6 +43,14 @@ class Source:
         """The value in the user's terms."""
         return self.label.replace("{0}", self.owner())
 
+    def origin(self) -> tuple[Any, ...]:
+        """What one value has in every capture, and no other value: its words, and what the calls in them were given."""
+        return self.words(), *self.given()
+
+    def given(self) -> tuple[Any, ...]:
+        """The arguments of all calls on the way to the value."""
+        return () if self.parent is None else self.parent.given()
+
 
 class Baked(Source):
     """An object that the generated code holds directly: a module's globals, a class, a library module."""
@@ -141,13 +149,19 @@ class Computed(Source):
 
 
 class CachedCall(Source):
-    """`parent(*args, **kwargs)` of a function with a cache (`lru_cache`), which gives the same object each time."""
+    """`parent(*args, **kwargs)` of a function with a cache (`lru_cache`), which gives the same object each time.
 
-    __slots__ = ("args", "kwargs")
+    `shown` is what tells the arguments from those of other calls, in this capture and in others.
+    """
 
-    def __init__(self, parent: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    __slots__ = ("args", "kwargs", "shown")
+
+    def __init__(self, parent: Source, args: tuple[Any, ...], kwargs: dict[str, Any], shown: tuple[Any, ...]) -> None:
         super().__init__(parent, "", "{0}(...)")
-        self.args, self.kwargs = args, kwargs
+        self.args, self.kwargs, self.shown = args, kwargs, shown
+
+    def given(self) -> tuple[Any, ...]:
+        return *super().given(), self.shown
 
     def expression(self, base: str, constant: Any) -> str:
         parts = [literal(item) or constant(item, "argument") for item in self.args]

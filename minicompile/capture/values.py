@@ -100,7 +100,7 @@ def wrap_constant(tracer: Tracer, real: Any, source: Source) -> Any:
         symbol = tracer.dynamic.number(tracer, real, source)
         if symbol is not None:
             return symbol
-    if type(real) in NUMPY_NUMBERS and tracer.dynamic.varies((source.words(), "NumPy"), repr(real)):
+    if type(real) in NUMPY_NUMBERS and tracer.dynamic.varies((source.origin(), "NumPy"), repr(real)):
         raise Break("NumPy", f"`{source.words()}` is a NumPy number that varies")
     tracer.guards.constant(source, real)
     return real

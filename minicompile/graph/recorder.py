@@ -194,7 +194,14 @@ class Recorder(DispatchMode):
             self._drop_after(start)
         if func._schema.is_mutable:
             raise MutationInside(str(func))
-        return self.emit(func, *args, **kwargs)
+        try:
+            return self.emit(func, *args, **kwargs)
+        except (RuntimeError, ValueError):
+            if func is not torch.ops.aten.view.default:
+                raise
+            # The user's views are possible: this one leads back from a view that was written, whose new layout is another one.
+            copy = self.emit(torch.ops.aten.clone.default, args[0], memory_format=torch.contiguous_format)
+            return self.emit(func, copy, *args[1:])
 
     def _as_eager(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """The result in the layout that eager gives it."""

@@ -7,6 +7,8 @@ not know graphs.
 
 import contextlib
 import functools
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +135,9 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             return super().dispatch(aten.squeeze.default, types, (result,))
         if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
             result = tuple(map(self.remembering, result)) if isinstance(result, tuple) else self.remembering(result)
+        if (value := beside_numbers(func, args)) is not None and 1 in value.shape and value.shape == result.shape:
+            options = {"dtype": result.dtype, "device": result.fake_device}
+            return super().dispatch(aten.empty_strided.default, types, (value.shape, dense_strides(value)), options)
         if wanted := memory_format(func, args):
             first, *rest = result if isinstance(result, tuple) else (result,)
             first = super().dispatch(aten.empty_like.default, types, (first,), {"memory_format": wanted})
@@ -197,6 +202,37 @@ def writes_each_element(func: Any) -> bool:
         return False
     pure = overload(f"{name[:-1]}.{form}")
     return func in (aten.floor_divide_.Tensor, aten.pow_.Tensor) or pure is not None and torch.Tag.pointwise in pure.tags
+
+
+def beside_numbers(func: Any, args: Any) -> FakeTensor | None:
+    """The tensor in `channels_last` that a pointwise operator takes with numbers in place of other ones: eager then sorts its
+    dimensions, those of size 1 too, where PyTorch's rule takes the layout for known."""
+    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+        return None
+    operands = [value for parameter, value in zip(func._schema.arguments, args, strict=False)
+                if str(parameter.type) == "Tensor" or func is aten.rsub.Scalar]
+    first, *rest = sorted(operands, key=lambda value: value.dim() if isinstance(value, torch.Tensor) else 0, reverse=True)
+    if not rest or not isinstance(first, FakeTensor) or first.dim() != 4 or first._has_symbolic_sizes_strides:
+        return None
+    alone = not any(isinstance(value, torch.Tensor) and value.dim() for value in rest)
+    return first if alone and first.is_contiguous(memory_format=torch.channels_last) and not first.is_contiguous() else None
+
+
+def dense_strides(value: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a result of one dense tensor, its dimensions in the tensor's order, as eager sorts them."""
+    order = list(reversed(range(value.dim())))  # innermost first
+    for place in range(1, len(order)):
+        for before in reversed(range(place)):
+            inner, outer = order[before], order[place]
+            strides, sizes = (value.stride(inner), value.stride(outer)), (value.shape[inner], value.shape[outer])
+            if 0 in strides or strides[0] == strides[1] and sizes[0] <= sizes[1]:
+                continue
+            if strides[0] < strides[1]:
+                break
+            order[before], order[place] = outer, inner
+            place = before
+    lengths = itertools.accumulate((value.shape[dim] for dim in order[:-1]), operator.mul, initial=1)
+    return tuple(stride for _, stride in sorted(zip(order, lengths, strict=True)))
 
 
 def memory_format(func: Any, args: Any) -> torch.memory_format | None:

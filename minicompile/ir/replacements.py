@@ -132,6 +132,14 @@ def varies(value: Tensor) -> bool:
     return any(type(size) is torch.SymInt for size in value.shape)
 
 
+def where(function: Any, place: int, *given: Any, **named: Any) -> Any:
+    """`where`, also by a condition in bytes (the argument at `place`), which fake kernels refuse."""
+    condition = given[place] if len(given) > place else None
+    if isinstance(condition, Tensor) and condition.dtype == torch.uint8:
+        given = (*given[:place], condition.bool(), *given[place + 1 :])
+    return function(*given, **named)
+
+
 def linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     """`torch.linspace` of a number of steps that varies, from both ends as eager's."""
     dtype = options.get("dtype") or torch.get_default_dtype()
@@ -278,6 +286,7 @@ REPLACED: dict[Any, Any] = {
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
     **{function: functools.partial(trace, function) for function in (torch.trace, torch.Tensor.trace)},
+    torch.where: functools.partial(where, torch.where, 0), torch.Tensor.where: functools.partial(where, torch.Tensor.where, 1),
     torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d, torch.max_pool1d: max_pool1d,
 }  # fmt: skip
 

@@ -249,6 +249,18 @@ def test_nothing_is_kept_alive_by_the_cache() -> None:
     assert [reference() for reference in references] == [None, None, None]
 
 
+def test_numbers_from_several_calls_of_a_function_with_a_cache_are_constants() -> None:
+    @functools.lru_cache(maxsize=None)
+    def halves(n):
+        return [n // 2, n - n // 2]
+
+    def function(x):
+        return x.reshape(*halves(4), -1), x.reshape(*halves(6), -1)
+
+    compiled = same_as_eager(function, torch.arange(36.0), fullgraph=True)
+    assert [given.source for given in compiled.records.graphs[0].inputs] == ["x"]
+
+
 def test_sizes_and_integers_become_symbolic_when_they_vary() -> None:
     def function(x: torch.Tensor, n: int) -> tuple[torch.Tensor, int, str]:
         batch, width = x.shape

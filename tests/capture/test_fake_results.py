@@ -113,6 +113,19 @@ def test_views_of_sizes_that_vary_are_those_of_eager(order: Any, wanted: Any) ->
         assert strides_of(fake) == expected
 
 
+@pytest.mark.parametrize("sizes", [(1, 8, 4, 4), (3, 8, 1, 4), (1, 2, 3, 1)])
+@pytest.mark.parametrize("odd", [1, 8, 100])
+@pytest.mark.parametrize("computed", [lambda x: x / 2.0, lambda x: x > torch.tensor(1.0), lambda x: 1 - x, lambda x: x + x, lambda x: x.pow(2)])
+def test_results_of_a_tensor_in_channels_last_and_numbers_are_those_of_eager(sizes: Any, odd: int, computed: Any) -> None:
+    """The stride of a size of 1 counts there, and what a convolution makes of the result lies accordingly."""
+    strides = torch.empty(sizes).to(memory_format=torch.channels_last).stride()
+    real = torch.empty_strided(sizes, [odd if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)])
+    mode = RememberingFakeMode()
+    with mode:
+        found = computed(fake_input(mode, real)).stride()
+    assert found == computed(real).stride()
+
+
 def test_a_setting_that_changes_results_is_part_of_what_is_remembered() -> None:
     mode, before = RememberingFakeMode(), torch.get_default_dtype()
     found = []

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import types
 import warnings
 from typing import Any
 
@@ -240,6 +241,95 @@ def test_parts_of_parameters_are_captured_without_gradients() -> None:
         same_as_eager(embed, torch.randn(2, 5, 4), fullgraph=True)
 
 
+class Lazily(types.ModuleType):
+    def __init__(self):
+        super().__init__("lazily")
+        self.found = {"factor": 3.0}
+
+    two = 2
+
+    def __getattr__(self, name):
+        if name in self.found:
+            return self.found[name]
+        raise AttributeError(name)
+
+
+class OwnCategorical(torch.distributions.Categorical):
+    pass
+
+
+LAZILY = Lazily()
+SET = object.__setattr__.__get__
+
+
+class Frozen:
+    """As the library attrs writes the constructor of a class whose objects do not change."""
+
+    def __init__(self, factor):
+        setter = SET(self)
+        setter("factor", factor)
+
+
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * LAZILY.factor * LAZILY.two + hasattr(LAZILY, "missing"), lambda x: OwnCategorical(logits=x, validate_args=True).entropy(),
+    lambda x: x * Frozen(3.0).factor,
+])  # fmt: skip
+def test_what_a_class_makes_of_attributes_is_captured(function: Any) -> None:
+    x = torch.rand(2, 3)
+    compiled = same_as_eager(function, x, fullgraph=True)
+    LAZILY.found["factor"] = 4.0
+    assert equal(compiled(x), function(x))
+    LAZILY.found["factor"] = 3.0
+
+
+class ByClassMethods(torch.autograd.Function):
+    factor = 3.0
+
+    @classmethod
+    def forward(cls, ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin() * cls.factor
+
+    @classmethod
+    def backward(cls, ctx, gradient):
+        return gradient * ctx.saved_tensors[0].cos() * cls.factor
+
+
+class DifferentiableOnce(ByClassMethods):
+    factor = 5.0
+
+    @classmethod
+    @torch.autograd.function.once_differentiable
+    def backward(cls, ctx, gradient):
+        return gradient * ctx.saved_tensors[0] * cls.factor
+
+
+class KeepsAViewOfALeaf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, power):
+        ctx.power = power.expand(x.shape)
+        return x ** ctx.power
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.power, (gradient * ctx.power.exp()).sum()
+
+
+@pytest.mark.parametrize("function", [ByClassMethods, DifferentiableOnce, KeepsAViewOfALeaf])
+def test_custom_functions_of_every_kind_are_captured(function: Any) -> None:
+    x, power = torch.rand(2, 3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    inputs = (x, power)[:1 + (function is KeepsAViewOfALeaf)]
+    compiled = minicompile_compile(lambda *given: function.apply(*given).exp(), fullgraph=True)
+    found = torch.autograd.grad(compiled(*inputs).sum(), inputs)
+    torch.testing.assert_close(found, torch.autograd.grad(function.apply(*inputs).exp().sum(), inputs))
+    if function is DifferentiableOnce:
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+            first.sum().backward()
+
+
 @torch.jit.script
 def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
     return x / torch.sqrt(torch.tensor(x.size(-1) * factor, dtype=torch.float))
@@ -256,7 +346,7 @@ def test_scripted_functions_and_gradients_that_are_on_already_do_not_break(monke
         return y.sin()
 
     compiled = same_as_eager(function, torch.ones(3, requires_grad=True))
-    assert not compiled.records.graph_breaks and not compiled.records.fallbacks
+    assert compiled.records.graphs and not compiled.records.graph_breaks and not compiled.records.fallbacks
 
 
 def test_what_has_no_history_is_detached_in_place_in_the_graph() -> None:

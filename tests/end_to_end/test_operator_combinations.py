@@ -102,6 +102,8 @@ SHAPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "scatters into an expanded tensor": (
         lambda x, s: (torch.diagonal_scatter(x, s).relu(), torch.select_scatter(x, s, 0, 1).relu(), torch.slice_scatter(x, s[None], 0, 1, 2).relu()),
         lambda: ((-torch.rand(1, 3) - 1).expand(3, 3), torch.ones(1).expand(3).detach().requires_grad_())),
+    "a transposed part masked in place": (lambda x, m: (x * 1).view(2, 3, 2, 4).transpose(1, 2).masked_fill_(m[:, None, :, None], 0.0).sin(),
+                                          lambda: (leaf(2, 3, 8), torch.tensor([[True, False, False], [False, True, False]]))),
     "taking one element": (lambda x, i: torch.take(x, i) * x.sum(), lambda: (leaf(3, 5), torch.tensor(-2))),
     "filling by an index from the end": (lambda x: (x.index_fill(1, torch.tensor([0, -1]), 2.0), x.sin().index_fill_(0, torch.tensor([-1]), 3.0)),
                                          lambda: (leaf(3, 5),)),
@@ -324,6 +326,16 @@ def test_as_eager(name: str) -> None:
     torch.manual_seed(len(name))
     function, arguments = PROGRAMS[name]
     check(function, *arguments(), calls=1, reference=name != "doubles")  # fp64 is its own reference
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_condition_in_bytes_is_captured(dynamic: bool) -> None:
+    def function(c: Tensor, x: Tensor, y: Tensor) -> Any:
+        return torch.where(c, x, y.sin()), x.where(c > 0, y).where(c, 2.0), torch.where(c, c, 3)
+
+    compiled = minicompile.compile(function, fullgraph=True, dynamic=dynamic, options={"suppress_errors": False})
+    condition = torch.tensor([[0, 1, 2], [3, 0, 0]], dtype=torch.uint8)
+    check(function, condition, leaf(2, 3), leaf(2, 3), compile=lambda _: compiled)
 
 
 def test_a_batch_norm_far_from_zero_is_as_exact_as_eagers() -> None:
