@@ -53,8 +53,7 @@ from minicompile.scheduling.fusion import why_not_fused
 from minicompile.scheduling.matmul import Chooser
 from minicompile.scheduling.schedule import schedule_graph
 
-KERNELS_OF_ATTENTION = 24
-"""As many ordinary kernels as those of attention, forward and backward, take the time of."""
+KERNELS_OF_ATTENTION = 12
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
 
@@ -328,12 +327,13 @@ def matmul_chooser(config: Config, device: DeviceProperties) -> Chooser | None:
 
 
 def expected_kernels(module: torch.fx.GraphModule) -> int:
-    """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations."""
+    """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations, and for attention what
+    takes as long as its kernels, forward and backward, of which there are twice as many in fp32."""
     made = [(node.target, node.meta.get("example_value")) for node in module.graph.nodes if node.op != "placeholder"]
-    on_device = ((target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu")
-    attention = any("softmax" in name or "attention" in name for name in (str(target) for target, _ in made))
+    on_device = [(target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu"]
+    attention = {value.dtype for target, value in on_device if "softmax" in str(target) or "attention" in str(target)}
     distinct = {(target, str(value.shape), value.dtype) for target, value in on_device}  # symbolic sizes have no hash
-    return len(distinct) // 2 + KERNELS_OF_ATTENTION * (attention and bool(distinct))
+    return len(distinct) // 2 + KERNELS_OF_ATTENTION * (1 + (torch.float32 in attention)) * bool(attention)
 
 
 def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:

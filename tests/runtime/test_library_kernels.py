@@ -195,9 +195,10 @@ def test_workers_are_started_for_attention() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     node = graph.call_function(torch.softmax, (x, -1))
-    node.meta["example_value"] = torch.empty(4, 4, device="meta")
     graph.output((node,))
-    assert expected_kernels(torch.fx.GraphModule({}, graph)) == KERNELS_OF_ATTENTION
+    for dtype, times in ((torch.bfloat16, 1), (torch.float32, 2)):
+        node.meta["example_value"] = torch.empty(4, 4, device="meta", dtype=dtype)
+        assert expected_kernels(torch.fx.GraphModule({}, graph)) == times * KERNELS_OF_ATTENTION
     node.meta["example_value"] = torch.empty(4, 4)
     assert expected_kernels(torch.fx.GraphModule({}, graph)) == 0
-    assert KERNELS_OF_ATTENTION // worker_pool.KERNELS_A_WORKER == 8
+    assert KERNELS_OF_ATTENTION // worker_pool.KERNELS_A_WORKER == 4
