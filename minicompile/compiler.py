@@ -327,8 +327,8 @@ def matmul_chooser(config: Config, device: DeviceProperties) -> Chooser | None:
 
 
 def expected_kernels(module: torch.fx.GraphModule) -> int:
-    """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations, and for attention what
-    takes as long as its kernels, forward and backward, of which there are twice as many in fp32."""
+    """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations, and for attention as
+    many as take the time of its kernels, forward and backward, which in fp32 are twice as many."""
     made = [(node.target, node.meta.get("example_value")) for node in module.graph.nodes if node.op != "placeholder"]
     on_device = [(target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu"]
     attention = {value.dtype for target, value in on_device if "softmax" in str(target) or "attention" in str(target)}
