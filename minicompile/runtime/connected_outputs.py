@@ -7,6 +7,8 @@ Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 t
 `torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks`, `_register_hook_dict` of nodes.
 """
 
+import collections
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,6 +81,18 @@ class _Connect(torch.autograd.Function):
         return (None, None, None, *passed, *grads, None)
 
 
+class HooksOnGradients(collections.OrderedDict[int, Any]):
+    """The hooks of a result, which are called with gradients alone: where none comes in for a result in eager, its node does not
+    run, but the node of a call runs for all of its results."""
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        @functools.wraps(hook)
+        def called(gradient: torch.Tensor | None) -> Any:
+            return None if gradient is None else hook(gradient)
+
+        super().__setitem__(key, called)
+
+
 def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -> None:
     """Let the node of a call take down which of its results get hooks: when the backward runs, such a tensor may be gone or
     changed in place, with its hooks still in force. `place_of` tells for a node of `function` and the number of an output the
@@ -88,6 +102,8 @@ def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -
     def register(node: Any, tensor: torch.Tensor) -> None:
         call, place = place_of(node, tensor.output_nr)
         call.hooked.add(place)
+        if not isinstance(tensor._backward_hooks, HooksOnGradients):
+            tensor._backward_hooks = HooksOnGradients(tensor._backward_hooks)
         super(kind, node)._register_hook_dict(tensor)
 
     kind._register_hook_dict = register

@@ -139,6 +139,21 @@ def hooks_on_tensors_parameters_and_modules(wrap: Wrap) -> Any:
 
 
 @scenario
+def hooks_of_results_that_a_backward_does_not_reach(wrap: Wrap) -> Any:
+    seen: list[Any] = []
+    a, b = leaf(3), leaf(3)
+    first, second, third = wrap(lambda a, b: (h := a.sin(), b.exp(), h * 2))(a, b)
+    handle = first.register_hook(lambda g: seen.append(("first", g * 1)))
+    second.register_hook(lambda g: g * 5)
+    third.register_hook(lambda g: seen.append(("third", g * 1)))
+    second.sum().backward(retain_graph=True)
+    third.sum().backward(retain_graph=True)
+    handle.remove()
+    first.sum().backward()
+    return seen, a.grad, b.grad, len(first._backward_hooks)
+
+
+@scenario
 def full_backward_hooks(wrap: Wrap) -> Any:
     seen: list[Any] = []
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
