@@ -103,7 +103,7 @@ def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -
         call, place = place_of(node, tensor.output_nr)
         call.hooked.add(place)
         if not isinstance(tensor._backward_hooks, HooksOnGradients):
-            tensor._backward_hooks = HooksOnGradients(tensor._backward_hooks)
+            tensor._backward_hooks = HooksOnGradients(tensor._backward_hooks or {})
         super(kind, node)._register_hook_dict(tensor)
 
     kind._register_hook_dict = register
