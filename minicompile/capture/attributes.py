@@ -509,7 +509,7 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         args = (owner, name) if value is MISSING else (owner, name, value)
         tracer.call(class_value(tracer, base, special, setter), args)
         return
-    if base not in (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType):
+    if base not in (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType) or kind is FIELD:
         raise Break("unsupported value", f"the attribute `{name}` of an object of type {kind.__name__} is set")
     generic_set(tracer, owner, name, value)
 

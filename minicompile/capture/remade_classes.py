@@ -12,6 +12,8 @@ from minicompile.capture.kinds import isinstance
 
 FIELD: Any = type(vars(collections.namedtuple("Pair", "one two"))["one"])
 
+EMPTY = object()
+
 
 def is_remade(kind: type) -> bool:
     """Whether a class is one that `namedtuple` makes in each call of a function: no module holds it by its name."""
@@ -24,7 +26,7 @@ def looks_like(kind: Any, first: Any) -> bool:
     """Whether nothing tells a class that `namedtuple` made from the one that was there when its caller was captured."""
     if kind is first:
         return True
-    if type(kind) is not type or kind.__bases__ != (tuple,) or kind.__qualname__ != first.__qualname__:
+    if type(kind) is not type or not is_remade(kind) or kind.__qualname__ != first.__qualname__:
         return False
     return kind.__dict__.keys() == first.__dict__.keys() and all(
         alike(kind.__dict__[name], value) for name, value in first.__dict__.items())
@@ -37,8 +39,8 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, (staticmethod, classmethod)):
         return alike(one.__func__, other.__func__)
     if isinstance(one, types.FunctionType):
-        held, expected = ([cell.cell_contents for cell in function.__closure__ or ()] for function in (one, other))
-        return one.__code__ == other.__code__ and alike(one.__defaults__, other.__defaults__) and alike(held, expected)
+        held, expected = ([it.__defaults__, it.__kwdefaults__, *map(contents, it.__closure__ or ())] for it in (one, other))
+        return one.__code__ == other.__code__ and alike(held, expected)
     if isinstance(one, FIELD):
         return bool(one.__reduce__() == other.__reduce__())
     if isinstance(one, (tuple, list)) and type(one) in (tuple, list):
@@ -46,3 +48,11 @@ def alike(one: Any, other: Any) -> bool:
     if type(one) is dict:
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in other)
     return one is other or type(one) in (str, int, bool, float) and one == other
+
+
+def contents(cell: Any) -> Any:
+    """What a closure cell holds, if anything."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return EMPTY

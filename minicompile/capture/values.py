@@ -116,6 +116,8 @@ def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
     """A class, module or builtin: guarded to be the same object, or to look like it if a function makes it in each call."""
     if isinstance(real, type) and is_remade(real):
         tracer.guards.test(source, "{1}({0}, {2})", (looks_like, real), f"`{{0}}` looks like the class {real.__name__}", "type")
+        for _, other in [one for one in tracer.known.values() if isinstance(one[0], type) and is_remade(one[0])]:
+            tracer.guards.different(source, other)
     elif not is_trusted(source):
         tracer.guards.identity(source, real)
     return tracer.register(real, real, source)
@@ -243,8 +245,8 @@ def is_structural(source: Source) -> bool:
 
 def is_plain_key(key: Any) -> bool:
     """Whether a dictionary key can be written into generated code."""
-    return literal(key) is not None and key == key or isinstance(key, (
-        enum.Enum, type, torch.dtype, torch.device, types.FunctionType, types.ModuleType, types.BuiltinFunctionType))
+    return literal(key) is not None and key == key or isinstance(key, type) and not is_remade(key) or isinstance(key, (
+        enum.Enum, torch.dtype, torch.device, types.FunctionType, types.ModuleType, types.BuiltinFunctionType))
 
 
 def wrap_dict(tracer: Tracer, real: dict[Any, Any], source: Source) -> Any:

@@ -372,10 +372,10 @@ class Assembly:
         """Statements that make the views of inputs which the graph takes beside them, and the variables that hold them."""
         lines: list[str] = []
         names: dict[Any, str] = {}
-        for made, whole, make in take_views_as_inputs(self.tracer.graph, self.emitter.outputs):
-            of = names[whole] if whole in names else self.writer.fetch(whole.source)
+        for made, sources, make in take_views_as_inputs(self.tracer.graph, self.emitter.outputs):
+            given = ", ".join(names[source] if source in names else self.writer.fetch(source.source) for source in sources)
             names[made] = self.writer.unique("view")
-            lines.append(f"{names[made]} = {self.emitter.constant(make, 'make_view')}({of})")
+            lines.append(f"{names[made]} = {self.emitter.constant(make, 'make_view')}({given})")
         return lines, names
 
     def rewinding(self) -> tuple[list[str], list[str]]:

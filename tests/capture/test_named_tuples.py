@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minicompile.capture.remade_classes import is_remade, looks_like
-from tests.capture.support import capture
+from tests.capture.support import capture, equal
 
 X = torch.linspace(-1, 1, 6)
 
@@ -71,3 +71,48 @@ def test_a_method_that_was_replaced_tells_classes_apart() -> None:
     assert looks_like(kind, first)
     kind._asdict = lambda self: {}
     assert not looks_like(kind, first)
+
+
+def test_arguments_of_a_method_by_name_tell_classes_apart() -> None:
+    def made(factor: int) -> Any:
+        kind = type(features(X))
+        kind.scaled = lambda self, *, by=factor: self.low * by
+        return kind
+
+    assert looks_like(made(2), made(2)) and not looks_like(made(3), made(2))
+
+
+COMPARED: dict[str, Any] = {
+    "two instances": lambda one, other: type(one) is type(other),
+    "instance and class": lambda one, other: (isinstance(one, type(other)), type(other)(one.low, 2)),
+    "key of a dictionary": lambda one, other: {type(one): 1}.get(type(other)),
+    "class of a module": lambda one, other: (isinstance(one, Features), isinstance(other, Features)),
+}
+Features = collections.namedtuple("Features", ["low", "high"])
+
+
+@pytest.mark.parametrize("compare", COMPARED.values(), ids=COMPARED)
+def test_classes_that_look_like_each_other_are_compared_in_each_call(compare: Any) -> None:
+    captured, kinds = capture(compare), [type(features(X)), type(features(X)), Features]
+    for first in kinds:
+        for second in kinds:
+            one, other = first(X, 1), second(X + 1, 1)
+            assert equal(captured(one, other), compare(one, other))
+    assert not captured.records.fallbacks
+
+
+def test_a_class_is_looked_up_where_others_like_it_are_keys() -> None:
+    captured, kinds = capture(lambda table, kind: table.get(kind)), [type(features(X)) for _ in range(3)]
+    for key in kinds:
+        for kind in kinds:
+            assert captured({key: X}, kind) is (X if kind is key else None)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_the_text_of_a_field_is_set() -> None:
+    def documented() -> Any:
+        made = collections.namedtuple("Features", ["low", "high"])
+        made.low.__doc__ = "the low one"
+        return made
+
+    assert capture(documented)().low.__doc__ == "the low one"

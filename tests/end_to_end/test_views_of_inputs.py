@@ -24,6 +24,11 @@ FUNCTIONS: dict[str, Function] = {
     "the same view twice": lambda x, w: (h := x.mT, h.sin() + x.mT.cos(), x.mT),
     "nothing but views": lambda x, w: (h := x.mT, h[1:], w.sin()),
     "one element": lambda x, w: (h := x[1, 2], h.sin() * w),
+    "of its own size": lambda x, w: (h := x.view_as(x), h.sin(), w.expand_as(w)),
+    "of another one's size": lambda x, w: (h := x[:, :1].expand_as(w), h.sin() * w),
+    "arguments by name": lambda x, w: (h := torch.transpose(input=x, dim0=0, dim1=1), h.sin()),
+    "at least": lambda x, w: ((h := torch.atleast_3d((x, w)))[0], h[0].sin() + h[1].sum()),
+    "broadcast": lambda x, w: ((h := torch.broadcast_tensors(x, w[0]))[1], h[1].sin() * x),
     "none": lambda x, w: (h := x[:0], h.sin()),
 }
 
@@ -104,6 +109,18 @@ def test_sizes_that_vary_and_calls_without_gradients() -> None:
         x, w = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
         assert_same(compiled(x, w), function(x, w))
     assert compiled.stats.fallbacks == 0
+
+
+def test_views_whose_shape_varies() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        h, k = x.view(x.shape[0] * 2, -1), w[0].expand(x.shape[0] - 1, -1)
+        return h, (h * 2).sin(), k, k.cos()
+
+    compiled = minicompile.compile(function)
+    for seed, rows in enumerate((3, 5, 7, 9)):
+        for watch in (hooked, retained):
+            expected, found = (shown(call, watch, (rows, 4), seed) for call in (function, compiled))
+            assert_same(found, expected)
 
 
 def test_gradients_of_results_asked_for_inside_break_the_graph_alone() -> None:
