@@ -53,7 +53,7 @@ from minicompile.scheduling.fusion import why_not_fused
 from minicompile.scheduling.matmul import Chooser
 from minicompile.scheduling.schedule import schedule_graph
 
-KERNELS_OF_ATTENTION = 12
+KERNELS_OF_ATTENTION = 24
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
 
@@ -234,7 +234,7 @@ class Compiler:
         start_early(lowered)
         if half == "forward" and compiled.partitioned.backward is not None and torch.cuda.is_available():
             with contextlib.suppress(Exception):  # the backward will say what is wrong
-                start_early(lower_graph(calls_alone(compiled.partitioned.backward), self.config, name))
+                start_early(lower_graph(calls_alone(compiled.partitioned.backward), self.config, name), ahead=True)
         with clock.stage("scheduling"):
             schedule = schedule_graph(lowered, self.config, device, matmul_chooser(self.config, device))
         tuning = ""
@@ -276,11 +276,11 @@ class Compiler:
         return dataclasses.replace(part, call=graphed)
 
 
-def start_early(lowered: LoweredGraph) -> None:
-    """Have hand-written kernels of a graph compiled beside the stages, where there is a GPU to load them on."""
+def start_early(lowered: LoweredGraph, ahead: bool = False) -> None:
+    """Have hand-written kernels of a graph compiled beside the stages, or ahead of them, where there is a GPU to load them on."""
     on_gpu = device_properties(lowered.device).kind == "cuda" and torch.cuda.is_available()
     if on_gpu and not torch.cuda.is_current_stream_capturing():
-        EARLY.start(lowered)
+        EARLY.start(lowered, ahead)
 
 
 def before_fork() -> None:
@@ -327,13 +327,14 @@ def matmul_chooser(config: Config, device: DeviceProperties) -> Chooser | None:
 
 
 def expected_kernels(module: torch.fx.GraphModule) -> int:
-    """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations, and for attention as
-    many as take the time of its kernels, forward and backward, which in fp32 are twice as many."""
+    """About how many distinct kernels a graph on an accelerator will have: one for two distinct operations, and for attention in
+    fp32 as many as take the time of its kernels, forward and backward."""
     made = [(node.target, node.meta.get("example_value")) for node in module.graph.nodes if node.op != "placeholder"]
     on_device = [(target, value) for target, value in made if isinstance(value, torch.Tensor) and value.device.type != "cpu"]
-    attention = {value.dtype for target, value in on_device if "softmax" in str(target) or "attention" in str(target)}
+    wide = [str(target) for target, value in on_device if value.dtype == torch.float32]
+    attention = any("softmax" in name or "attention" in name for name in wide)
     distinct = {(target, str(value.shape), value.dtype) for target, value in on_device}  # symbolic sizes have no hash
-    return len(distinct) // 2 + KERNELS_OF_ATTENTION * (1 + (torch.float32 in attention)) * bool(attention)
+    return len(distinct) // 2 + KERNELS_OF_ATTENTION * attention
 
 
 def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:

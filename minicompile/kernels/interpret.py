@@ -82,18 +82,18 @@ def launching_by(run: Callable[..., Any]) -> Iterator[None]:
 
 
 def compile_launches(
-    call: Callable[[], Any], device: torch.device, prepare: Callable[[Any, int], None] | None = None
+    call: Callable[[], Any], device: torch.device, prepare: Callable[[list[Any], int], bool] | None = None
 ) -> None:
     """Compile and load what `call` launches, all at once, in a call that launches nothing; a failure is left to its next call.
 
-    `prepare` is called with each kernel and the number of the GPU, before any is compiled.
+    `prepare` is given the kernels and the number of the GPU, before any is compiled, and says whether they are to be.
     """
+    kernels: list[Any] = []
     planned: list[Callable[[], Any]] = []
 
     def plan(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
         settle(kernel)
-        if prepare is not None:
-            prepare(kernel, torch.cuda.current_device() if device.index is None else device.index)
+        kernels.append(kernel)
         planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta, **OPTIONS))
 
     try:
@@ -101,6 +101,9 @@ def compile_launches(
             call()
     except Exception:  # of whatever kind: the call that launches will raise it to the user
         return
+    if prepare is not None and kernels:
+        if not prepare(kernels, torch.cuda.current_device() if device.index is None else device.index):
+            return
 
     def compile(launch: Callable[[], Any]) -> None:
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -4,6 +4,7 @@ Their wrappers run in threads, on memory that holds nothing, and launch nothing;
 that the call itself finds it done. Calls of symbolic size are left alone. This module must not run a kernel.
 """
 
+import functools
 import os
 import threading
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import minicompile.kernels as kernels
 from minicompile.ir.index import Index
 from minicompile.ir.loops import BufferView, ExternKernel, LoweredGraph
 from minicompile.kernels.interpret import compile_launches
-from minicompile.runtime.library_kernels import ask_workers
+from minicompile.runtime.library_kernels import share
 
 WRAPPERS = frozenset({"attention_forward", "attention_backward", "mask_bounds"})
 
@@ -37,19 +38,23 @@ class EarlyKernels:
 
     def __init__(self) -> None:
         self._running: list[tuple[str, threading.Thread]] = []
-        self._known: set[Any] = set()
+        self._known: dict[Any, threading.Thread] = {}
 
-    def start(self, lowered: LoweredGraph) -> None:
-        """Compile what the hand-written kernels of a graph will launch, without waiting for it."""
+    def start(self, lowered: LoweredGraph, ahead: bool = False) -> None:
+        """Compile what the hand-written kernels of a graph will launch, without waiting for it.
+
+        `ahead`: long before that, and so only where they are many and workers help.
+        """
         for step in lowered.operations:
             if isinstance(step, ExternKernel) and step.target.removeprefix("kernels.") in WRAPPERS:
                 try:
                     call = step.target.removeprefix("kernels."), described(step.args), described(step.kwargs)
                 except SizesVary:
                     continue
-                if (call, lowered.device) not in self._known:
-                    self._known.add((call, lowered.device))
-                    thread = threading.Thread(target=compile_call, args=(*call, lowered.device), daemon=True)
+                if (call, lowered.device, ahead) not in self._known:
+                    earlier = self._known.get((call, lowered.device, True))
+                    thread = threading.Thread(target=compile_call, args=(*call, lowered.device, ahead, earlier), daemon=True)
+                    self._known[call, lowered.device, ahead] = thread
                     self._running.append((call[0], thread))
                     thread.start()
 
@@ -72,8 +77,12 @@ def described(value: Any) -> Any:
     return tuple(map(described, value)) if isinstance(value, (tuple, list)) else value
 
 
-def compile_call(name: str, args: Any, kwargs: Any, device: torch.device) -> None:
-    """Compile what one call of a wrapper launches; what goes wrong is left to the call itself."""
+def compile_call(
+    name: str, args: Any, kwargs: Any, device: torch.device, ahead: bool, earlier: threading.Thread | None
+) -> None:
+    """Compile what one call of a wrapper launches, but for what an earlier thread does; what goes wrong is left to the call."""
+    if earlier is not None:
+        earlier.join()
 
     def given(value: Any) -> Any:
         if isinstance(value, Memory):
@@ -84,7 +93,7 @@ def compile_call(name: str, args: Any, kwargs: Any, device: torch.device) -> Non
     def call() -> None:
         getattr(kernels, name)(*given(args), **dict(given(kwargs)))
 
-    compile_launches(call, device, ask_workers)
+    compile_launches(call, device, functools.partial(share, only_many=ahead))
 
 
 EARLY = EarlyKernels()

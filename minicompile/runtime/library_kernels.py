@@ -20,6 +20,8 @@ from minicompile.runtime.kernel_worker import LibraryJob
 from minicompile.runtime.worker_pool import KERNELS_A_WORKER, MOST_HERE, POOL
 
 FOLDER = str(pathlib.Path(minicompile.kernels.__file__).parent)
+MANY = 4
+"""Fewer kernels take less time here: a worker has to read the library before its first one."""
 PLAIN = (int, float, str, type(None), triton.language.dtype)
 """Types of the constants of a kernel that a worker, which has no torch, can read."""
 
@@ -41,6 +43,14 @@ class Waiting:
 
 
 WAITING = Waiting()
+
+
+def share(kernels: list[Any], device: int, only_many: bool = False) -> bool:
+    """Have workers help with the kernels of a call if they are many; whether they are to be compiled: with `only_many`, if so."""
+    many = len(kernels) >= MANY
+    for kernel in kernels if many else ():
+        ask_workers(kernel, device)
+    return many or not only_many
 
 
 def ask_workers(kernel: Any, device: int) -> None:

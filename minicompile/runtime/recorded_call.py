@@ -29,7 +29,7 @@ from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided  # type
 from minicompile.ir.without_dynamo import DispatchMode
 from minicompile.kernels import interpret
 from minicompile.runtime.early_kernels import EARLY
-from minicompile.runtime.library_kernels import ask_workers
+from minicompile.runtime.library_kernels import share
 
 ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"})
 VIEWS = frozenset({
@@ -132,7 +132,7 @@ class RecordedCall:
         EARLY.wait(name)
         with self._lock:
             if tensors and name in SEVERAL_KERNELS:
-                interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device, ask_workers)
+                interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device, share)
             watch = Watch()
             with interpret.launching_by(watch.launched), watch:
                 outputs = self._function(*arguments, **options)

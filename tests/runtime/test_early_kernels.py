@@ -51,3 +51,14 @@ def test_what_cannot_be_compiled_is_left_to_the_call() -> None:
     early = EarlyKernels()
     early.start(graph(("kernels.mask_bounds", (view("mask"), "not a number"))))
     early.wait()
+
+
+def test_what_was_declined_ahead_is_compiled_when_its_graph_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(early_kernels, "kernels", SimpleNamespace(mask_bounds=lambda *args, **kwargs: seen.append("planned")))
+    monkeypatch.setattr(early_kernels, "compile_launches", lambda call, device, prepare: seen.append(str(prepare([], 0))))
+    early, layers = EarlyKernels(), graph(("kernels.mask_bounds", (view("mask"), 3)))
+    for ahead in (True, True, False, False, True):
+        early.start(layers, ahead)
+    early.wait()
+    assert seen == ["False", "True"]

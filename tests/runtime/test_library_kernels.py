@@ -152,7 +152,8 @@ def test_what_a_worker_cannot_compile_is_compiled_here(pool: WorkerPool) -> None
     assert pool.file(job, lambda: "here") == "here" and len(pool._idle) == 1
 
 
-def test_kernels_are_prepared_before_any_is_compiled() -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_kernels_are_prepared_together_before_any_is_compiled(goes_on: bool) -> None:
     order: list[str] = []
 
     class Kernel:
@@ -165,8 +166,19 @@ def test_kernels_are_prepared_before_any_is_compiled() -> None:
         for _ in range(2):
             interpret.launch(Kernel(), (1,), torch.empty(2, device="meta"))
 
-    interpret.compile_launches(call, torch.device("meta", 0), lambda kernel, device: order.append(f"prepared {device}"))
-    assert order == ["prepared 0", "prepared 0", "compiled", "compiled"]
+    def prepare(kernels: list[Any], device: int) -> bool:
+        order.append(f"{len(kernels)} for {device}")
+        return goes_on
+
+    interpret.compile_launches(call, torch.device("meta", 0), prepare)
+    assert order == ["2 for 0", *["compiled"] * (2 * goes_on)]
+
+
+def test_workers_help_where_kernels_are_many() -> None:
+    few, many = ([SimpleNamespace(device_caches={0: ()}, compile=print) for _ in range(count)] for count in (3, 4))
+    assert library_kernels.share(few, 0) and not library_kernels.share(few, 0, only_many=True)
+    assert all(kernel.compile is print for kernel in few)
+    assert library_kernels.share(many, 0, only_many=True) and all(kernel.compile is not print for kernel in many)
 
 
 def test_the_calls_of_attention_stand_alone_each_kind_once() -> None:
@@ -196,9 +208,9 @@ def test_workers_are_started_for_attention() -> None:
     x = graph.placeholder("x")
     node = graph.call_function(torch.softmax, (x, -1))
     graph.output((node,))
-    for dtype, times in ((torch.bfloat16, 1), (torch.float32, 2)):
+    for dtype, kernels in ((torch.bfloat16, 0), (torch.float32, KERNELS_OF_ATTENTION)):
         node.meta["example_value"] = torch.empty(4, 4, device="meta", dtype=dtype)
-        assert expected_kernels(torch.fx.GraphModule({}, graph)) == times * KERNELS_OF_ATTENTION
+        assert expected_kernels(torch.fx.GraphModule({}, graph)) == kernels
     node.meta["example_value"] = torch.empty(4, 4)
     assert expected_kernels(torch.fx.GraphModule({}, graph)) == 0
-    assert KERNELS_OF_ATTENTION // worker_pool.KERNELS_A_WORKER == 4
+    assert KERNELS_OF_ATTENTION // worker_pool.KERNELS_A_WORKER == 8
