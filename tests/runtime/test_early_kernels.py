@@ -51,3 +51,13 @@ def test_what_cannot_be_compiled_is_left_to_the_call() -> None:
     early = EarlyKernels()
     early.start(graph(("kernels.mask_bounds", (view("mask"), "not a number"))))
     early.wait()
+
+
+def test_two_threads_may_wait_for_one_compilation() -> None:
+    early, second = EarlyKernels(), SimpleNamespace(join=lambda: None)
+    early._running = [("attention_forward", SimpleNamespace(join=lambda: early.wait("mask_bounds"))), ("mask_bounds", second)]  # type: ignore[list-item]
+    early._running.append(("attention_backward", second))  # type: ignore[arg-type]
+    early.wait("attention_forward")
+    assert [name for name, _ in early._running] == ["attention_backward"]
+    early.wait()
+    assert not early._running
