@@ -4,13 +4,13 @@ One autograd node computes all of them, so that plain `backward()` runs one comp
 stands between the outputs and their sources, for callers who look at the gradient of a source: by a hook, `retain_grad`,
 or as an argument of `torch.autograd.grad`. Only then gradients really pass through the sources, by the split backward.
 Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 to 2.15:
-`torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks`, `_register_hook_dict` of nodes.
+`torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks` (which can be set),
+`_register_hook_dict` of nodes.
 """
 
-import collections
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,18 +81,6 @@ class _Connect(torch.autograd.Function):
         return (None, None, None, *passed, *grads, None)
 
 
-class HooksOnGradients(collections.OrderedDict[int, Any]):
-    """The hooks of a result, which are called with gradients alone: where none comes in for a result in eager, its node does not
-    run, but the node of a call runs for all of its results."""
-
-    def __setitem__(self, key: int, hook: Any) -> None:
-        @functools.wraps(hook)
-        def called(gradient: torch.Tensor | None) -> Any:
-            return None if gradient is None else hook(gradient)
-
-        super().__setitem__(key, called)
-
-
 def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -> None:
     """Let the node of a call take down which of its results get hooks: when the backward runs, such a tensor may be gone or
     changed in place, with its hooks still in force. `place_of` tells for a node of `function` and the number of an output the
@@ -102,11 +90,23 @@ def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -
     def register(node: Any, tensor: torch.Tensor) -> None:
         call, place = place_of(node, tensor.output_nr)
         call.hooked.add(place)
-        if not isinstance(tensor._backward_hooks, HooksOnGradients):
-            tensor._backward_hooks = HooksOnGradients(tensor._backward_hooks or {})
+        hooks: Any = tensor._backward_hooks
+        tensor._backward_hooks = {0: functools.partial(call_hooks, hooks)}  # which the node will call
         super(kind, node)._register_hook_dict(tensor)
+        tensor._backward_hooks = hooks
 
     kind._register_hook_dict = register
+
+
+def call_hooks(hooks: Mapping[int, Callable[..., Any]], gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """What the hooks of a result make of its gradient. A result without one does not have them called, as if it had a node of its
+    own; but those of `register_multi_grad_hook` count that node's results."""
+    result = None
+    for hook in list(hooks.values()):
+        if gradient is not None or getattr(hook, "__module__", "") == torch.autograd.graph.__name__:
+            found = hook(gradient)
+            result = gradient = gradient if found is None else found
+    return result
 
 
 note_hooks(_Connect, lambda node, number: (node.call.node, node.connection.outputs[number]))

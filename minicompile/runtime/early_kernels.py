@@ -4,6 +4,7 @@ Their wrappers run in threads, on memory that holds nothing, and launch nothing;
 that the call itself finds it done. Calls of symbolic size are left alone. This module must not run a kernel.
 """
 
+import contextlib
 import functools
 import os
 import threading
@@ -60,10 +61,10 @@ class EarlyKernels:
 
     def wait(self, wrapper: str | None = None) -> None:
         """Wait for everything that was started, or all that one wrapper launches."""
-        waited = [entry for entry in self._running if wrapper in (None, entry[0])]
-        for entry in waited:
+        for entry in [entry for entry in self._running if wrapper in (None, entry[0])]:
             entry[1].join()
-        self._running = [entry for entry in self._running if entry not in waited]
+            with contextlib.suppress(ValueError):  # another thread has waited for it too
+                self._running.remove(entry)
 
 
 def described(value: Any) -> Any:

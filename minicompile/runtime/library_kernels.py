@@ -7,8 +7,10 @@ Private interfaces, the same in Triton 3.6 to 3.9: `device_caches` and `compile`
 `get_cache_manager`.
 """
 
+import contextlib
 import functools
 import hashlib
+import os
 import pathlib
 import threading
 from typing import Any
@@ -35,14 +37,21 @@ class Waiting:
     def __enter__(self) -> None:
         with self._lock:
             self._count += 1
-            POOL.prepare(KERNELS_A_WORKER * (self._count - MOST_HERE))
+            count = self._count
+        with contextlib.suppress(RuntimeError):  # no thread can be started any more
+            POOL.prepare(KERNELS_A_WORKER * (count - MOST_HERE))
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._count -= 1
 
+    def forget(self) -> None:
+        """In a fork's child: whoever waited, or held the lock, did so in the parent."""
+        self._lock, self._count = threading.Lock(), 0
+
 
 WAITING = Waiting()
+os.register_at_fork(after_in_child=WAITING.forget)
 
 
 def share(kernels: list[Any], device: int, only_many: bool = False) -> bool:

@@ -138,3 +138,35 @@ def test_gradients_of_results_asked_for_inside_break_the_graph_alone() -> None:
         x, w = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
         assert_same(compiled(x, w), asking(x, w))
     assert compiled.stats.fallbacks == 0 and compiled.stats.graph_breaks == 3
+
+
+def test_a_hook_is_not_called_without_a_gradient() -> None:
+    def hooked_beside_others(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        h, seen = (x @ w.mT).tanh(), []
+        y = x.sin()
+        h.register_hook(lambda grad: grad * 2)
+        h.register_hook(lambda grad: seen.append(grad) or grad + 1)
+        return y, h.exp(), seen
+
+    compiled = minicompile.compile(hooked_beside_others)
+    for chosen in (0, 1):
+        shows = []
+        for call in (hooked_beside_others, compiled):
+            generator = torch.Generator().manual_seed(chosen)
+            x, w = (torch.randn(3, 4, generator=generator, requires_grad=True) for _ in range(2))
+            *results, seen = call(x, w)
+            results[chosen].sum().backward()
+            shows.append((seen, x.grad, w.grad))
+        assert_same(*shows)
+    assert compiled.stats.fallbacks == 0
+
+
+def test_hooks_of_several_results_are_called_where_one_has_no_gradient() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.cos()
+
+    for call in (function, minicompile.compile(function)):
+        results, seen = call(torch.ones(3, requires_grad=True)), []
+        torch.autograd.graph.register_multi_grad_hook(results, seen.append)
+        results[0].sum().backward()
+        assert [[grad is None for grad in grads] for grads in seen] == [[False, True]]

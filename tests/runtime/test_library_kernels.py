@@ -74,6 +74,15 @@ def test_a_worker_reads_the_kernels_that_this_process_has(module: str) -> None:
     assert "torch" not in read
 
 
+def test_a_child_of_a_fork_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
+    waiting = library_kernels.Waiting()
+    waiting.__enter__()
+    waiting._lock.acquire()
+    waiting.forget()
+    with waiting:
+        assert waiting._count == 1
+
+
 CALLING = '''
 import triton
 import triton.language as tl
