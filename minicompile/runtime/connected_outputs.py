@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from minicompile.ir.graph import Connection
-from minicompile.runtime.second_derivatives import DoubleBackward
+from minicompile.runtime.second_derivatives import DoubleBackward, is_batch
 
 
 class ConnectedCall:
@@ -27,6 +27,7 @@ class ConnectedCall:
         sources: their places among the results.
         watched: the sources by their index, as the caller has them, weakly, and their versions.
         written: those of them that are inputs, each with the function that gave it its history.
+        slots: for each source, a place where the gradients of another run have what comes to it.
     """
 
     def __init__(self, node: Any, connections: Sequence[Connection]) -> None:
@@ -34,6 +35,7 @@ class ConnectedCall:
         self.sources = {place for connection in connections for place in connection.sources}
         self.watched: dict[int, tuple[Any, int]] = {}
         self.written: list[tuple[Any, Any]] = []
+        self.slots: dict[int, int] = {}
 
     def alive(self) -> dict[int, tuple[Any, int]]:
         """The sources that the caller still has."""
@@ -58,27 +60,32 @@ class ConnectedCall:
 
 
 class _Connect(torch.autograd.Function):
-    """Identity on outputs, which depend on their sources too."""
+    """Identity on outputs, which depend on their sources too, and on what these are computed from: where gradients are
+    differentiated again, they pass through a source that is gone to the ones behind it."""
 
     @staticmethod
-    def forward(ctx: Any, call: ConnectedCall, connection: Connection, offset: int, *tensors: torch.Tensor) -> Any:
-        """Tensors are the sources, the outputs and an anchor."""
-        ctx.call, ctx.connection, ctx.offset = call, connection, offset
+    def forward(
+        ctx: Any, call: ConnectedCall, connection: Connection, offset: int, behind: Sequence[int], *tensors: torch.Tensor
+    ) -> Any:
+        """Tensors are the sources, those behind them, the outputs and an anchor."""
+        ctx.call, ctx.connection, ctx.offset, ctx.behind = call, connection, offset, behind
         ctx.set_materialize_grads(False)
         # Detached tensors share memory and version counter, but are no views in autograd's eyes.
-        return tuple(value.detach() for value in tensors[len(connection.sources) : -1])
+        return tuple(value.detach() for value in tensors[len(connection.sources) + len(behind) : -1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """To the compiled call, and, if somebody looks, to the sources."""
         call, sources = ctx.call, ctx.connection.sources
-        passed: Sequence[Any] = [None] * len(sources)
+        passed: Sequence[Any] = [None] * (len(sources) + len(ctx.behind))
         if any(grad is not None for grad in grads) and call.is_watched(ctx.next_functions[-1][0]):
             alive = call.node.split_tasks.setdefault(torch._C._current_graph_task_id(), call.alive())
             given = dict(zip(ctx.connection.outputs, grads, strict=True))
             found = call.node._forward_cls.differentiate(call.node, given, "split_backward", alive)
-            passed = found[ctx.offset : ctx.offset + len(sources)]
-        return (None, None, None, *passed, *grads, None)
+            again = torch.is_grad_enabled() or any(map(is_batch, grads))
+            further = (found[call.slots[index]] if again else None for index in ctx.behind)
+            passed = *found[ctx.offset : ctx.offset + len(sources)], *further
+        return (None, None, None, None, *passed, *grads, None)
 
 
 def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -> None:
@@ -121,11 +128,16 @@ def connected(
     `written` gives for a result, by its index, what the caller has of it: the input that it is the new value of.
     """
     outputs, seen, call = list(results), dict[int, Any](), ConnectedCall(node, connections)
+    reached = dict[int, set[int]]()
     for connection in connections:
         seen.update((i, written(i, outputs[i])) for i in connection.sources if i not in seen)
-        tensors = [*map(seen.__getitem__, connection.sources), *map(outputs.__getitem__, connection.outputs)]
+        all_sources = set(connection.sources).union(*(reached.get(i, ()) for i in connection.sources))
+        reached.update(dict.fromkeys(connection.outputs, all_sources))
+        behind = sorted(all_sources.difference(connection.sources))
+        tensors = [*map(seen.__getitem__, (*connection.sources, *behind)), *map(outputs.__getitem__, connection.outputs)]
         anchor = torch.empty(0, device=tensors[-1].device, requires_grad=True)
-        made = _Connect.apply(call, connection, gradients, *tensors, anchor)
+        made = _Connect.apply(call, connection, gradients, behind, *tensors, anchor)
+        call.slots.update(zip(connection.sources, range(gradients, gradients + len(connection.sources)), strict=True))
         for index, value in zip(connection.outputs, made, strict=True):
             outputs[index] = value
         gradients += len(connection.sources)

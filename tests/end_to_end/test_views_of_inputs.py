@@ -170,3 +170,19 @@ def test_hooks_of_several_results_are_called_where_one_has_no_gradient() -> None
         torch.autograd.graph.register_multi_grad_hook(results, seen.append)
         results[0].sum().backward()
         assert [[grad is None for grad in grads] for grads in seen] == [[False, True]]
+
+
+@pytest.mark.parametrize("kept", ((0, 1), (0, 2), (0,)), ids=str)
+def test_gradients_to_be_differentiated_again_pass_through_results_that_are_gone(kept: tuple[int, ...]) -> None:
+    def chained(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        first = w.tanh()
+        second = first * x
+        return second.sin(), first, second
+
+    shows = []
+    for call in (chained, minicompile.compile(chained)):
+        x, w = (torch.linspace(low, 1, 6, requires_grad=True) for low in (-1, -2))
+        results = list(map(call(x, w).__getitem__, kept))
+        grads = torch.autograd.grad(sum(result.square().sum() for result in results), [x, w, *results], create_graph=True)
+        shows.append((grads, torch.autograd.grad(sum(grad.square().sum() for grad in grads[:2]), [x, w])))
+    assert_same(*shows)
