@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from minicompile.graph import torch_interface
+from minicompile.ir.operator_names import BECOMES_A_VIEW
 
 aten = torch.ops.aten
-
-BECOMES_A_VIEW = frozenset("t_ transpose_ swapaxes_ swapdims_ unsqueeze_ squeeze_ as_strided_".split())
-"""Operators that make a tensor, in place, the view of it that the operator of the same name without `_` gives."""
 
 CHANGES_STRIDES = BECOMES_A_VIEW | {"resize_", "resize_as_", "set_"}
 """Operators that are asked to change what a tensor says of its memory."""

@@ -22,7 +22,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.aliases import OutputAnalysis, TracedInput, has_history
 from minicompile.graph.attention import SDPA, attention_or_none, biased_causal_attention, written_attention
 from minicompile.graph.decompositions import decomposition_table
-from minicompile.graph.eager_strides import BECOMES_A_VIEW, CHANGES_STRIDES, laid_out_like, layouts, restore, same
+from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore, same
 from minicompile.graph.foreach import one_after_the_other
 from minicompile.graph.histories import saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
@@ -33,6 +33,7 @@ from minicompile.graph.recorder import SYMBOLIC_TYPES, Recorder, tensors_of
 from minicompile.graph.writing_operators import call_on_copies, written_arguments
 from minicompile.ir import autocast
 from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding, ancestors
+from minicompile.ir.operator_names import BECOMES_A_VIEW
 from minicompile.ir.replacements import called
 
 # Their kernels change the running statistics without saying so in their schemas; PyTorch's rules for its Python

@@ -7,6 +7,9 @@ import torch
 AUGMENTED = frozenset("iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split())
 """What `x += y` and its kin call: the function of `operator`, or with two underscores at each end the method."""
 
+BECOMES_A_VIEW = frozenset("t_ transpose_ swapaxes_ swapdims_ unsqueeze_ squeeze_ as_strided_".split())
+"""Operators that make a tensor, in place, the view of it that the operator of the same name without `_` gives."""
+
 
 def overload(name: str) -> Any | None:
     """The overload called `add.Tensor` (of ATen), `add` (the default one) or `minicompile.seeds.default`, if there is one."""

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minicompile.errors import MinicompileError
 from minicompile.ir import autocast
 from minicompile.ir.graph import FreshOutput
+from minicompile.ir.operator_names import BECOMES_A_VIEW
 from minicompile.runtime.call_plan import LARGEST_COPY, CallPlan
 
 VERSION = operator.attrgetter("_version")
@@ -82,6 +83,9 @@ class Rerun:
         self._read = plan.read_and_written or ()
         self._sizes = [i for i, kind in enumerate(plan.input_kinds) if kind == "size"]
         self._tensors = [i for i, kind in enumerate(plan.input_kinds) if kind != "size" and i not in self._written]
+        # A view of an input that becomes another one in place would give the caller's tensor another history.
+        turns = any(getattr(node.target, "__name__", node.target) in BECOMES_A_VIEW for node in module.graph.nodes)
+        self._apart: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone if turns else lambda value: value.view_as(value)
         self._maybe_computed = [place for place, i in enumerate(self._tensors) if plan.input_kinds[i] == "tensor"]
 
     def before(self, inputs: Sequence[Any]) -> list[Callable[[], Any]]:
@@ -141,7 +145,7 @@ class Rerun:
     def _again(self, run: _Resumed, noticed: Noticed, tensors: list[Any], written: list[Any]) -> tuple[dict[int, Any], Any]:
         """The inputs and results of another run."""
         with torch.enable_grad():  # views, since an input may have been computed from another one
-            inputs = dict(zip(self._tensors, (tensor.view_as(tensor) for tensor in tensors), strict=True))
+            inputs = dict(zip(self._tensors, map(self._apart, tensors), strict=True))
         inputs |= zip(self._written, (tensor.detach().clone() for tensor in written), strict=True)
         inputs |= zip(self._sizes, noticed.sizes, strict=True)
         with autocast.as_before(*self._modes), torch.set_grad_enabled(self._recording), _NoRandomNumbers():

@@ -225,6 +225,15 @@ def a_view_of_an_intermediate_result(wrap: Wrap) -> Any:
 
 
 @scenario
+def a_view_of_an_input_gets_another_shape_and_is_differentiated_twice(wrap: Wrap) -> Any:
+    x = leaf(4)
+    y = x * 1
+    result = wrap(lambda y: ((v := y[1:]).unsqueeze_(0) * v).sin().sum())(y)
+    (gradient,) = torch.autograd.grad(result, x, create_graph=True)
+    return result, gradient, torch.autograd.grad(gradient.sum(), x)
+
+
+@scenario
 def a_gradient_penalty(wrap: Wrap) -> Any:
     w, x = leaf(4, 1), leaf(5, 4)
     net = wrap(lambda x, w: torch.tanh(x @ w).sum())
