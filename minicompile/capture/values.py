@@ -201,11 +201,12 @@ def wrap_tuple(tracer: Tracer, real: tuple[Any, ...], source: Source) -> Any:
     """A tuple or named tuple: type, length and every element."""
     count = tuple.__len__(real)
     measure = "len" if type(real).__len__ is tuple.__len__ else "tuple.__len__"
+    same_type = "type({0}) is {1} and "
     if is_remade(type(real)):
         wrap(tracer, type(real), Source(source, "type({0})"))
-    else:
-        tracer.guards.test(source, f"type({{0}}) is {{1}} and {measure}({{0}}) == {{2}}", (type(real), count),
-                           f"`{{0}}` is a {type(real).__name__} of {count}", "structure", count)
+        same_type = ""
+    tracer.guards.test(source, f"{same_type}{measure}({{0}}) == {{2}}", (type(real), count),
+                       f"`{{0}}` is a {type(real).__name__} of {count}", "structure", count)
     items = [wrap(tracer, item, item_of(source, real, position)) for position, item in enumerate(tuple.__iter__(real))]
     if any(item is not original for item, original in zip(items, real, strict=True)):
         # Struct sequences (`torch.return_types`) do not let `tuple` make them.
