@@ -50,6 +50,13 @@ def test_a_class_and_its_instances_cross_a_graph_break() -> None:
     assert len(captured.records.graphs) == 2 and not captured.records.fallbacks
 
 
+def test_an_instance_may_be_longer_or_shorter_than_its_class_says() -> None:
+    captured = capture(lambda pair: (len(pair), [item + 1 for item in pair]))
+    for items in ((X, 1.0), (X, 1.0, 5), (X,), (X, 1.0)):
+        count, more = captured(tuple.__new__(type(features(X)), items))
+        assert count == len(items) and equal(more, [item + 1 for item in items])
+
+
 MAKERS: dict[str, Any] = {
     "another name": lambda: collections.namedtuple("Other", "low high"),
     "another order": lambda: collections.namedtuple("Features", "high low"),
