@@ -48,7 +48,7 @@ def calls_alone(module: GraphModule) -> GraphModule:
     graph, kinds, copies = Graph(), set[str](), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.target in CALLS and all(isinstance(used.meta["val"], Tensor) for used in node.all_input_nodes):
-            kind = repr(map_arg(node.args, lambda used: described(used.meta["val"])))
+            kind = repr(map_arg(node.args, lambda used: kind_of(used.meta["val"])))
             if kind not in kinds:
                 kinds.add(kind)
                 copies |= {used: graph.placeholder(used.name) for used in node.all_input_nodes if used not in copies}
@@ -59,7 +59,7 @@ def calls_alone(module: GraphModule) -> GraphModule:
     return GraphModule({}, graph)
 
 
-def described(value: Tensor) -> str:
+def kind_of(value: Tensor) -> str:
     """What the code for a call depends on of a tensor."""
     return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
 

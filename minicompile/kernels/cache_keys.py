@@ -19,12 +19,13 @@ def settle(function: Any) -> None:
         return
     seen: set[int] = set()
 
-    def name(called: Any) -> None:
+    def name(called: Any) -> str | None:
         if called.hash is None and id(called) not in seen:
             seen.add(id(called))
             for further in called_by(called):
                 name(further)
-            called.cache_key  # noqa: B018  (computed when it is first read)
+            return str(called.cache_key)  # computed when it is first read
+        return None
 
     name(function)
 

@@ -16,7 +16,7 @@ import minicompile.kernels as kernels
 from minicompile.ir.index import Index
 from minicompile.ir.loops import BufferView, ExternKernel, LoweredGraph
 from minicompile.kernels.interpret import compile_launches
-from minicompile.runtime.library_kernels import share
+from minicompile.runtime.library_kernels import share_with_workers
 
 WRAPPERS = frozenset({"attention_forward", "attention_backward", "mask_bounds"})
 
@@ -94,7 +94,7 @@ def compile_call(
     def call() -> None:
         getattr(kernels, name)(*given(args), **dict(given(kwargs)))
 
-    compile_launches(call, device, functools.partial(share, only_many=ahead))
+    compile_launches(call, device, functools.partial(share_with_workers, only_many=ahead))
 
 
 EARLY = EarlyKernels()

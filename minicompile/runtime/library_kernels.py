@@ -54,7 +54,7 @@ WAITING = Waiting()
 os.register_at_fork(after_in_child=WAITING.forget)
 
 
-def share(kernels: list[Any], device: int, only_many: bool = False) -> bool:
+def share_with_workers(kernels: list[Any], device: int, only_many: bool = False) -> bool:
     """Have workers help with the kernels of a call if they are many; whether they are to be compiled: with `only_many`, if so."""
     many = len(kernels) >= MANY
     for kernel in kernels if many else ():

@@ -29,7 +29,7 @@ from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided  # type
 from minicompile.ir.without_dynamo import DispatchMode
 from minicompile.kernels import interpret
 from minicompile.runtime.early_kernels import EARLY
-from minicompile.runtime.library_kernels import share
+from minicompile.runtime.library_kernels import share_with_workers
 
 ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"})
 VIEWS = frozenset({
@@ -132,7 +132,7 @@ class RecordedCall:
         EARLY.wait(name)
         with self._lock:
             if tensors and name in SEVERAL_KERNELS:
-                interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device, share)
+                interpret.compile_launches(lambda: self._function(*arguments, **options), tensors[0].device, share_with_workers)
             watch = Watch()
             with interpret.launching_by(watch.launched), watch:
                 outputs = self._function(*arguments, **options)

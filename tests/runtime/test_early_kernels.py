@@ -65,9 +65,10 @@ def test_what_was_declined_ahead_is_compiled_when_its_graph_is(monkeypatch: pyte
 
 
 def test_two_threads_may_wait_for_one_compilation() -> None:
-    early, second = EarlyKernels(), SimpleNamespace(join=lambda: None)
-    early._running = [("attention_forward", SimpleNamespace(join=lambda: early.wait("mask_bounds"))), ("mask_bounds", second)]  # type: ignore[list-item]
-    early._running.append(("attention_backward", second))  # type: ignore[arg-type]
+    early: Any = EarlyKernels()
+    second = SimpleNamespace(join=lambda: None)
+    early._running = [("attention_forward", SimpleNamespace(join=lambda: early.wait("mask_bounds"))), ("mask_bounds", second)]
+    early._running.append(("attention_backward", second))
     early.wait("attention_forward")
     assert [name for name, _ in early._running] == ["attention_backward"]
     early.wait()

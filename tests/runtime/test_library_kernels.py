@@ -185,9 +185,9 @@ def test_kernels_are_prepared_together_before_any_is_compiled(goes_on: bool) -> 
 
 def test_workers_help_where_kernels_are_many() -> None:
     few, many = ([SimpleNamespace(device_caches={0: ()}, compile=print) for _ in range(count)] for count in (3, 4))
-    assert library_kernels.share(few, 0) and not library_kernels.share(few, 0, only_many=True)
+    assert library_kernels.share_with_workers(few, 0) and not library_kernels.share_with_workers(few, 0, only_many=True)
     assert all(kernel.compile is print for kernel in few)
-    assert library_kernels.share(many, 0, only_many=True) and all(kernel.compile is not print for kernel in many)
+    assert library_kernels.share_with_workers(many, 0, only_many=True) and all(kernel.compile is not print for kernel in many)
 
 
 def test_the_calls_of_attention_stand_alone_each_kind_once() -> None:
