@@ -186,3 +186,22 @@ def test_gradients_to_be_differentiated_again_pass_through_results_that_are_gone
         grads = torch.autograd.grad(sum(result.square().sum() for result in results), [x, w, *results], create_graph=True)
         shows.append((grads, torch.autograd.grad(sum(grad.square().sum() for grad in grads[:2]), [x, w])))
     assert_same(*shows)
+
+
+@pytest.mark.parametrize("kind", ["transposed", "the same", "a part"])
+def test_views_of_two_inputs_that_share_memory(kind: str) -> None:
+    def function(base: Tensor, view: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        h, flat = base[1:], view.flatten()
+        return h, (h @ w).relu() + flat[: h.shape[0], None], flat
+
+    def seen(call: Function, rows: int) -> Any:
+        generator = torch.Generator().manual_seed(rows)
+        leaf, w = (torch.randn(size, 4, generator=generator, requires_grad=True) for size in (rows, 4))
+        base = leaf * 1
+        h, y, flat = call(base, {"transposed": base.mT, "the same": base, "a part": base[:, :2]}[kind], w)
+        return h, y, flat, torch.autograd.grad(y.sum(), [h, flat, base, leaf, w], allow_unused=True)
+
+    compiled = minicompile.compile(function)
+    for rows in (4, 6, 4):
+        assert_same(seen(compiled, rows), seen(function, rows))
+    assert compiled.stats.fallbacks == 0

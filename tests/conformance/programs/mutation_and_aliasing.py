@@ -527,3 +527,37 @@ def encoder_with_momentum():
         return (seen - target).square().sum()
 
     return outer, [call(normal(2, 3)), call(leaf(2, 3))], average
+
+
+@program
+def data_of_one_tensor_given_twice():
+    def outer(x, y, swap):
+        before = x.view(-1)[:2]
+        if swap:
+            x.data = y.data * 2
+        y.data = x.data
+        return x + y, before + swap, x is y, x.data_ptr() == y.data_ptr()
+
+    x = normal(3, 3)
+    return outer, [call(normal(3, 3), normal(3, 3), True), call(x, x, True), call(x, x, False), call(normal(3, 3), normal(3, 3), False)]
+
+
+@program(raises=ValueError)
+def data_replaced_before_an_error():
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+            self.register_buffer("kept", torch.zeros(3))
+            self.calls = 0
+
+        def forward(self, x, most):
+            self.weight.data = self.weight.data * 0.5 + x.detach().mean(0)
+            self.kept.data = self.weight.data
+            self.calls += 1
+            if self.calls > most:
+                raise ValueError(f"call {self.calls}")
+            return x * self.weight + self.kept
+
+    module = Counting()
+    return module.forward, [call(leaf(2, 3), 5), call(leaf(4, 3), 5), call(leaf(2, 3), 2), call(leaf(2, 3), 9)], module
