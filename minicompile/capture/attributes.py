@@ -174,8 +174,10 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type) -> Any:
     if getter is not None:
         return tracer.call(getter, (raw, owner if instance else None, kind))
     if hasattr(type(raw), "__get__"):
-        if isinstance(raw, (functools._lru_cache_wrapper, functools.partial)):
+        if isinstance(raw, functools._lru_cache_wrapper):
             return types.MethodType(raw, owner) if instance else raw
+        if isinstance(raw, functools.partial) and not instance:  # 3.13 warns where it is read through an instance
+            return raw
         raise Break("unsupported value", f"a descriptor of type {type(raw).__name__}")
     return raw
 

@@ -53,6 +53,7 @@ from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import VERSION
 from minicompile.capture.iteration import Iterables, advance, drain, get_iterator, native_iterable
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.made_classes import call_type
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX
 from minicompile.capture.side_effects import MISSING, elements, entries, put
@@ -156,9 +157,9 @@ def rule_issubclass(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 @special(type)
 def rule_type(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`type(value)`; making a class is left to Python."""
+    """`type(value)`, or `type(name, bases, names)`, which makes a class."""
     if len(args) != 1:
-        return refused(CLASS_MADE, tracer, args, kwargs)
+        return call_type(tracer, args, kwargs)
     value = args[0]
     if isinstance(value, FakeTensor):
         return tensor_class(tracer, value)
@@ -506,6 +507,8 @@ for _function in (range, property, staticmethod, classmethod, functools.partial,
 def variables_of_caller(tracer: Tracer) -> dict[str, Any]:
     """What `locals()` gives: up to Python 3.12 one dictionary for a frame, which each call brings up to date, then a new one."""
     frame, code = tracer.frames[-1], tracer.frames[-1].code
+    if frame.namespace is frame.variables:  # the body of a class
+        return frame.variables
     if not code.co_flags & inspect.CO_OPTIMIZED:
         raise Break("unsupported value", "a whole namespace is read")
     if frame.namespace is None or VERSION >= (3, 13):
@@ -584,7 +587,7 @@ direct({
         itertools.chain.from_iterable(Iterables(tracer, get_iterator(tracer, items)))),
 })
 special(object.__init__)(lambda tracer, args, kwargs: run_native(tracer, object.__init__, args, kwargs))
-special(object.__init_subclass__, builtins.__build_class__, dataclasses.make_dataclass, typing.NamedTuple,
+special(object.__init_subclass__, dataclasses.make_dataclass, typing.NamedTuple,
         typing.TypedDict, types.new_class)(functools.partial(refused, CLASS_MADE))
 special(typing.NewType, typing.TypeVar, typing.TypeVarTuple, typing.ParamSpec)(
     functools.partial(refused, "a type is made that notes the module of its caller"))

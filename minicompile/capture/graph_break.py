@@ -100,7 +100,7 @@ class Cutter:
 
     def resume(self, index: int, base: list[Any], pushes: list[str | None], raised: str = "") -> str:
         """The statement that calls a resume function."""
-        eager = self.stop.reason == CLASS_MADE and not self.goes_elsewhere
+        eager = self.emitter.makes_classes or self.stop.reason == CLASS_MADE and not self.goes_elsewhere
         return f"return {self.emitter.resumption(self.frame, index, base, pushes, raised, eager=eager)}"
 
     def write_branch(self) -> list[str]:
@@ -141,7 +141,7 @@ class Cutter:
         start = f"{self.user_line()}("
         if looks_at_callers(function):
             return f"{start}{self.emitter.constant(seen_from_user_lines, 'seen_from_user_lines')}, "
-        if self.stop.depth > 1 and code_called_by(function) is not None:
+        if self.stop.depth > 1 and code_called_by(function) is not None and not self.emitter.makes_classes:
             self.goes_elsewhere = True
             return f"{start}{self.emitter.constant(self.call_compiled, 'call_compiled')}, "
         return start

@@ -19,6 +19,7 @@ from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import BINARY_SYMBOLS, VERSION, Instruction
 from minicompile.capture.iteration import advance, drain, get_iterator, native_iterable
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.made_classes import bind_in_class, is_body_of_class
 from minicompile.capture.operators import (
     binary,
     compare,
@@ -213,9 +214,23 @@ def attribute_of_super(tracer: Tracer, at: Instruction, function: Any, kind: Any
 
 
 def load_name(tracer: Tracer, name: str) -> Any:
-    """A name in an expression that `eval` reads: a variable of its caller, or a global."""
+    """A name in the body of a class, or in an expression that `eval` reads: of there, of `eval`'s caller, or a global."""
     variables = tracer.frames[-1].variables
     return tracer.resolve(variables[name]) if name in variables else tracer.load_global(tracer.frames[-1].globals, name)
+
+
+def write_name(tracer: Tracer, name: str, value: Any) -> None:
+    """Bind a name in the body of a class, or delete it; elsewhere it is a global."""
+    if is_body_of_class(tracer.frames[-1]):
+        bind_in_class(tracer.frames[-1], name, value)
+    else:
+        write_global(tracer, name, value)
+
+
+def name_or_cell(tracer: Tracer, at: Instruction, names: Any = None) -> Any:
+    """A name in the body of a class (`names`), or else the variable of a function around it."""
+    names = tracer.frames[-1].variables if names is None else names
+    return names[at.value] if at.value in names else cell_value(tracer, filled_cell(tracer.frames[-1], at.value))
 
 
 def write_global(tracer: Tracer, name: str, value: Any) -> None:
@@ -244,7 +259,10 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "LOAD_CONST": (0, lambda tracer, at: at.value),
     "PUSH_NULL": (0, lambda tracer, at: NULL),
     "LOAD_ASSERTION_ERROR": (0, lambda tracer, at: AssertionError),
-    "LOAD_BUILD_CLASS": (0, lambda tracer, at: builtins.__build_class__),  # which breaks where it is called
+    "LOAD_BUILD_CLASS": (0, lambda tracer, at: builtins.__build_class__),
+    "LOAD_CLASSDEREF": (0, name_or_cell),
+    "LOAD_LOCALS": (0, lambda tracer, at: tracer.frames[-1].variables),
+    "LOAD_FROM_DICT_OR_DEREF": (1, name_or_cell),
     "LOAD_GLOBAL": (0, lambda tracer, at: tracer.load_global(tracer.frames[-1].globals, at.value)),
     "LOAD_NAME": (0, lambda tracer, at: load_name(tracer, at.value)),
     "LOAD_DEREF": (0, lambda tracer, at: cell_value(tracer, filled_cell(tracer.frames[-1], at.value))),
@@ -287,7 +305,9 @@ EFFECTS: dict[str, tuple[int, Callable[..., Any]]] = {
     "STORE_SLICE": (4, lambda tracer, at, value, owner, start, stop: set_item(tracer, owner, slice(start, stop), value)),
     "DELETE_SUBSCR": (2, lambda tracer, at, owner, key: delete_item(tracer, owner, key)),
     "STORE_GLOBAL": (1, lambda tracer, at, value: write_global(tracer, at.value, value)),
-    "STORE_NAME": (1, lambda tracer, at, value: write_global(tracer, at.value, value)),
+    "STORE_NAME": (1, lambda tracer, at, value: write_name(tracer, at.value, value)),
+    "DELETE_NAME": (0, lambda tracer, at: write_name(tracer, at.value, MISSING)),
+    "SETUP_ANNOTATIONS": (0, lambda tracer, at: tracer.frames[-1].variables.setdefault("__annotations__", tracer.made({}))),
     "DELETE_GLOBAL": (0, lambda tracer, at: write_global(tracer, at.value, MISSING)),
 }
 

@@ -7,10 +7,12 @@ so that aliases and cycles survive. Must not decide what is captured.
 import collections
 import contextlib
 import contextvars
+import dataclasses
 import datetime
 import enum
 import functools
 import gc
+import inspect
 import itertools
 import operator
 import re
@@ -84,6 +86,8 @@ class Emitter:
         memo: the expressions of the objects that are `alive`, by id.
         held: the generators whose expressions are those of holders.
         late: statements after the side effects.
+        unfinished: what has to follow where a class is made, by the id of its twin, while its parts are being built.
+        makes_classes: whether a class is made, another one in each call, which fits nothing that is captured behind it.
     """
 
     def __init__(self, tracer: Tracer, writer: Writer, resume_point: Callable[..., Any]) -> None:
@@ -94,6 +98,8 @@ class Emitter:
         self.memo: dict[int, str] = {}
         self.alive: list[Any] = []
         self.held: list[Generator] = []
+        self.unfinished: dict[int, list[str]] = {}
+        self.makes_classes = False
 
     def constant(self, value: Any, hint: str = "constant") -> str:
         """The name of an object that the generated code holds."""
@@ -168,7 +174,7 @@ class Emitter:
                 return bound_native_method(self, value)
             return self.constant(value, getattr(value, "__name__", kind.__name__))
         if isinstance(value, type):
-            return build_namedtuple(self, value)
+            return build_class(self, value) if len(self.tracer.arguments[id(value)][0]) == 3 else build_namedtuple(self, value)
         if kind in ITERATORS:
             return build_iterator(self, value)
         if kind in VIEWS:
@@ -353,7 +359,9 @@ def build_cell(emitter: Emitter, value: types.CellType) -> str:
     name = emitter.assign(f"{emitter.constant(types.CellType, 'CellType')}()", "cell")
     emitter.memo[id(value)] = name
     held = contents(value)
-    if held:
+    if held and id(held[0]) in emitter.unfinished:
+        emitter.unfinished[id(held[0])].append(f"{name}.cell_contents = {{}}")
+    elif held:
         emitter.body.append(f"{name}.cell_contents = {emitter.value(held[0])}")
     return name
 
@@ -375,6 +383,29 @@ def build_namedtuple(emitter: Emitter, twin: Any) -> str:
     if twin.__new__.__defaults__ is not None and twin.__new__.__defaults__ != keywords.get("defaults"):
         emitter.body.append(f"{name}.__new__.__defaults__ = {emitter.value(twin.__new__.__defaults__)}")
     return name
+
+
+def build_class(emitter: Emitter, twin: Any) -> str:
+    """A class that the function made, made anew of its parts; it fills the cell that its methods know it by itself."""
+    if id(twin) in emitter.unfinished:
+        raise RunEager("a class that the function makes is held by its parts")
+    (name, bases, namespace), decorations = emitter.tracer.arguments[id(twin)]
+    emitter.makes_classes = True
+    emitter.unfinished[id(twin)] = []
+    table = build_dict(emitter, namespace)
+    made = emitter.assign(f"type({name!r}, {emitter.value(bases)}, {table})", name)
+    for options in decorations.values():
+        given = "".join(f"{key}={emitter.value(item)}, " for key, item in options.items())
+        emitter.body.append(f"{emitter.constant(dataclasses.dataclass, 'dataclass')}({made}, {given})")
+    emitter.body.extend(line.format(made) for line in emitter.unfinished.pop(id(twin)))
+    return made
+
+
+def build_field(emitter: Emitter, value: dataclasses.Field[Any]) -> str:
+    """A field of a class that is to become a dataclass, as it was asked for."""
+    given = {name: getattr(value, name) for name in inspect.signature(dataclasses.field).parameters}
+    parts = "".join(f"{name}={emitter.value(item)}, " for name, item in given.items() if item is not dataclasses.MISSING)
+    return emitter.assign(f"{emitter.constant(dataclasses.field, 'field')}({parts})", "field")
 
 
 def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
@@ -534,7 +565,7 @@ def ordered_view(table: Any, left: list[Any]) -> tuple[Any, type, str]:
 def build_instance(emitter: Emitter, value: Any) -> str:
     """An instance of a user class, a namespace, or of a subclass of a builtin container or exception."""
     kind = type(value)
-    cls = emitter.constant(kind, kind.__name__)
+    cls = emitter.value(kind) if id(kind) in emitter.tracer.fresh else emitter.constant(kind, kind.__name__)
     base = next((one for one in (collections.OrderedDict, dict, list, set, collections.deque) if isinstance(value, one)), None)
     native = next(one for one in kind.__mro__ if isinstance(one.__dict__.get("__new__"), types.BuiltinFunctionType))
     if isinstance(value, BaseException):
@@ -620,7 +651,7 @@ BUILDERS: dict[type, Builder] = {
     TensorMethod: lambda emitter, value: emitter.assign(f"{emitter.value(value.tensor)}.{value.name}", "method"),
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
     **dict.fromkeys((*DATES_AND_FRACTIONS, operator.itemgetter, operator.attrgetter, operator.methodcaller), build_by_reduction),
-    types.MethodWrapperType: build_method_of_type, KEY_WRAPPER: build_key,
+    types.MethodWrapperType: build_method_of_type, dataclasses.Field: build_field, KEY_WRAPPER: build_key,
     **dict.fromkeys((Callback, KeyFunction, Predicate), lambda emitter, value: emitter.value(value.function)),
 }
 

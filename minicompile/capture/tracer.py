@@ -236,7 +236,7 @@ class Tracer:
 
     Attributes:
         sources: id of a value to where it came from; reals: id of a value to the user's own object behind it.
-        arguments: id of an iterator of `itertools` to what it was made of.
+        arguments: id of an iterator of `itertools`, or of a class that the function makes, to what it was made of.
         fresh: ids of the objects made while tracing.
         owners: the object and the name by which a part of it was read (`__dict__`), by the id of the part.
         known: id of a user's object to (stand-in, source).
@@ -517,8 +517,11 @@ class Tracer:
 
     def enter(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         """A frame with the arguments bound and the cells made."""
-        code = function.__code__
-        frame = Frame(function, self.bind(function, args, kwargs))
+        return self.with_cells(Frame(function, self.bind(function, args, kwargs)))
+
+    def with_cells(self, frame: Frame) -> Frame:
+        """A frame, with the cells that its code shares with those that it makes and those around it."""
+        function, code = frame.function, frame.code
         for name in code.co_cellvars:
             frame.cells[name] = self.made(types.CellType(frame.variables.pop(name))
                                           if name in frame.variables else types.CellType())

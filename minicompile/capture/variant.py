@@ -28,6 +28,7 @@ from minicompile.capture.graph_break import Cutter
 from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap, TensorGuard, Writer, write_guards
 from minicompile.capture.input_views import take_views_as_inputs
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.made_classes import forget_classes
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.overrides import call_overridden
@@ -122,6 +123,7 @@ class Attempt:
 
     def forget(self) -> None:
         """Let go of what the call was about, which would else live until the next garbage collection."""
+        forget_classes(self.tracer)
         vars(self.tracer).clear()
         vars(self).clear()
 

@@ -5,6 +5,7 @@ Each program has one line with the comment `# here`, which the error must show, 
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import os
 import random
@@ -189,7 +190,7 @@ def unsupported_instruction() -> Program:
 @fires("unsupported value")
 def unsupported_value() -> Program:
     def function(x: torch.Tensor) -> torch.Tensor:
-        class Local:  # here
+        class Local(metaclass=abc.ABCMeta):  # here
             scale = 3
 
         return x * Local.scale

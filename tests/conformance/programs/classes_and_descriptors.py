@@ -774,3 +774,15 @@ def truth_and_length_of_user_objects():
         return x + 1 if maybe else x - 1
 
     return outer, [call(count(2), Maybe([])), call(count(2), Maybe([0])), call(count(2), Maybe([]))]
+
+
+@program
+def partial_call_as_an_attribute_of_a_class():
+    class Scaled:
+        double = functools.partial(torch.mul, other=2)
+        triple = functools.partialmethod(lambda self, factor, value: value * factor, 3)
+
+    def outer(x, scaled):
+        return Scaled.double(x) + scaled.double(x), scaled.triple(x)
+
+    return outer, [call(normal(2, 3), Scaled()), call(normal(2, 3), Scaled())]
