@@ -550,6 +550,19 @@ def rule_is_enabled(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return enabled
 
 
+@special(id)
+def rule_id(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`id(module)` of a module from outside: the guard is on the number, and keeps no module alive."""
+    if len(args) != 1 or kwargs:
+        return run_native(tracer, id, args, kwargs)  # raises
+    (value,) = args
+    if not isinstance(value, torch.nn.Module) or id(value) not in tracer.sources:
+        raise Break("real memory", "`id` is called")
+    number = id(value)
+    tracer.guards.test(tracer.sources[number], "{1}({0}) == {2}", (id, number), "`{0}` is the same module", "identity")
+    return number
+
+
 @special(functools.reduce)
 def rule_reduce(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`functools.reduce(function, iterable[, initial])`."""

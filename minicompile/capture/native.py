@@ -43,7 +43,7 @@ LOOK_OUTSIDE = frozenset("""
 """The functions of pure modules that ask for more than their arguments: files, folders, the environment, frames."""
 NATIVE_KINDS: dict[str, str] = {
     "print": "input or output", "input": "input or output", "open": "input or output", "exec": "unknown call",
-    "breakpoint": "input or output", "compile": "unknown call", "id": "real memory",
+    "breakpoint": "input or output", "compile": "unknown call",
     "__import__": "imports", "write": "input or output", "flush": "input or output",
 }
 

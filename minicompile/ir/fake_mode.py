@@ -47,6 +47,9 @@ FAKE_QUANTIZATIONS = (aten.fake_quantize_per_tensor_affine_cachemask.default,
                       aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)  # fmt: skip
 """Operators without a fake kernel: a tensor like the first, and where the gradient passes."""
 
+FACTORISATIONS = overloads("_linalg_svd linalg_qr linalg_lu linalg_lu_factor_ex lu_unpack")
+"""Operators with results as long as the shorter side of a matrix, which their fake kernels leave open."""
+
 ON_CPU: dict[Any, Callable[..., torch.memory_format | None]] = {
     aten.log_sigmoid_forward.default: lambda _: torch.contiguous_format,
     aten.native_group_norm.default: lambda value, *_: suggest_memory_format(value),
@@ -131,6 +134,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             raise RuntimeError("fractions cannot be written to whole numbers")
         with self if func is aten.native_layer_norm.default else contextlib.nullcontext():  # its rule calls operators
             result: Any = super().dispatch(func, types, args, kwargs or {})
+        if func in FACTORISATIONS and args[0]._has_symbolic_sizes_strides:
+            return self.as_long_as_one_side(types, result, *args[0].shape[-2:])
         if func is aten.multi_margin_loss.default and not args[1].dim():
             return super().dispatch(aten.squeeze.default, types, (result,))
         if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
@@ -155,6 +160,28 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             dim, end = (dim2, rows + max(offset, 0)) if rows <= columns else (dim1, columns - min(offset, 0))
             value = super().dispatch(aten.slice.Tensor, types, (value, dim, 0, end))
         return value, offset, dim1, dim2
+
+    def as_long_as_one_side(self, types: Any, results: Any, rows: Any, columns: Any) -> Any:
+        """New results of a matrix, in which the smaller of its sizes is one of them; for sizes that vary, which is a guard."""
+        import sympy  # loaded already where there are symbols
+
+        from minicompile.ir.size_nodes import values_of_symbols  # imports it
+
+        left_open, known = map(sympy.sympify, (torch.sym_min(rows, columns), rows if rows <= columns else columns))
+        if left_open == known:
+            return results
+        env: Any = self.shape_env
+        values = values_of_symbols(env)
+
+        def settled(number: Any) -> Any:
+            expression = sympy.sympify(number).xreplace({left_open: known})
+            hint = int(expression.xreplace(values))
+            return hint if expression.is_number else env.create_symintnode(expression, hint=hint)
+
+        layouts = [(tuple(map(settled, made.shape)), tuple(map(settled, made.stride()))) for made in results]
+        kinds = [{"dtype": made.dtype, "device": made.fake_device} for made in results]
+        create = super().dispatch
+        return tuple(create(aten.empty_strided.default, types, *made) for made in zip(layouts, kinds, strict=True))
 
     def remembering(self, made: Any) -> Any:
         """A new tensor whose second dimension is the innermost, made in the way that tells it so; others as they are.

@@ -836,3 +836,35 @@ def test_a_long_convolution_by_fft_behind_a_causal_one_varies_in_length() -> Non
     for length in (8, 10, 3, 12):
         check(function, torch.randn(2, 4, length, requires_grad=True), compile=lambda _: compiled)
     assert compiled.stats.graphs <= 3
+
+
+def factors_by_qr(x: torch.Tensor) -> Any:
+    q, r = torch.linalg.qr(x)
+    return q @ r, r.abs(), q.stride(), r.shape
+
+
+def factors_by_svd(x: torch.Tensor) -> Any:
+    left, values, right = torch.linalg.svd(x, full_matrices=False)
+    return (left * values) @ right + 1, values * 2, left.stride(), right.shape
+
+
+def factors_by_lu(x: torch.Tensor) -> Any:
+    factors, pivots = torch.linalg.lu_factor(x)
+    permutation, lower, upper = torch.lu_unpack(factors, pivots)
+    return permutation @ lower @ upper, pivots, lower * 2
+
+
+@pytest.mark.parametrize("function", [
+    factors_by_qr, factors_by_svd, factors_by_lu, lambda x: torch.linalg.lu(x)[1] * 2, lambda x: torch.linalg.matrix_rank(x) + 1,
+    lambda x: torch.linalg.matrix_norm(x, "nuc"), lambda x: torch.linalg.svd(torch.stack([x, x.exp()]), full_matrices=False)[1] * 2,
+])  # fmt: skip
+def test_factors_are_as_long_as_the_shorter_side(function: Callable[..., Any]) -> None:
+    compiled = minicompile.compile(function, dynamic=True, options=STRICT)
+    for sizes in ((6, 3), (8, 4), (3, 7), (4, 9), (5, 2), (5, 5)):
+        x = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
+        ours, eager = compiled(x), function(x)
+        close(ours, eager)
+        found, expected = (tree_leaves(result)[0] for result in (ours, eager))
+        if expected.requires_grad:
+            close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
+    assert compiled.stats.graphs <= 3 and not compiled.stats.fallbacks

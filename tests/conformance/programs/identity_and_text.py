@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from tests.conformance.catalogue import after, call, count, leaf, normal, program
 
@@ -564,3 +565,64 @@ def functions_that_know_themselves():
         return x + 1
 
     return f, [call(count(2)), call(count(2))]
+
+
+@program
+def parametrizations_cached_for_a_block():
+    class Symmetric(nn.Module):
+        def forward(self, matrix):
+            return matrix.triu() + matrix.triu(1).mT
+
+    layer = nn.Linear(3, 3)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+
+    def applied_twice(x):
+        with parametrize.cached():
+            return layer(layer(x)) + layer.weight.sum()
+
+    return applied_twice, [call(normal(2, 3)), call(normal(2, 3)), call(normal(4, 3))], layer
+
+
+@program
+def modules_named_by_their_identity():
+    network = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    names = {id(module): name for name, module in network.named_modules()}
+
+    def name_of(module):
+        return names.get(id(module), "unknown")
+
+    def replace():
+        network[1] = nn.Tanh()
+
+    def run(x):
+        trail = []
+        for layer in network:
+            x = layer(x)
+            trail.append(name_of(layer))
+        return x, trail
+
+    return run, [call(normal(3, 2)), call(normal(3, 2)), after(replace, normal(3, 2)), call(normal(3, 2))], network
+
+
+@program
+def shared_modules_visited_once():
+    shared = nn.Linear(2, 2)
+    network = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(2, 2))
+
+    def walk(module, visit, seen):
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        visit(module)
+        for child in module._modules.values():
+            walk(child, visit, seen)
+
+    def share_all():
+        network[3] = shared
+
+    def decayed(x):
+        squares = []
+        walk(network, lambda m: squares.append(m.weight.pow(2).sum()) if isinstance(m, nn.Linear) else None, set())
+        return network(x), sum(squares), len(squares)
+
+    return decayed, [call(normal(3, 2)), call(normal(3, 2)), after(share_all, normal(3, 2)), call(normal(3, 2))], network
