@@ -23,6 +23,8 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "bytes chosen": lambda x: torch.where(x > 1, x.to(torch.uint8), 300),
     "bytes clamped": lambda x: x.to(torch.uint8).clamp(min=300),
     "integers from infinity": lambda x: torch.full((2,), float("inf"), dtype=torch.int64) + x[:2],
+    "steps beyond bytes": lambda x: torch.linspace(0, 1e4, 9, dtype=torch.uint8)[:4] + x,
+    "steps beyond fp16": lambda x: torch.linspace(0, 1e5, 9, dtype=torch.float16)[:4] + x,
     "random bytes below zero": lambda x: torch.randint(-1, 5, (2,), dtype=torch.uint8) + x[:2],
     "truth subtracted": lambda x: x - True,
     "a mask subtracted": lambda x: x - (x > 1),
