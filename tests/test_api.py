@@ -513,6 +513,14 @@ def test_a_lazy_module_becomes_its_class_at_the_first_call() -> None:
         assert compiled.stats.graphs and isinstance(copy.deepcopy(compiled), becomes)
 
 
+def test_parts_without_a_shape_can_be_asked_for_and_come_after_others() -> None:
+    compiled = minicompile.compile(lambda m, x: (x + 1, m.has_uninitialized_params(), [type(b).__name__ for b in m.buffers()]))
+    for module in (nn.BatchNorm1d(2), nn.LazyBatchNorm1d(affine=False), nn.LazyBatchNorm1d()):
+        module.__class__ = nn.LazyBatchNorm1d
+        _, uninitialised, kinds = compiled(module, torch.ones(2))
+        assert (uninitialised, kinds[0]) == (type(module.running_mean) is not torch.Tensor, type(module.running_mean).__name__)
+
+
 def test_a_forward_given_to_the_class_is_the_one_that_runs() -> None:
     traced = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()))
     compiled, x = minicompile.compile(traced), torch.randn(3, 2)

@@ -272,10 +272,10 @@ def change(guard: Any, value: Any) -> tuple[Any, Any]:
 
 
 def describe(value: Any) -> Any:
-    """A plain value as it is; a tensor's metadata, a function's name or the type of anything else as text."""
+    """A plain value as it is; a plain tensor's metadata, a function's name or the type of anything else as text."""
     if value is None or isinstance(value, (int, float, str)) or isinstance(value, list) and all(type(v) is str for v in value):
         return value
-    if not isinstance(value, (torch.Tensor, TensorKind)):
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, TensorKind):  # a subclass may refuse to be asked
         return value.__qualname__ if isinstance(value, NAMED) else f"of type {type(value).__name__}"
     return f"{value.dtype} {tuple(value.shape)} on {value.device}" + ", requires grad" * value.requires_grad
 

@@ -238,10 +238,10 @@ class Emitter:
         return type(value) is Holder or any(value is held for held in self.held)
 
     def may_be_watched(self, value: Any) -> bool:
-        """Whether the user could notice that an object is gone: a generator, a temporary file, one that is weakly referenced."""
+        """Whether the user could notice that an object is gone: a generator, a temporary file, a module, one weakly held."""
         known = type(value) is Lazy and not is_tensor_text(value) or id(value) in self.memo or is_outside(self.tracer, value)
         real = value.real if type(value) is Lazy else value
-        if not known or type(real) in CONSTANT_TYPES or isinstance(real, (torch.Tensor, torch.nn.Module)):
+        if not known or type(real) in CONSTANT_TYPES or isinstance(real, torch.Tensor):
             return False
         return is_of_users_class(real) or not isinstance(real, UNWATCHED)
 

@@ -235,6 +235,23 @@ def block_diag(values: list[Tensor]) -> Tensor:
     return torch_interface.torch_decompositions()[aten.block_diag.default](of_one_dtype(values))
 
 
+def eye(rows: int, columns: int | None = None, *, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> Tensor:
+    """`aten.eye` by ranges of int64: PyTorch's decomposition takes the narrowest dtype that counts so far, uint16 among them."""
+    if layout not in (None, torch.strided):
+        return NotImplemented
+    below, beside = (torch.arange(n, device=device) for n in (rows, rows if columns is None else columns))
+    return (below.unsqueeze(-1) == beside).to(dtype or torch.get_default_dtype())
+
+
+def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Tensor:
+    """`aten.linspace`; whole numbers lie between whole numbers, and are computed in fp64 as by eager."""
+    ends, whole = (start, end), dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+    if whole:
+        ends = (torch.sym_int(start), torch.sym_int(end))
+    made = torch_interface.torch_decompositions()[aten.linspace.default]
+    return made(*ends, steps, dtype=torch.float64 if whole else dtype, **options).to(dtype)
+
+
 def copied_number(value: Any, **options: Any) -> Any:
     """A copy of a number, which batching rules hand over as a tensor; of a tensor it stays what it is."""
     return NotImplemented if isinstance(value, Tensor) else aten.scalar_tensor(value, **options)
@@ -243,7 +260,9 @@ def copied_number(value: Any, **options: Any) -> Any:
 OWN: dict[str, Decomposition] = {
     "_to_copy": copied_number,
     "block_diag": block_diag,
+    "eye eye.m": eye,
     "ldexp.Tensor": ldexp,
+    "linspace": linspace,
     "soft_margin_loss": soft_margin_loss,
     "soft_margin_loss_backward": soft_margin_loss_backward,
     "smooth_l1_loss_backward": smooth_l1_loss_backward,

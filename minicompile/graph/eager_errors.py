@@ -16,9 +16,10 @@ aten = torch.ops.aten
 
 CONVERT_NUMBERS = packets(
     "fill full full_like new_full masked_fill clamp clamp_min clamp_max hardtanh threshold index_fill scatter constant_pad_nd "
-    "add sub rsub addcmul addcdiv")
+    "add sub rsub addcmul addcdiv linspace logspace")
 """Operators whose kernels take numbers in the dtype of the result, and refuse those that it does not hold."""
 SUMS = packets("add sub rsub")
+STEPS = packets("linspace logspace")
 FLOATS_ONLY = packets(
     "celu elu gelu leaky_relu silu mish hardswish hardsigmoid softplus logcumsumexp log_sigmoid_forward hardshrink "
     "softshrink glu frac std var std_mean var_mean _softmax _log_softmax _softmax_backward_data logaddexp logaddexp2 im2col "
@@ -74,7 +75,7 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return problem
     converts = packet in CONVERT_NUMBERS or packet is aten.scalar_tensor and not result.dtype.is_floating_point
     # The other operand of a sum is a tensor to its kernel: it wraps around, and only `alpha` is converted.
-    numbers = args[2:] if packet in SUMS and not result.dtype.is_floating_point else args
+    numbers = args[2:] if packet in SUMS and not result.dtype.is_floating_point else args[:2] if packet in STEPS else args
     if converts and any(overflows(value, result.dtype, packet is not aten.clamp) for value in (*numbers, *kwargs.values())):
         return f"a number that {result.dtype} does not hold"
     if type(kwargs.get("alpha")) is float and result.dtype == torch.bool:
@@ -92,7 +93,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     limits = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if packet is aten.uniform else ()
     if limits and limits[0] > limits[1] or any(overflows(limit, result.dtype) for limit in limits):
         return "limits that are none"
-    if packet in (aten.randint, aten.randint_like) and any(overflows(n - 1, result.dtype) for n in args if type(n) is int):
+    *lowest, beyond = [n for n in args if type(n) is int] if packet in (aten.randint, aten.randint_like) else [1]
+    if any(overflows(n, result.dtype, wraps=False) for n in (*lowest, beyond - 1)):
         return f"a number that {result.dtype} does not hold"
     if packet is aten.smooth_l1_loss and any(type(beta) in (int, float) and beta < 0 for beta in args[3:]):
         return "a negative width"

@@ -66,7 +66,7 @@ def random_between(draw: Callable[..., Any], like: Tensor, low: int, high: int |
     if like.dtype in FLOATS:
         least, most = -int(2 / torch.finfo(like.dtype).eps), int(2 / torch.finfo(like.dtype).eps)
     elif like.dtype != torch.bool and type(low) is type(high) is int:
-        least, most = torch.iinfo(like.dtype).min, torch.iinfo(like.dtype).max
+        least, most = torch.iinfo(like.dtype).min, torch.iinfo(like.dtype).max + 1
     else:
         return NotImplemented
     return draw(like, low, high, **options) if high is not None and least <= low < high <= most else NotImplemented

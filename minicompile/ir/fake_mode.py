@@ -119,6 +119,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             args, kwargs = self.crossed(types, *args, **kwargs or {}), {}
         if func is aten.ldexp.Tensor and not shifts_exponents(*args):
             func, args = aten.mul.Tensor, (args[0], self.dispatch(aten.pow.Scalar, types, (2.0, args[1])))  # as eager
+        if func is aten.segment_reduce.default:
+            kwargs = {**kwargs, "axis": kwargs.get("axis", 0) % args[0].dim()}  # PyTorch's rule counts from the first only
         if func is aten.block_diag.default:
             args = (of_one_dtype(args[0]),)
         if func in VIEWS and args[0]._has_symbolic_sizes_strides:

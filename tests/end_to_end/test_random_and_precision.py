@@ -29,6 +29,8 @@ DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "randn": (lambda x: torch.randn(x.shape), 0.0, 1.0),
     "randn in fp64": (lambda x: torch.randn(x.shape, dtype=torch.float64), 0.0, 1.0),
     "randint": (lambda x: torch.randint(0, 10, x.shape), 4.5, 8.25),
+    "every small integer": (lambda x: torch.randint(-128, 128, x.shape, dtype=torch.int8), -0.5, 65535 / 12),
+    "every byte in place": (lambda x: torch.empty_like(x, dtype=torch.uint8).random_(0, 256), 127.5, 65535 / 12),
     "whole numbers in place": (lambda x: torch.empty_like(x).random_(-5, 5), -0.5, 8.25),
     "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), 0.3, 0.21),
     "uniform": (lambda x: torch.empty_like(x).uniform_(-1, 3), 1.0, 16 / 12),

@@ -23,6 +23,9 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "bytes chosen": lambda x: torch.where(x > 1, x.to(torch.uint8), 300),
     "bytes clamped": lambda x: x.to(torch.uint8).clamp(min=300),
     "integers from infinity": lambda x: torch.full((2,), float("inf"), dtype=torch.int64) + x[:2],
+    "steps beyond bytes": lambda x: torch.linspace(0, 1e4, 9, dtype=torch.uint8)[:4] + x,
+    "steps beyond fp16": lambda x: torch.linspace(0, 1e5, 9, dtype=torch.float16)[:4] + x,
+    "random bytes below zero": lambda x: torch.randint(-1, 5, (2,), dtype=torch.uint8) + x[:2],
     "truth subtracted": lambda x: x - True,
     "a mask subtracted": lambda x: x - (x > 1),
     "truth as a factor": lambda x: torch.add(x, x, alpha=True),
@@ -127,6 +130,10 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 ALLOWED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "segments of the last dimension": lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([1, 3]), axis=-1).mean(-1),
+    "steps between whole numbers": lambda x: [torch.linspace(*ends, dtype=torch.int64) + x[0].long()
+                                              for ends in ((0.97, 1.41, 137), (-5.5, 7.3, 11), (0, 10**15, 7))],
+    "a large identity": lambda x: torch.eye(300, 299) + x[0],
     "infinity and the lowest": lambda x: (x.half().masked_fill(x > 1, -torch.inf), x.half().clamp(torch.finfo(torch.half).min, 3)),
     "products overflow": lambda x: (x.half() * 7e4, x * 1e300, torch.where(x > 1, x.half(), -1e9)),
     "bytes take negative numbers": lambda x: torch.full((2,), -1, dtype=torch.uint8),

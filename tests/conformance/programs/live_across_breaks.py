@@ -10,8 +10,10 @@ import operator
 import os
 import sys
 import tempfile
+import weakref
 
 import torch
+from torch import nn
 
 from tests.conformance.catalogue import call, count, leaf, normal, program
 
@@ -358,3 +360,17 @@ def slots_that_are_logged_read_and_changed_around_a_break():
         return rows, one.name is rows, log[-1] is one.options
 
     return outer, [call(normal(2), 2.0), call(normal(4), 3.0), call(normal(4), 3.0)], log
+
+
+@program
+def a_module_that_is_not_used_again():
+    def outer(x):
+        module = nn.Sigmoid()
+        seen = weakref.ref(module)
+        handle = module.register_full_backward_hook(lambda module, incoming, outgoing: tuple(2 * gradient for gradient in incoming))
+        y = module(x)
+        print("between")
+        y.sum().backward()
+        return x.grad, seen() is None, len(handle.hooks_dict_ref())
+
+    return outer, [call(leaf(3)), call(leaf(3))]
