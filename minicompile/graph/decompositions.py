@@ -246,8 +246,8 @@ def eye(rows: int, columns: int | None = None, *, dtype: Any = None, layout: Any
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Tensor:
     """`aten.linspace`; whole numbers lie between whole numbers, and are computed in fp64 as by eager."""
     ends, whole = (start, end), dtype is not None and not dtype.is_floating_point and not dtype.is_complex
-    if whole:
-        ends = (torch.sym_int(start), torch.sym_int(end))
+    if whole:  # a byte is never below zero
+        ends = tuple(torch.sym_int(n) % 256 if dtype is torch.uint8 else torch.sym_int(n) for n in (start, end))
     made = torch_interface.torch_decompositions()[aten.linspace.default]
     return made(*ends, steps, dtype=torch.float64 if whole else dtype, **options).to(dtype)
 

@@ -133,6 +133,7 @@ ALLOWED: dict[str, Callable[[torch.Tensor], Any]] = {
     "segments of the last dimension": lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([1, 3]), axis=-1).mean(-1),
     "steps between whole numbers": lambda x: [torch.linspace(*ends, dtype=torch.int64) + x[0].long()
                                               for ends in ((0.97, 1.41, 137), (-5.5, 7.3, 11), (0, 10**15, 7))],
+    "steps between bytes that wrap around": lambda x: torch.linspace(-3, 3, 64, dtype=torch.uint8)[:4] + x,
     "a large identity": lambda x: torch.eye(300, 299) + x[0],
     "infinity and the lowest": lambda x: (x.half().masked_fill(x > 1, -torch.inf), x.half().clamp(torch.finfo(torch.half).min, 3)),
     "products overflow": lambda x: (x.half() * 7e4, x * 1e300, torch.where(x > 1, x.half(), -1e9)),
