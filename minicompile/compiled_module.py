@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -114,14 +115,24 @@ def given_forward(module: torch.nn.Module) -> Any:
 
 
 def twin_class(cls: type[torch.nn.Module]) -> type[CompiledModule]:
-    """The class of compiled instances of `cls`."""
+    """The class of compiled instances of `cls`: one for all of them, as long as there are any."""
+    called_plainly = cls.__call__ is torch.nn.Module.__call__
+    known = _twin_classes.get((cls, called_plainly))
+    return known or _twin_classes.setdefault((cls, called_plainly), make_twin_class(cls, called_plainly))
+
+
+_twin_classes: weakref.WeakValueDictionary[tuple[type, bool], type[CompiledModule]] = weakref.WeakValueDictionary()
+
+
+def make_twin_class(cls: type[torch.nn.Module], called_plainly: bool) -> type[CompiledModule]:
+    """A class of compiled instances; `called_plainly` says whether these may be called without the bookkeeping for hooks."""
     names: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__slots__": (),
     }
-    if cls.__call__ is torch.nn.Module.__call__:
+    if called_plainly:
         names["__call__"] = CompiledModule.call_without_hooks
     return types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
 

@@ -352,6 +352,17 @@ def test_a_module_is_the_same_module_to_everyone() -> None:
     assert compiled.stats.graphs == 1
 
 
+def test_compiled_modules_of_one_class_are_of_one_class() -> None:
+    models = [minicompile.compile(Small().requires_grad_(index > 1)) for index in range(4)]
+    assert len({type(model) for model in models}) == 1
+    parameters, buffers = torch.func.stack_module_state(models[:2])
+
+    def one(weights, held):
+        return torch.func.functional_call(models[0], (weights, held), (X,))
+
+    torch.testing.assert_close(torch.vmap(one)(parameters, buffers), torch.stack([model(X) for model in models[:2]]))
+
+
 def test_attributes_pass_through_both_ways() -> None:
     module = Small()
     compiled = minicompile.compile(module)
