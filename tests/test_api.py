@@ -302,6 +302,22 @@ def test_methods_and_partials_of_what_is_compiled_are_compiled_from_the_original
         assert compiled.stats.graphs == 1 and compiled.stats.fallbacks == 0
 
 
+def test_objects_whose_own_methods_are_compiled_are_captured_through_them() -> None:
+    class Doubling(Small):
+        forward = minicompile.compile(lambda self, x: Small.forward(self, x) * 2)
+
+    class Shifting:
+        __call__ = minicompile.compile(lambda self, x: x + 1)
+
+    assigned, shifting = Small(), Shifting()
+    assigned.forward = minicompile.compile(assigned.forward)
+    compiled_inside = minicompile.compile(Doubling())
+    for target in (Doubling(), assigned, functools.partial(compiled_inside), shifting, lambda x: shifting(x)):
+        compiled = minicompile.compile(target, fullgraph=True)
+        torch.testing.assert_close(compiled(X), target(X))
+        assert (compiled.stats.graphs, compiled.stats.graph_breaks, compiled.stats.fallbacks) == (1, 0, 0)
+
+
 def test_what_is_compiled_already_keeps_its_own_breaks_where_a_compiled_function_calls_it() -> None:
     class Counting(Small):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
