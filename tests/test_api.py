@@ -379,6 +379,49 @@ def test_compiled_modules_of_one_class_are_of_one_class() -> None:
     torch.testing.assert_close(torch.vmap(one)(parameters, buffers), torch.stack([model(X) for model in models[:2]]))
 
 
+def test_the_class_of_a_compiled_module_is_as_the_users() -> None:
+    class Growing(Small):
+        def wider(self) -> nn.Module:
+            return type(self)()
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return type(self).forward(self, x) * 2
+
+        @classmethod
+        def made(cls) -> nn.Module:
+            return cls()
+
+    module = Growing()
+    compiled = minicompile.compile(module)
+    assert [type(each) for each in (compiled.wider(), compiled.made(), type(compiled)())] == [Growing] * 3
+    torch.testing.assert_close(compiled.twice(X), module(X) * 2)
+    assert inspect.signature(type(compiled).forward) == inspect.signature(Growing.forward)
+    assert inspect.getsource(type(compiled)) == inspect.getsource(Growing)
+
+
+def test_a_compiled_function_has_what_the_original_has() -> None:
+    def tagged(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+    tagged.tag = "tag"  # type: ignore[attr-defined]
+    compiled = minicompile.compile(tagged)
+    assert (compiled.tag, compiled.__code__, compiled.__defaults__) == ("tag", tagged.__code__, (2.0,))
+    assert minicompile.compile(Small()).forward.__self__.scale == Small().scale
+    with pytest.raises(AttributeError):
+        compiled.missing
+
+
+def test_a_decorated_function_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated is copy.deepcopy(decorated)
+    held = pickle.loads(pickle.dumps(minicompile.compile(double_plus_one)))
+    torch.testing.assert_close(held(X), double_plus_one(X))
+
+
+@minicompile.compile
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
 def test_attributes_pass_through_both_ways() -> None:
     module = Small()
     compiled = minicompile.compile(module)
