@@ -7,6 +7,8 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import operator
+import sys
 import types
 import warnings
 import weakref
@@ -83,7 +85,18 @@ class CompiledFunction(CompiledCallable):
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getattr__(self, name: str) -> Any:
+        """What the original has besides: its code, what it is bound to, what the user has stored there."""
+        if name == "__wrapped__":
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By its name if that is what it goes by, as plain functions are."""
+        name = getattr(self, "__qualname__", "")
+        with contextlib.suppress(AttributeError, KeyError):
+            if operator.attrgetter(name)(sys.modules[self.__module__]) is self:
+                return name
         return CompiledFunction, (self.__wrapped__, self.config)
 
     @property

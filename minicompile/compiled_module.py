@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,31 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in HOOKS)
 
 
+class CompiledForward:
+    """`forward` of compiled modules; that of their class is the user's own.
+
+    A function given to a compiled module, the original or its class is compiled when it is first asked for.
+    """
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        if module is None:
+            return super(CompiledModule, owner).forward  # type: ignore[misc]
+        original = module._minicompile_original
+        given = module.__dict__.get("forward") or type(original).forward
+        if given is not module._minicompile_given:
+            given = given_forward(original)
+            if given is not module._minicompile_given:
+                object.__setattr__(module, "_minicompile_given", given)
+                object.__setattr__(module, "_minicompile_forward", module._minicompile_compile(original.forward))
+        return module._minicompile_forward
+
+    def __set__(self, module: Any, function: Callable[..., Any]) -> None:
+        module.__dict__["forward"] = function
+
+    def __delete__(self, module: Any) -> None:
+        del module.__dict__["forward"]
+
+
 class CompiledModule(torch.nn.Module):
     """What `minicompile.compile(module)` returns; `__wrapped__` is the module it was made from."""
 
@@ -36,6 +62,10 @@ class CompiledModule(torch.nn.Module):
 
     # Capture sees the original in place of a compiled module that a captured function calls.
     __minicompile_compiled__ = "_minicompile_original"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An instance of the user's class, not compiled, for methods that make another one (`type(self)(...)`)."""
+        return next(kind for kind in cls.__mro__ if not issubclass(kind, CompiledModule))(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Do nothing: the original class must not see its compiled twin as a new subclass to register."""
@@ -54,6 +84,8 @@ class CompiledModule(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """What the user's module has; records of the compiled forward only under names that the module has not."""
+        if name == "__wrapped__":  # the class has none
+            return self._minicompile_original
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -68,29 +100,7 @@ class CompiledModule(torch.nn.Module):
         self._minicompile_original.__class__ = value
         object.__setattr__(self, "__class__", twin_class(value))
 
-    @property
-    def __wrapped__(self) -> torch.nn.Module:
-        return self._minicompile_original
-
-    @property
-    def forward(self) -> Any:
-        """The compiled forward; a function given to this, the original or its class is compiled when it is first asked for."""
-        original = self._minicompile_original
-        given = self.__dict__.get("forward") or type(original).forward
-        if given is not self._minicompile_given:
-            given = given_forward(original)
-            if given is not self._minicompile_given:
-                object.__setattr__(self, "_minicompile_given", given)
-                object.__setattr__(self, "_minicompile_forward", self._minicompile_compile(original.forward))
-        return self._minicompile_forward
-
-    @forward.setter
-    def forward(self, function: Callable[..., Any]) -> None:
-        self.__dict__["forward"] = function
-
-    @forward.deleter
-    def forward(self) -> None:
-        del self.__dict__["forward"]
+    forward: Any = CompiledForward()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         old = prefix + OLD_PREFIX
@@ -114,14 +124,24 @@ def given_forward(module: torch.nn.Module) -> Any:
 
 
 def twin_class(cls: type[torch.nn.Module]) -> type[CompiledModule]:
-    """The class of compiled instances of `cls`."""
+    """The class of compiled instances of `cls`: one for all of them, as long as there are any."""
+    called_plainly = cls.__call__ is torch.nn.Module.__call__
+    known = _twin_classes.get((cls, called_plainly))
+    return known or _twin_classes.setdefault((cls, called_plainly), make_twin_class(cls, called_plainly))
+
+
+_twin_classes: weakref.WeakValueDictionary[tuple[type, bool], type[CompiledModule]] = weakref.WeakValueDictionary()
+
+
+def make_twin_class(cls: type[torch.nn.Module], called_plainly: bool) -> type[CompiledModule]:
+    """A class of compiled instances; `called_plainly` says whether these may be called without the bookkeeping for hooks."""
     names: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__slots__": (),
     }
-    if cls.__call__ is torch.nn.Module.__call__:
+    if called_plainly:
         names["__call__"] = CompiledModule.call_without_hooks
     return types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
 

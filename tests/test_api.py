@@ -302,6 +302,22 @@ def test_methods_and_partials_of_what_is_compiled_are_compiled_from_the_original
         assert compiled.stats.graphs == 1 and compiled.stats.fallbacks == 0
 
 
+def test_objects_whose_own_methods_are_compiled_are_captured_through_them() -> None:
+    class Doubling(Small):
+        forward = minicompile.compile(lambda self, x: Small.forward(self, x) * 2)
+
+    class Shifting:
+        __call__ = minicompile.compile(lambda self, x: x + 1)
+
+    assigned, shifting = Small(), Shifting()
+    assigned.forward = minicompile.compile(assigned.forward)
+    compiled_inside = minicompile.compile(Doubling())
+    for target in (Doubling(), assigned, functools.partial(compiled_inside), shifting, lambda x: shifting(x)):
+        compiled = minicompile.compile(target, fullgraph=True)
+        torch.testing.assert_close(compiled(X), target(X))
+        assert (compiled.stats.graphs, compiled.stats.graph_breaks, compiled.stats.fallbacks) == (1, 0, 0)
+
+
 def test_what_is_compiled_already_keeps_its_own_breaks_where_a_compiled_function_calls_it() -> None:
     class Counting(Small):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -350,6 +366,60 @@ def test_a_module_is_the_same_module_to_everyone() -> None:
     assert repr(compiled) == repr(module)
     torch.testing.assert_close(compiled(X), module(X))
     assert compiled.stats.graphs == 1
+
+
+def test_compiled_modules_of_one_class_are_of_one_class() -> None:
+    models = [minicompile.compile(Small().requires_grad_(index > 1)) for index in range(4)]
+    assert len({type(model) for model in models}) == 1
+    parameters, buffers = torch.func.stack_module_state(models[:2])
+
+    def one(weights, held):
+        return torch.func.functional_call(models[0], (weights, held), (X,))
+
+    torch.testing.assert_close(torch.vmap(one)(parameters, buffers), torch.stack([model(X) for model in models[:2]]))
+
+
+def test_the_class_of_a_compiled_module_is_as_the_users() -> None:
+    class Growing(Small):
+        def wider(self) -> nn.Module:
+            return type(self)()
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return type(self).forward(self, x) * 2
+
+        @classmethod
+        def made(cls) -> nn.Module:
+            return cls()
+
+    module = Growing()
+    compiled = minicompile.compile(module)
+    assert [type(each) for each in (compiled.wider(), compiled.made(), type(compiled)())] == [Growing] * 3
+    torch.testing.assert_close(compiled.twice(X), module(X) * 2)
+    assert inspect.signature(type(compiled).forward) == inspect.signature(Growing.forward)
+    assert inspect.getsource(type(compiled)) == inspect.getsource(Growing)
+
+
+def test_a_compiled_function_has_what_the_original_has() -> None:
+    def tagged(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+    tagged.tag = "tag"  # type: ignore[attr-defined]
+    compiled = minicompile.compile(tagged)
+    assert (compiled.tag, compiled.__code__, compiled.__defaults__) == ("tag", tagged.__code__, (2.0,))
+    assert minicompile.compile(Small()).forward.__self__.scale == Small().scale
+    with pytest.raises(AttributeError):
+        compiled.missing
+
+
+def test_a_decorated_function_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated is copy.deepcopy(decorated)
+    held = pickle.loads(pickle.dumps(minicompile.compile(double_plus_one)))
+    torch.testing.assert_close(held(X), double_plus_one(X))
+
+
+@minicompile.compile
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
 
 
 def test_attributes_pass_through_both_ways() -> None:

@@ -759,7 +759,7 @@ def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     if caller is MISSING:
         raise Break("unsupported value", "a tensor is called") if isinstance(function, FakeTensor) else RaisedInUserCode(
             TypeError(f"'{kind.__name__}' object is not callable"))
-    if isinstance(caller, types.FunctionType):
+    if isinstance(caller, types.FunctionType) or hasattr(type(caller), COMPILED_MARK):
         if DISABLED_MARK in caller.__dict__:
             raise Break("disabled function", f"`{caller.__qualname__}` is disabled")
         return call(tracer, class_value(tracer, base, "__call__", caller), (function, *args), kwargs)

@@ -125,7 +125,7 @@ class Session:
             if writes:
                 self.records.graphs.pop()
                 raise RunEager(reason, expected=True) from error
-            return captured.module.forward
+            return undrawn_on_failure(captured.module.forward)
 
     def run_original(self, error: Exception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A graph without side effects failed at run time: the user's own code raises, at its line, what it has to."""
@@ -142,6 +142,20 @@ class Session:
         if text not in self.warned:
             self.warned.add(text)
             warn_user(text)
+
+
+def undrawn_on_failure(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, after a failure of which no random numbers are drawn: the user's own code draws them then."""
+
+    def undrawn(*args: Any) -> Any:
+        random = torch.get_rng_state()
+        try:
+            return run(*args)
+        except Exception:
+            torch.set_rng_state(random)
+            raise
+
+    return undrawn
 
 
 class CallCache:

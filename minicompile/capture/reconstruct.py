@@ -105,6 +105,12 @@ class Emitter:
         """The name of an object that the generated code holds."""
         return self.writer.constant(value, hint)
 
+    def held_as_it_is(self, value: Any, hint: str) -> str:
+        """The name of an object that is nobody's to make anew, and so must not know a class that is."""
+        if knows_made_class(self.tracer, value):
+            raise RunEager("a class that the function makes is part of a type or has a descriptor that is held as it is")
+        return self.constant(value, hint)
+
     def assign(self, text: str, hint: str) -> str:
         """A new variable in the body."""
         name = self.writer.unique(hint)
@@ -168,11 +174,10 @@ class Emitter:
         if builder is not None:
             return builder(self, value)
         if isinstance(value, (*IDENTITY_TYPES, enum.Enum)) and id(value) not in self.tracer.fresh:
-            if isinstance(value, types.BuiltinFunctionType) and not isinstance(
-                value.__self__, (types.ModuleType, type, type(None))
-            ):
+            owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
+            if not isinstance(owner, (types.ModuleType, type, type(None))) or knows_made_class(self.tracer, owner):
                 return bound_native_method(self, value)
-            return self.constant(value, getattr(value, "__name__", kind.__name__))
+            return self.held_as_it_is(value, getattr(value, "__name__", kind.__name__))
         if isinstance(value, type):
             return build_class(self, value) if len(self.tracer.arguments[id(value)][0]) == 3 else build_namedtuple(self, value)
         if kind in ITERATORS:
@@ -195,7 +200,7 @@ class Emitter:
         claimed = {"types": types, "typing": typing}.get(kind.__module__)  # by classes that a function made, too
         is_enum = type(kind).__name__ == "pybind11_type" and hasattr(kind, "__members__")
         if getattr(claimed, kind.__name__, None) is kind or is_enum or isinstance(value, HELD_AS_THEY_ARE):
-            return self.constant(value, "made")
+            return self.held_as_it_is(value, "made")
         built = (list, dict, set, frozenset, collections.deque, BaseException, *PLAIN_VALUE)
         if (isinstance(value, built) or has_plain_layout(value)) and id(value) in self.tracer.fresh:
             return build_instance(self, value)
@@ -259,6 +264,14 @@ class Emitter:
             saved.insert(0, self.value(contents(frame.cells[name])[0] if name in frame.cells else frame.variables.get(name)))
         args = [*saved, *(text for text in pushes if text is not None), *values, *([raised] if raised else [])]
         return f"{point}(({closure}){''.join(', ' + text for text in args)})"
+
+
+def knows_made_class(tracer: Tracer, value: Any) -> bool:
+    """Whether a value is a class that the function makes, a descriptor of one, or a type that is written with one."""
+    if isinstance(value, (type, types.ModuleType)):
+        return id(value) in tracer.arguments
+    known = getattr(value, "__objclass__", None), *(getattr(value, "__args__", None) or ())
+    return any(one is not None and knows_made_class(tracer, one) for one in known)
 
 
 def has_plain_layout(value: Any) -> bool:
@@ -343,7 +356,8 @@ def build_function(emitter: Emitter, value: types.FunctionType) -> str:
     emitter.body.append(f"{name}.__qualname__ = {value.__qualname__!r}")
     if value.__kwdefaults__:
         emitter.body.append(f"{name}.__kwdefaults__ = {build_dict(emitter, value.__kwdefaults__)}")
-    if id(value.__annotations__) in emitter.tracer.owners:
+    known = any(knows_made_class(emitter.tracer, item) for item in value.__annotations__.values())
+    if known or id(value.__annotations__) in emitter.tracer.owners:
         emitter.body.append(f"{name}.__annotations__ = {build_dict(emitter, value.__annotations__)}")
     elif value.__annotations__:
         emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}.copy()")

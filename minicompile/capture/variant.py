@@ -20,7 +20,14 @@ from minicompile.capture import copying, custom_function, kernel_launch, opcodes
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.builtin_rules import call_class
-from minicompile.capture.calls import DISABLED_MARK, call, has_backward_hooks, is_called_plainly, module_has_hooks
+from minicompile.capture.calls import (
+    COMPILED_MARK,
+    DISABLED_MARK,
+    call,
+    has_backward_hooks,
+    is_called_plainly,
+    module_has_hooks,
+)
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.expectations import Rewind, check_expectations
@@ -161,6 +168,8 @@ class Attempt:
             return target.__func__, (target.__self__, *args), kwargs
         if isinstance(target, functools.partial):
             return target.func, (*target.args, *args), {**target.keywords, **kwargs}
+        if hasattr(type(target), COMPILED_MARK):
+            return get_attribute(tracer, target, getattr(type(target), COMPILED_MARK)), args, kwargs
         if isinstance(target, torch.nn.Module) and is_called_plainly(tracer, type(target)):
             if isinstance(target, torch.jit.ScriptModule):
                 raise RunEager("a scripted module")
@@ -170,7 +179,7 @@ class Attempt:
                 raise RunEager("the module has backward hooks")
             return torch.nn.Module._call_impl, (target, *args), kwargs
         caller = type(target).__call__ if not isinstance(target, type) else None
-        if isinstance(caller, types.FunctionType):
+        if isinstance(caller, types.FunctionType) or hasattr(type(caller), COMPILED_MARK):
             return get_attribute(tracer, target, "__call__"), args, kwargs
         raise RunEager(f"`{name_of(target)}` is not written in Python")
 

@@ -27,7 +27,7 @@ def polygamma_(value: Tensor, order: int) -> Tensor:
 
 def one_hot(index: Tensor, num_classes: int = -1) -> Tensor:
     """`one_hot` without eager's look at the values before anything is computed."""
-    if index.dtype != torch.int64:
+    if index.dtype != torch.int64 or num_classes <= 0 and surely_equal(index.numel(), 0):
         raise IndexError("an index that one_hot does not take")
     if num_classes <= 0:
         return F.one_hot(index, num_classes)
@@ -183,6 +183,8 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     """
     from torch._decomp import decomposition_table  # importing the table takes a while
 
+    if any(surely_equal(length, 0) for length in size):
+        raise ValueError("a grid of nothing")
     made = decomposition_table[aten.affine_grid_generator.default]
     kind, dtype = theta.device.type, theta.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:

@@ -106,3 +106,20 @@ def test_what_follows_a_break_that_a_class_crosses_is_left_to_eager_once() -> No
             assert equal(captured(X), breaking(X))
     records = captured.records
     assert len(records.graphs) == len(records.graph_breaks) == len(records.fallbacks) == 1 and not records.recompiles
+
+
+def annotated_with_what_is_given_back(x: torch.Tensor) -> Any:
+    class Kept:
+        pass
+
+    def double(value: Kept, many: list[Kept]) -> Any:
+        return value, many
+
+    return x * 2, Kept, double
+
+
+def test_a_function_that_is_given_back_is_annotated_with_the_class_that_is() -> None:
+    captured = capture(annotated_with_what_is_given_back)
+    for _ in range(2):
+        _, kind, double = captured(X)
+        assert double.__annotations__["value"] is kind and double.__annotations__["many"].__args__ == (kind,)

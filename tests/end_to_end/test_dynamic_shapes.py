@@ -7,6 +7,7 @@ import copy
 import itertools
 import linecache
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -868,3 +869,26 @@ def test_factors_are_as_long_as_the_shorter_side(function: Callable[..., Any]) -
         if expected.requires_grad:
             close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
     assert compiled.stats.graphs <= 3 and not compiled.stats.fallbacks
+
+
+def grid_of_size(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return F.grid_sample(x, F.affine_grid(theta, list(x.shape), align_corners=False), align_corners=False)
+
+
+def as_many_classes_as_rows(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    ids = x.flatten(1).argmax(1) * 0
+    return F.one_hot(ids, x.shape[0] // 2).to(x.dtype).T @ theta.flatten(1)
+
+
+@pytest.mark.parametrize("function", [grid_of_size, as_many_classes_as_rows])
+def test_nothing_is_refused_as_in_eager_beside_sizes_that_vary(function: Any) -> None:
+    compiled = minicompile.compile(function, dynamic=True)
+    for batch in (4, 6, 0):
+        theta, x = torch.randn(batch, 2, 3), torch.randn(batch, 1, 4, 5)
+        if batch:
+            torch.testing.assert_close(compiled(theta, x), function(theta, x))
+            continue
+        with pytest.raises((ValueError, RuntimeError)) as eager:
+            function(theta, x)
+        with pytest.raises(type(eager.value), match=re.escape(str(eager.value))):
+            compiled(theta, x)

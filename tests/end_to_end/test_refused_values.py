@@ -69,3 +69,18 @@ def test_a_refused_value_is_seen_by_the_program_as_in_eager(device: str, wanting
     assert "refused" in ours.log
     graphs = [graph for graph in compiled_function(compiled).compiler.graphs if graph.plan.binding.mutated_inputs]
     assert graphs and all(graph.writes_last and not graph.plan.overwritten for graph in graphs)
+
+
+def test_what_eager_refuses_draws_its_random_numbers_once() -> None:
+    def product(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (x + torch.randn(3)) @ other + torch.rand(2)
+
+    compiled = minicompile.compile(product, options={"fallback_random": True})
+    drawn = []
+    for called in (product, compiled):
+        torch.manual_seed(0)
+        for dtype in (torch.float32, torch.float64, torch.float64, torch.float32):
+            with pytest.raises(RuntimeError, match="dtype") if dtype == torch.float64 else contextlib.nullcontext():
+                called(torch.ones(2, 3), torch.ones(3, 2, dtype=dtype))
+            drawn.append(torch.rand(1).item())
+    assert drawn[:4] == drawn[4:]

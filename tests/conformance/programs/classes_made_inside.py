@@ -477,3 +477,45 @@ def class_that_holds_itself():
         return kind.children[0] is kind, y
 
     return shown, [call(leaf(2, 3)), call(leaf(2, 3))]
+
+
+@program
+def native_methods_of_a_class_alive_across_a_break():
+    def outer(x):
+        class Base:
+            pass
+
+        class Child(Base):
+            def run(self, v):
+                return v * 2
+
+        order, asked = Child.mro, Child.__instancecheck__
+        y = Child().run(x)
+        print("between")
+        return y, [kind.__name__ for kind in order()], asked(Child()), Base.__subclasses__() == [Child]
+
+    def called_at_the_end(x):
+        class Base:
+            pass
+
+        class Child(Base):
+            pass
+
+        return [kind.__name__ for kind in Child.mro()], x + 1
+
+    return (lambda x: (outer(x), called_at_the_end(x))), [call(leaf(2, 3)), call(leaf(2, 3))]
+
+
+@program
+def types_written_with_a_class_alive_across_a_break():
+    def outer(x):
+        class Kept:
+            __slots__ = ("value",)
+
+        maybe: typing.Any = typing.Optional[Kept], typing.Callable[[list[Kept]], int], Kept.value
+        y = x * 2
+        print("between")
+        inner = maybe[1].__args__[0].__args__[0]
+        return y, maybe[0].__args__[0] is Kept, inner is Kept, maybe[2].__objclass__ is Kept
+
+    return outer, [call(leaf(2, 3)), call(leaf(2, 3))]
