@@ -87,7 +87,7 @@ class CompiledFunction(CompiledCallable):
 
     def __getattr__(self, name: str) -> Any:
         """What the original has besides: its code, what it is bound to, what the user has stored there."""
-        if name == "__wrapped__":
+        if name in ("__wrapped__", "__deepcopy__"):  # a copy of the original is not compiled
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 

@@ -461,6 +461,19 @@ def test_to_changes_the_original() -> None:
     torch.testing.assert_close(compiled(X.double()), module(X.double()))
 
 
+def test_a_deep_copy_of_a_compiled_object_is_compiled_though_the_object_says_how_it_is_copied() -> None:
+    class Scaled:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Scaled:
+            return Scaled()
+
+    compiled = minicompile.compile(Scaled())
+    twin = copy.deepcopy(compiled)
+    assert twin.__wrapped__ is not compiled.__wrapped__ and torch.equal(twin(X), X * 2) and twin.stats.graphs == 1
+
+
 def test_deepcopy_and_pickle_keep_a_working_compiled_module() -> None:
     compiled = minicompile.compile(Small(), dynamic=False)
     expected = compiled(X)
