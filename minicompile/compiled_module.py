@@ -141,6 +141,8 @@ def make_twin_class(cls: type[torch.nn.Module], called_plainly: bool) -> type[Co
         "__doc__": cls.__doc__,
         "__slots__": (),
     }
+    if "__firstlineno__" in vars(cls):  # where the source of the class is, from Python 3.13 on
+        names["__firstlineno__"] = vars(cls)["__firstlineno__"]
     if called_plainly:
         names["__call__"] = CompiledModule.call_without_hooks
     return types.new_class(cls.__name__, (CompiledModule, cls), exec_body=lambda namespace: namespace.update(names))
