@@ -466,7 +466,7 @@ def test_a_deep_copy_of_a_compiled_object_is_compiled_though_the_object_says_how
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> Scaled:
+        def __deepcopy__(self, memo: dict[int, object]) -> Scaled:
             return Scaled()
 
     compiled = minicompile.compile(Scaled())
