@@ -264,6 +264,26 @@ EDGE_VALUES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]
     "long sums": (lambda x: ((x + 100).sum(), (x + 100).mean(), (x + 100).cumsum(0)[-1], x.square().sum().sqrt()), lambda: (torch.randn(20_000),)),
 }
 
+RARE_FORMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "gelu by a tangent": (lambda x: F.gelu(x, approximate="tanh") * x, lambda: (leaf(5, 7),)),
+    "root mean squares over several dimensions": (lambda x, w: F.rms_norm(x, (5, 7), w), lambda: (leaf(3, 5, 7), leaf(5, 7))),
+    "averages of windows that leave the padding": (
+        lambda x: [F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=counted) for counted in (True, False)], lambda: (leaf(1, 2, 6, 8),)),
+    "the largest of wide windows": (lambda x: F.max_pool2d(x, 9), lambda: (leaf(1, 2, 18, 18),)),
+    "averages of whole numbers": (lambda x: F.avg_pool2d(x, 2), lambda: (integers(1, 2, 6, 8),)),
+    "a number gathered and scattered": (lambda x, y, i: (torch.gather(x, 0, i), torch.gather(y, 0, i[:1]), y.scatter_add(0, i[0], x), torch.index_select(x, 0, i[:1])),
+                                        lambda: (values(3.0).squeeze(0).detach().requires_grad_(), leaf(3), torch.tensor([0, 0]))),
+    "windows over a number": (lambda x: x.unfold(0, 1, 1) * 2, lambda: (values(3.0).squeeze(0).detach().requires_grad_(),)),
+    "truth values as bytes": (lambda x, y: (x.view(torch.uint8) + 1, y.view(torch.bool), x.signbit(), x.max(0)), lambda: (torch.tensor([True, False]), torch.tensor([0, 1], dtype=torch.uint8))),
+    "triangles of everything and of nothing": (lambda x: x.tril(5) + x.triu(-7) + x.tril(-9) * 2, lambda: (leaf(3, 4),)),
+    "dropout of all and of none": (lambda x: (F.dropout(x, 1.0), F.dropout(x, 0.0), *torch.native_dropout(x, 0.0, True), *torch.native_dropout(x, 0.5, False)), lambda: (leaf(6),)),
+    "whole numbers to a fraction": (lambda x: (x.abs() ** 2.5, torch.ones_like(x) ** -1), lambda: (integers(6),)),
+    "part of what is subtracted": (lambda x, y: ((3.0 - x).view(-1)[1:], torch.rsub(y, x, alpha=3)), lambda: (leaf(3, 4), leaf(3, 4))),
+    "gradients by frequency": (lambda i, w: F.embedding(i, w, scale_grad_by_freq=True), lambda: (torch.tensor([1, 1, 2]), leaf(4, 3))),
+    "whole numbers between fractions": (lambda x: x + torch.arange(0, 10.5, 1.5, dtype=torch.int64).sum(), lambda: (leaf(4),)),
+    "the margin of one row": (lambda x, t: F.multi_margin_loss(x, t), lambda: (leaf(4), torch.tensor(2))),
+}
+
 DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "integer division": (lambda x, y: (x // y, x % y, torch.fmod(x, y), x / y, torch.div(x, y, rounding_mode="trunc"), -x // y),
                          lambda: (integers(40), integers(40, low=1) * torch.randn(40).sign().long())),
@@ -318,7 +338,7 @@ DTYPES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "a recurrent cell": (lambda x, h, w, u: (lambda f, i, g, o: (f.sigmoid() * h + i.sigmoid() * g.tanh()) * o.sigmoid())(*(x @ w + h @ u).chunk(4, 1)), lambda: (leaf(3, 4), leaf(3, 5), leaf(4, 20), leaf(5, 20))),
 }
 
-PROGRAMS = LOSSES | SHAPES | INDEXING | EDGE_VALUES | DTYPES
+PROGRAMS = LOSSES | SHAPES | INDEXING | EDGE_VALUES | RARE_FORMS | DTYPES
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
