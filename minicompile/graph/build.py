@@ -11,6 +11,7 @@ from minicompile.graph.linear_cross_entropy import recognise_cross_entropy
 from minicompile.graph.partition import partition
 from minicompile.graph.passes import simplify
 from minicompile.graph.patterns import recognise_attention
+from minicompile.graph.torch_interface import no_autocast
 from minicompile.graph.trace import trace_joint
 from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 
@@ -23,5 +24,6 @@ def build_graph(captured: CapturedGraph, config: Config) -> PartitionedGraph:
     captured, patterns = recognise_attention(captured, config)
     captured, masks = recognise_masks(captured, config)
     captured, losses = recognise_cross_entropy(captured, config)
-    joint = simplify(trace_joint(captured, config))
-    return dataclasses.replace(partition(joint, captured, config), patterns=patterns + masks + losses)
+    joint = trace_joint(captured, config)
+    with no_autocast():  # the casts that it asks for stand in the graph by now
+        return dataclasses.replace(partition(simplify(joint), captured, config), patterns=patterns + masks + losses)

@@ -201,6 +201,9 @@ class _LoweredCheck:
                 self.require(self.graph.buffers.get(output.name) == output, f"{output.name} is not the graph's buffer")
         if kernel.out_argument:
             self.require(len(kernel.outputs) == 1 and kernel.outputs[0] is not None, "out= for several results")
+            written = [output.name for output in kernel.outputs if output is not None]
+            dtypes = {self.graph.buffers[name].dtype for name in (*kernel.reads, *written)}
+            self.require(len(dtypes) == 1, f"a product of {', '.join(map(str, dtypes))}")
 
     def view(self, view: BufferView) -> None:
         """A view lies inside its buffer."""

@@ -237,6 +237,28 @@ def test_a_group_norm_and_what_follows_read_the_data_once(grad: bool) -> None:
     assert len(walks) == 1
 
 
+class PartlyCast(nn.Module):
+    """A convolution that autocast casts, whose layout a GPU's graph changes, and a product of what autocast must not cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.convolution(images)
+        with torch.autocast("cpu", enabled=False):
+            return features.prod(1)
+
+
+def test_layouts_that_change_under_autocast_leave_dtypes_as_they_are() -> None:
+    compiled = minicompile.compile(PartlyCast(), options=OPTIONS)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        compiled(leaf(2, 3, 7, 7))
+    (graph,) = compiled_function(compiled).compiler.graphs
+    (product,) = graph.module("forward").graph.find_nodes(op="call_function", target=torch.ops.aten.prod.dim_int)
+    assert product.meta["val"].dtype == BF16
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_values_picked_by_targets_that_may_be_no_class(dynamic: bool | None) -> None:
     """One-hot sums in several directions, of rows that lie in columns, weighted by a list that the function changes."""
