@@ -266,7 +266,7 @@ compiler.is_compiling compiler.is_dynamo_compiling _C._get_deterministic_algorit
 are_deterministic_algorithms_enabled get_default_device _C._get_tracing_state overrides.has_torch_function
 overrides.has_torch_function_unary overrides.has_torch_function_variadic overrides.is_tensor_like is_storage
 backends.cuda.is_flash_attention_available amp.is_autocast_available _C._is_torch_function_mode_enabled is_same_size dtype
-is_distributed nn.modules.utils._single nn.modules.utils._pair nn.modules.utils._triple _C._is_any_autocast_enabled
+is_distributed _C._infer_size nn.modules.utils._single nn.modules.utils._pair nn.modules.utils._triple _C._is_any_autocast_enabled
 is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
 _C._get_function_stack_at _C._len_torch_dispatch_stack cuda.device_count _C._get_privateuse1_backend_name _C._is_tracing
 _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set accelerator.current_accelerator xpu.is_available
@@ -365,6 +365,7 @@ def collect_operations() -> set[int]:
     for name in ("typename", "compile", "get_device_module", "is_deterministic_algorithms_warn_only_enabled", *checks):
         found.discard(id(getattr(torch, name, None)))
     found.discard(id(F.gaussian_nll_loss))  # looks at values and raises, which a program may
+    found.discard(id(F.triplet_margin_with_distance_loss))  # calls a function of the user's
     return found
 
 

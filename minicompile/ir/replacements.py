@@ -214,7 +214,9 @@ def interpolate(
 ) -> Tensor:
     """`interpolate`; eager writes the nearest of a sequence in order, weighs bytes by whole numbers and copies, whatever the
     scale, where a size stays; PyTorch's rules for symbolic sizes do not."""
-    with contextlib.nullcontext() if varies(input) else no_python_dispatcher():
+    asked = size if isinstance(size, (tuple, list)) else (size,)
+    varying = varies(input) or any(type(length) is torch.SymInt for length in asked)
+    with contextlib.nullcontext() if varying else no_python_dispatcher():
         result = F.interpolate(input, size, scale_factor, mode, *how, **named)
     repeated_bytes = input.dtype == torch.uint8 and "nearest" in mode
     if not input.dtype.is_floating_point and not repeated_bytes and (varies(input) or varies(result)):

@@ -652,6 +652,35 @@ def test_a_transform_that_pytorch_fails_to_compute_on_fake_tensors_changes_nothi
     assert dispatcher() == before and torch.ones(2, requires_grad=True).sum().requires_grad
 
 
+def test_a_distance_of_the_users_between_triplets_ends_no_graph() -> None:
+    asked = []
+
+    def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        asked.append(one.shape[0])
+        return (one - other).abs().sum(-1)
+
+    def loss(one: torch.Tensor, same: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return functional.triplet_margin_with_distance_loss(one, same, other, distance_function=distance, swap=True)
+
+    given = tuple(torch.randn(4, 3) for _ in range(3))
+    compiled = capture(loss)
+    assert equal(compiled(*given), loss(*given)) and asked == [4] * 6
+    assert kinds(compiled) == []
+
+
+def test_divergences_of_gaussians_with_several_dimensions_end_no_graph() -> None:
+    def divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        gaussians = [
+            torch.distributions.MultivariateNormal(mean, scale_tril=torch.diag_embed(mean.exp())) for mean in (one, other)
+        ]
+        return torch.distributions.kl_divergence(*gaussians)
+
+    compiled = capture(divergence)
+    for one, other in ((torch.randn(4, 1, 2), torch.randn(3, 2)), (torch.randn(2), torch.randn(5, 2))):
+        assert equal(compiled(one, other), divergence(one, other))
+    assert kinds(compiled) == []
+
+
 @torch.jit.script_if_tracing
 def scripted_for_exporters(x: torch.Tensor, by: float) -> torch.Tensor:
     return x.sin() + by

@@ -179,6 +179,15 @@ def interpolate_to_other(x, other):
     return F.interpolate(x, size=other.shape[-2:], mode="nearest")
 
 
+POSITIONS = nn.Parameter(torch.arange(18.0).reshape(1, 2, 3, 3) / 18)
+
+
+@program(((6, 8), (9, 5), (12, 7)), lambda h, w: (floats(1, 2, h, w),))
+def positions_stretched_to_a_picture(x):
+    kinds = ("nearest", "bilinear", "bicubic", "area")
+    return x + sum(F.interpolate(POSITIONS, size=x.shape[-2:], mode=kind) for kind in kinds)
+
+
 @program(((6, 8), (9, 5), (12, 7)), lambda h, w: (floats(1, 2, h, w),))
 def interpolate_twice(x):
     return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
