@@ -28,7 +28,7 @@ from minicompile.kernels import attention_problem
 from minicompile.lowering import attention, indexing, products
 from minicompile.runtime import program_loader
 from minicompile.runtime.kernel_binary import for_sizes
-from minicompile.scheduling import batch, domain, split, tiling
+from minicompile.scheduling import batch, domain, split, tiling, unroll
 
 loss_kernels = importlib.import_module("minicompile.kernels.linear_cross_entropy")  # a function has the module's name
 H200 = DeviceProperties(name="NVIDIA H200", kind="cuda")
@@ -63,6 +63,7 @@ THRESHOLDS: tuple[tuple[Any, str, Any], ...] = (
     (products, "LEAST_OPERATIONS_A_BYTE", 0),
     (products, "SMALL", 64),
     (indexing, "MANY_TO_A_ROW", 2),
+    (unroll, "LEAST_RESULTS", 1),
     (split, "WORTH_A_LAUNCH", 64),
     (split, "WORTH_A_SECOND_READ", 256),
     (split, "WORTH_CROSSING", 64),

@@ -15,7 +15,17 @@ from minicompile.ir.index import ZERO, Index, row_major
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.reduction import lower_mean, working_dtype
 from minicompile.lowering.registry import UseExtern, lowers
-from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
+from minicompile.lowering.scalar import (
+    Scalar,
+    both,
+    index_at_least,
+    index_below,
+    index_value,
+    masked,
+    number,
+    stored,
+    where,
+)
 from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import TensorValue
 from minicompile.lowering.view import reshaped, unsqueezed, wrap
@@ -63,7 +73,7 @@ def lower_constant_pad(builder: GraphBuilder, value: TensorValue, padding: Seque
     before = [ZERO] * value.rank
     for place, width in enumerate(padding[::2]):
         before[value.rank - 1 - place] = size_index(width)
-    outside = number(fill, value.dtype)
+    outside = stored(fill, value.dtype)
 
     def body(indices: Indices) -> Expr:
         moved = [index - width for index, width in zip(indices, before, strict=True)]
@@ -165,10 +175,25 @@ def lower_average_pool(
 @lowers("_adaptive_avg_pool2d")
 def lower_adaptive_average(builder: GraphBuilder, value: TensorValue, sizes: Sequence[int]) -> TensorValue:
     """A mean over equal blocks where the sizes divide."""
+    return lower_mean(builder, *equal_blocks(value, sizes))
+
+
+@lowers("adaptive_max_pool2d")
+def lower_adaptive_maximum(builder: GraphBuilder, value: TensorValue, sizes: Sequence[int]) -> Any:
+    """The largest elements of equal blocks; where somebody asks for their places, the library's, which tells NaNs apart."""
+    if any(user.args[1] == 1 for user in builder.node.users):
+        raise UseExtern("places of largest elements")
+    blocks, dims = equal_blocks(value, sizes)
+    largest = builder.reduce("max", blocks.sizes, dims, value.dtype, blocks.load, suffix="values")
+    return builder.like_node(largest.load, 0), None
+
+
+def equal_blocks(value: TensorValue, sizes: Sequence[int]) -> tuple[TensorValue, list[int]]:
+    """The last two dimensions cut into a number of blocks each, and the dimensions along which these lie."""
     height, width = value.sizes[-2:]
     rows, columns = map(size_index, sizes)
     if any(s.constant in (None, 0) for s in (height, width, rows, columns)) or (height % rows).terms or (width % columns).terms:
         raise UseExtern("adaptive pooling over unequal blocks")
     lead = value.sizes[:-2]
     blocks = reshaped(value, (*lead, rows, height // rows, columns, width // columns))
-    return lower_mean(builder, blocks, [len(lead) + 1, len(lead) + 3])
+    return blocks, [len(lead) + 1, len(lead) + 3]

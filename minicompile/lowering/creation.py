@@ -14,7 +14,7 @@ from minicompile.ir.expr import Expr, Random, cast
 from minicompile.ir.index import Index, row_major
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import Rule, UseExtern, lowers
-from minicompile.lowering.scalar import Scalar, index_at_least, index_value, masked, number
+from minicompile.lowering.scalar import Scalar, index_at_least, index_value, masked, number, stored
 from minicompile.lowering.sizes import size_index, size_indices
 from minicompile.lowering.values import TensorValue
 
@@ -22,7 +22,7 @@ from minicompile.lowering.values import TensorValue
 def _filled(builder: GraphBuilder, value: Any) -> TensorValue:
     if isinstance(value, TensorValue):
         return builder.like_node(lambda i: cast(value.load_broadcast(i), builder.val.dtype))
-    return builder.like_node(lambda _: number(value, builder.val.dtype))
+    return builder.like_node(lambda _: stored(value, builder.val.dtype))
 
 
 def _uninitialised(dtype: torch.dtype) -> float:

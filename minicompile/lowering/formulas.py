@@ -37,7 +37,24 @@ def divide(a: Scalar | Number, b: Scalar | Number, rounding_mode: str | None = N
         return a / b
     if rounding_mode == "floor":
         return a.call("floordiv", b)
-    return (a / b).call("trunc") if a.dtype.is_floating_point else a.call("truncdiv", b)
+    if not a.dtype.is_floating_point:
+        return a.call("truncdiv", b)
+    return (a / b).call("trunc") if isinstance(b, Scalar) else truncated(a, lambda wide: wide / b)
+
+
+def multiply_by_reciprocal(a: Scalar, b: float, rounding_mode: str | None = None) -> Scalar:
+    """`a / b` as eager's kernels on a GPU divide by a number, which may differ by a rounding from the quotient."""
+    if rounding_mode == "floor":
+        return divide(a, b, rounding_mode)
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    reciprocal = torch.tensor(b, dtype=wide, device="cpu").reciprocal().item()
+    return a * reciprocal if rounding_mode is None else truncated(a, lambda wide: wide * reciprocal)
+
+
+def truncated(a: Scalar, quotient: Callable[[Scalar], Scalar]) -> Scalar:
+    """A quotient by a number without its fraction; that of halves is not rounded before, which would carry some to the next."""
+    wide = a.to(torch.float32) if a.dtype.itemsize == 2 else a
+    return quotient(wide).call("trunc").to(a.dtype)
 
 
 def round_decimals(a: Scalar, decimals: int) -> Scalar:

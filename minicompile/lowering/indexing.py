@@ -17,7 +17,17 @@ from minicompile.ir.index import ONE, ZERO, Index, Indirect, as_index, product
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.reduction import working_dtype
 from minicompile.lowering.registry import UseExtern, lowers
-from minicompile.lowering.scalar import Scalar, both, index_at_least, index_below, index_value, masked, number, where
+from minicompile.lowering.scalar import (
+    Scalar,
+    both,
+    index_at_least,
+    index_below,
+    index_value,
+    masked,
+    number,
+    stored,
+    where,
+)
 from minicompile.lowering.sizes import is_empty, is_one, size_index, stride_indices
 from minicompile.lowering.values import TensorValue, loop_axes
 from minicompile.lowering.view import clamped_position, sliced, unsqueezed, wrap
@@ -184,7 +194,7 @@ def lower_scatter(builder: GraphBuilder, value: TensorValue, dim: int, index: Te
     accumulate = builder.node.target is torch.ops.aten.scatter_add.default
 
     def element(indices: Indices) -> Expr:
-        return source.load(indices) if isinstance(source, TensorValue) else number(source, value.dtype)
+        return source.load(indices) if isinstance(source, TensorValue) else stored(source, value.dtype)
 
     return _scattered(builder, value, index.sizes, element, places(value, dim, index.load), accumulate)
 

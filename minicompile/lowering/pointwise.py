@@ -16,7 +16,7 @@ from minicompile.ir.index import Index
 from minicompile.lowering import formulas
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
-from minicompile.lowering.scalar import Scalar, number, where
+from minicompile.lowering.scalar import Scalar, number, stored, where
 from minicompile.lowering.values import HALVES, TensorValue
 
 
@@ -67,6 +67,9 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
     "gelu": formulas.gelu, "gelu_backward": formulas.gelu_backward, "silu_backward": formulas.silu_backward,
 }  # fmt: skip
 
+ROUNDING_NUMBERS = frozenset("fmod remainder pow xlogy special_xlog1py hardshrink_backward softshrink_backward".split())
+"""Operators, beside comparisons, whose kernels round a number to the tensor's half precision; others compute with it as it is."""
+
 # Computed in the dtype that the arguments promote to; the result is boolean.
 COMPARISONS: dict[str, Callable[..., Scalar]] = {
     **{f"{name}.Tensor|Scalar": _truth(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
@@ -88,11 +91,15 @@ def _example(argument: Any) -> Any:
     return 1 if isinstance(argument, Index) else 1.0 if isinstance(argument, Expr) else argument
 
 
-def _elementwise(formula: Callable[..., Scalar], compares: bool, of_bits: bool) -> Callable[..., TensorValue]:
+def _elementwise(
+    formula: Callable[..., Scalar], compares: bool, of_bits: bool, rounds: bool
+) -> Callable[..., TensorValue]:
     def rule(builder: GraphBuilder, *args: Any, **kwargs: Any) -> TensorValue:
         dtype = promoted_dtype(*args) if compares else builder.val.dtype
         if of_bits and dtype.is_floating_point:
             raise UseExtern("eager refuses floats, when it runs")
+        if rounds and dtype in HALVES:
+            args = tuple(stored(each, dtype) if isinstance(each, (float, Expr, Index)) else each for each in args)
         if formula is formulas.power and isinstance(args[1], Index) and not dtype.is_floating_point:
             raise UseExtern("an integer tensor to a power that varies, which may be negative")
         # Eager rounds the result of an operator, not what it is made of; to decimals its GPU kernel does.
@@ -100,6 +107,8 @@ def _elementwise(formula: Callable[..., Scalar], compares: bool, of_bits: bool) 
         wide = wide or formula is formulas.round_decimals and builder.device.type == "cpu"
         inside = torch.float32 if wide and dtype in HALVES else dtype
         divides = formula in DIVISIONS and not dtype.is_floating_point and builder.device.type == "cpu"  # where eager looks
+        by_number = formula is formulas.divide and dtype.is_floating_point and isinstance(args[1], (int, float))
+        chosen = formulas.multiply_by_reciprocal if by_number and builder.device.type == "cuda" else formula
 
         def body(indices: Indices) -> Expr:
             def operand(argument: Any) -> Any:
@@ -110,7 +119,7 @@ def _elementwise(formula: Callable[..., Scalar], compares: bool, of_bits: bool) 
             operands = list(map(operand, args))
             if divides and isinstance(operands[1], Scalar):
                 operands[1] = operands[1].call("checked", operands[1].differs(0))
-            result = formula(*operands, **{k: operand(v) for k, v in kwargs.items()}).expr
+            result = chosen(*operands, **{k: operand(v) for k, v in kwargs.items()}).expr
             return cast(result, dtype) if result.dtype == inside else result
 
         return builder.like_node(body)
@@ -121,7 +130,8 @@ def _elementwise(formula: Callable[..., Scalar], compares: bool, of_bits: bool) 
 for _name, _formula in (IN_RESULT_DTYPE | COMPARISONS).items():
     _base, _, _forms = _name.partition(".")
     _names = " ".join(f"{_base}.{_form or 'default'}" for _form in _forms.split("|"))
-    lowers(_names)(_elementwise(_formula, _name in COMPARISONS, _base.startswith("bitwise")))
+    _compares = _name in COMPARISONS
+    lowers(_names)(_elementwise(_formula, _compares, _base.startswith("bitwise"), _compares or _base in ROUNDING_NUMBERS))
 
 
 @lowers("minicompile.checked.default")
@@ -145,7 +155,7 @@ def lower_where(builder: GraphBuilder, condition: TensorValue, then: Any, other:
 def _operand(value: Any, indices: Indices, dtype: torch.dtype) -> Scalar:
     if isinstance(value, TensorValue):
         return Scalar(cast(value.load_broadcast(indices), dtype))
-    return Scalar(number(value, dtype))
+    return Scalar(stored(value, dtype))
 
 
 lowers("masked_fill.Scalar masked_fill.Tensor")(lambda builder, value, mask, fill: lower_where(builder, mask, fill, value))

@@ -36,6 +36,13 @@ def number(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
     return Constant((int(value) - limits.min) % width + limits.min, dtype)
 
 
+def stored(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
+    """A constant as memory of `dtype` holds it: half precisions are rounded."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return number(value, dtype)
+    return cast(number(value, torch.float32), dtype)
+
+
 def _comparison(operation: str) -> Callable[[Scalar, Scalar | Number], Scalar]:
     return lambda self, other: self.call(operation, other, dtype=torch.bool)
 

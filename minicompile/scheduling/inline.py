@@ -13,10 +13,11 @@ from minicompile.ir.index import ZERO, Axis, Index, as_index
 from minicompile.ir.loops import BufferView, ExternKernel, Loop, LoweredGraph, Operation, Reduction
 from minicompile.scheduling.dependencies import Dependences, find_dependences, is_scatter
 from minicompile.scheduling.masks import Ranges, ranges_of_loads, solve_within
-from minicompile.scheduling.reindexing import is_nested, move, solve
+from minicompile.scheduling.reindexing import axes_in, is_nested, move, solve
 from minicompile.scheduling.traffic import access_bytes, loads_by_buffer, points, read_bytes, space_of
 
 OPERATIONS_PER_BYTE = 6
+OPERATIONS_PER_LOAD = 4
 LAUNCH_BYTES = 4 << 20
 MAXIMUM_NODES = 320
 MAXIMUM_LOADS = 24
@@ -31,7 +32,7 @@ class InlineFacts:
     Attributes:
         consumers: loops that read the result.
         result_bytes, input_bytes: of the producer; every input counts, however small.
-        arithmetic: cost of one point; 0 for a value that does not vary.
+        arithmetic: cost of one point, what it loads included; 0 for a value that does not vary.
         computed_points, inlined_points: how often it is computed apart, and inside the consumers together.
         nodes, loads: size of its body.
         fusible: some consumer could share the producer's kernel instead.
@@ -214,11 +215,12 @@ class _Inliner:
             )
         varies = any(axis.size.constant != 1 for axis in loop.axes)
         body = list(walk(loop.value))
+        loaded = sum(points(axes_in(index)) == computed_points for indices in read.values() for index in indices)
         return InlineFacts(
             consumers=len(readers),
             result_bytes=access_bytes(buffers[loop.buffer], loop.store),
             input_bytes=sum(read_bytes(buffers[name], indices) for name, indices in read.items()),
-            arithmetic=cost(loop.value) if varies else 0,
+            arithmetic=cost(loop.value) + OPERATIONS_PER_LOAD * loaded if varies else 0,
             computed_points=computed_points,
             inlined_points=inlined_points,
             nodes=len(body),

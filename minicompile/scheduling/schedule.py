@@ -1,4 +1,4 @@
-"""The scheduling stage: inline, split, fuse, write over tiles, choose tiles, plan memory; one function runs them all.
+"""The scheduling stage: inline, write out, split, fuse, write over tiles, choose tiles, plan memory; one function runs them all.
 
 Each step is a pure function in a module of its own. This module must not contain a policy.
 """
@@ -21,6 +21,7 @@ from minicompile.scheduling.reindexing import axes_in
 from minicompile.scheduling.split import split_reductions
 from minicompile.scheduling.tiling import TileFacts, plan_tile
 from minicompile.scheduling.traffic import loop_flops
+from minicompile.scheduling.unroll import write_out_short_folds
 from minicompile.scheduling.verify import verify_schedule
 
 
@@ -34,8 +35,11 @@ def schedule_graph(
     otherwise only those near the hints may be, as the plans say.
     """
     outputs = output_buffers(lowered)
-    inlined = without_one_hot_sums(inline_producers(lowered), lowered.buffers)
-    operations, buffers = split_reductions(inlined, lowered.buffers, device)
+    inlined = inline_producers(lowered)
+    written_out = write_out_short_folds(inlined, lowered.buffers, device)
+    if written_out != inlined:
+        inlined = inline_producers(dataclasses.replace(lowered, operations=written_out))
+    operations, buffers = split_reductions(without_one_hot_sums(inlined, lowered.buffers), lowered.buffers, device)
     if choose_matmul is not None:
         operations = route_matmuls(operations, buffers, outputs, choose_matmul)
     fuser = Fuser(operations, buffers, outputs, config.fuse)

@@ -208,7 +208,7 @@ IMITATE_EAGER = ("graph/eager_errors.py graph/decompositions.py graph/attention.
                  "lowering/creation.py lowering/pointwise.py").split()
 KNOW_BOTH = (
     "kernels/interpret.py kernels/linear_cross_entropy.py kernels/attention_problem.py kernels/flash_attention.py lowering/lower.py "
-    "scheduling/matmul.py scheduling/split.py scheduling/batch.py "
+    "scheduling/matmul.py scheduling/split.py scheduling/unroll.py scheduling/batch.py "
     "codegen/geometry.py codegen/generate.py codegen/wrapper.py"
 ).split()
 """By the properties of the device, which `planned_for_gpu` sets, or in a way that it leaves as it is: where kernels are
@@ -292,3 +292,15 @@ def test_a_position_counted_by_a_loop_is_compared_with_a_size() -> None:
         return joined.mean(2), chosen * chosen.square().mean(1, keepdim=True), (y > 0.3).sum(0)
 
     taken(function, torch.randn(8, 3, 65), torch.randn(8, 3, 65), dynamic=True)
+
+
+def test_a_step_of_a_stencil_is_not_computed_again_for_each_neighbour() -> None:
+    def heat(u: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            u = u + 0.1 * (u.roll(1, 0) + u.roll(-1, 0) + u.roll(1, 1) + u.roll(-1, 1) - 4 * u)
+        return u
+
+    compiled = minicompile.compile(heat, options=OPTIONS)
+    compiled(torch.randn(1024, 1024))
+    (graph,) = compiled_function(compiled).compiler.graphs
+    assert len(graph.parts["forward"].schedule.steps) == 3

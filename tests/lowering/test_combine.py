@@ -37,6 +37,9 @@ def test_pooling():
     special[1, 1, 4, 4] = math.nan
     check(lambda a: F.max_pool2d(a, 3, 2, 1, return_indices=True), special)
     check(lambda a: F.max_pool2d(a, 2).to(torch.float32), x.bfloat16())
+    assert not externs(check(lambda a: (F.adaptive_max_pool2d(a, (4, 3)), F.adaptive_max_pool1d(a[0], 1)), special))
+    assert externs(check(lambda a: F.adaptive_max_pool2d(a, (4, 3), return_indices=True), special))
+    assert externs(check(lambda a: F.adaptive_max_pool2d(a, (3, 2)), special))
 
 
 def test_upsampling():

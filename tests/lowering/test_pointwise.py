@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import minicompile
 from tests.lowering.oracle import check, externs
 
 aten = torch.ops.aten
@@ -113,3 +114,36 @@ def test_casts_and_creation():
 def test_channels_last_stays():
     x = torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last)
     check(lambda a: (a.relu(), a + 1, a * a.mean((2, 3), keepdim=True)), x)
+
+
+COMPARED_WITH_NUMBERS = [
+    lambda x: (x == 0.1, x != -0.3, x > 0.1, x >= 0.3, x < 0.7, x <= 0.7, torch.full_like(x, 0.1) == 0.1),
+    lambda x: (x.clamp(max=0.3) == 0.3, x.masked_fill(x > 1 / 3, 0.7) == 0.7, torch.where(x > 0.5, x, 0.3) == 0.3),
+    lambda x: (torch.fmod(x, 0.7), x % 0.7, 0.7 % x, F.pad(x, (1, 1), value=0.1) == 0.1, F.hardshrink(x, 0.3)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("function", COMPARED_WITH_NUMBERS)
+def test_numbers_are_compared_as_a_tensor_of_halves_holds_them(function, dtype):
+    values = torch.tensor([0.1, 0.3, 0.7, -0.3, 1e-3, 1 / 3], dtype=dtype)
+    check(function, values, slack=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_quotients_by_numbers_lose_their_fraction_before_they_are_rounded(dtype):
+    values = (torch.arange(-999, 1000) * 0.37).to(dtype)
+    check(lambda x: (torch.div(x, 0.3, rounding_mode="trunc"), torch.div(x, 7, rounding_mode="floor")), values, slack=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_gpu_divides_by_numbers_and_compares_with_them_as_eager_does(dtype):
+    values = (torch.arange(-999, 1000, device="cuda") * 0.37).to(dtype)
+
+    def function(x):
+        powers = (x / 0.3, x / 3, x / 1e-30, x / 0.0, x / math.inf, torch.div(x, 0.37, rounding_mode="trunc"))
+        return *powers, x == 0.37, x >= -0.74, x % 0.37, torch.fmod(x, 0.7)
+
+    for found, expected in zip(minicompile.compile(function)(values), function(values), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,86 @@
+"""Folds of a few elements, such as the channels of an image or the coordinates of a point, written out.
+
+A tile with three elements a row wastes most of its threads; written out, the fold is a pointwise loop, and what follows it
+can be computed in the same place. `stays_a_fold` is the policy; the rest is mechanism. This module must not write out what
+shares a walk over its rows with other loops.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from minicompile.ir.expr import Constant, apply, cast, rewrite
+from minicompile.ir.index import ONE, as_index, coefficient_of
+from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, element_count
+from minicompile.ir.schedule import DeviceProperties
+from minicompile.scheduling.dependencies import is_scatter
+from minicompile.scheduling.traffic import points, space_of
+
+LONGEST = 8
+LONGEST_SIDE_BY_SIDE = 4
+"""Where the elements lie side by side, threads that each read several of them share the cache's lines."""
+LEAST_RESULTS = 1 << 14
+COMBINING = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "logical_or"}
+
+
+def write_out_short_folds(
+    operations: Sequence[Operation], buffers: Mapping[str, Buffer], device: DeviceProperties
+) -> tuple[Operation, ...]:
+    """The operations with every short reduction on a GPU whose rows nothing else walks over as a pointwise loop."""
+    if device.kind == "cpu":
+        return tuple(operations)
+    short = {op.buffer: op for op in operations if isinstance(op, Loop) and is_short(op)}
+    walks = [op for op in operations if isinstance(op, Loop) and op.buffer not in short]
+    return tuple(
+        _written_out(op, buffers[op.buffer].dtype)
+        if isinstance(op, Loop) and op.buffer in short and not stays_a_fold(op, walks, buffers)
+        else op
+        for op in operations
+    )
+
+
+def is_short(loop: Loop) -> bool:
+    """Whether a loop folds few elements into each of many results."""
+    fold = loop.fold
+    if not isinstance(fold, Reduction) or fold.kind not in COMBINING or loop.overwrites is not None or is_scatter(loop):
+        return False
+    if any(axis.size.constant is None for axis in fold.axes) or loop.value.dtype == torch.bool and fold.kind != "any":
+        return False
+    strides = [coefficient_of(load.index, fold.axes[-1]) for load in loop.loads]
+    longest = LONGEST_SIDE_BY_SIDE if any(stride is ONE for stride in strides) else LONGEST
+    return points(fold.axes) <= longest and points(loop.axes) >= LEAST_RESULTS
+
+
+def stays_a_fold(loop: Loop, walks: Sequence[Loop], buffers: Mapping[str, Buffer]) -> bool:
+    """Whether another loop over the same rows writes or reads what a fold reads, so that one kernel can do both."""
+    whole = points(space_of(loop))
+    read = {name for name in loop.reads if 2 * element_count(buffers[name].sizes) > points(loop.axes)}
+    return any(points(space_of(other)) == whole and not read.isdisjoint((other.buffer, *other.reads)) for other in walks)
+
+
+def _written_out(loop: Loop, dtype: torch.dtype) -> Loop:
+    """The loop that combines the terms of a fold in their order, in the dtype in which a fold adds up."""
+    assert isinstance(loop.fold, Reduction)
+    places = itertools.product(*(range(axis.size.constant or 0) for axis in loop.fold.axes))
+    terms = [
+        rewrite(loop.value, {axis: as_index(number) for axis, number in zip(loop.fold.axes, place, strict=True)})
+        for place in places
+    ]
+    wide = _accumulated_in(terms[0].dtype, loop.fold.kind)
+    total = cast(terms[0], wide)
+    if loop.fold.kind == "sum" and wide.is_floating_point:
+        total = apply("add", total, Constant(0.0, wide), dtype=wide)  # a sum that starts at zero loses the sign of -0.0
+    for term in terms[1:]:
+        total = apply(COMBINING[loop.fold.kind], total, cast(term, wide), dtype=wide)
+    return dataclasses.replace(loop, value=cast(total, dtype), fold=None)
+
+
+def _accumulated_in(dtype: torch.dtype, kind: str) -> torch.dtype:
+    if kind not in ("sum", "prod"):
+        return dtype
+    if not dtype.is_floating_point:
+        return torch.int64
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
