@@ -271,7 +271,7 @@ def knows_made_class(tracer: Tracer, value: Any) -> bool:
     """Whether a value is a class that the function makes, a descriptor of one, or a type that is written with one."""
     if isinstance(value, (type, types.ModuleType)):
         return id(value) in tracer.arguments
-    known = getattr(value, "__objclass__", None), *(getattr(value, "__args__", None) or ())
+    known = getattr(value, "__objclass__", None), getattr(value, "__origin__", None), *(getattr(value, "__args__", None) or ())
     return any(one is not None and knows_made_class(tracer, one) for one in known)
 
 
