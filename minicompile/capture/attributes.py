@@ -61,7 +61,7 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 
 
 NATIVE_TYPES = frozenset({
-    types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType, property,
+    types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType,
     types.GeneratorType, types.GenericAlias,
 })
 ITEM_METHODS = (dict.__getitem__, dict.get, dict.__setitem__, dict.__delitem__)  # which make attributes of a dictionary's keys

@@ -17,7 +17,7 @@ class Shown:
         return 1
 
 
-@program
+@program(core=True)
 def function_with_a_dictionary():
     def f(x, again=False):
         def table():
@@ -124,3 +124,16 @@ def names_of_generators_from_outside():
         return x + 1, generator.__name__, generator.gi_frame is None
 
     return f, [call(count(3), numbers()), call(count(3), more()), call(count(3), finished_generator())]
+
+
+@program
+def text_of_a_property_that_is_written():
+    def f(x, shown, again=False):
+        made = property(lambda owner: 1, doc="made")
+        if again:
+            print(end="")
+        made.__doc__ = shown.__doc__ = made.__doc__ + " and written"
+        return x + 1, made.__doc__, shown.__doc__
+
+    shown = property(lambda owner: 2, doc="shown")
+    return f, [call(count(3), shown), call(count(3), shown, True), call(count(3), property(doc="another"))], shown
