@@ -49,6 +49,8 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
         return owner.tensor if name == "__self__" else native_attribute(getattr(ANY_TENSOR, owner.name), name)
     if kind is types.MethodType and name not in OF_METHODS:
         return get_attribute(tracer, owner.__func__, name)
+    if kind in (Generator, types.GeneratorType) and name not in GENERATOR_METHODS:
+        raise Break("unsupported value", f"the attribute `{name}` of a generator")
     if kind in CONSTANT_TYPES or kind in NATIVE_TYPES:
         return native_attribute(owner, name)
     if kind is super:
@@ -59,7 +61,7 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 
 
 NATIVE_TYPES = frozenset({
-    types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType, property,
+    types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType,
     types.GeneratorType, types.GenericAlias,
 })
 ITEM_METHODS = (dict.__getitem__, dict.get, dict.__setitem__, dict.__delitem__)  # which make attributes of a dictionary's keys
@@ -77,6 +79,12 @@ def part_of(tracer: Tracer, owner: Any, name: str, value: Any) -> Any:
     if type(value) is dict and id(owner) in tracer.fresh:
         tracer.owners[id(value)] = owner, name
     return value
+
+
+def native_part(tracer: Tracer, owner: Any, name: str) -> Any:
+    """An attribute read by Python itself, which keeps it for the object unless the user has put it there."""
+    value = native_attribute(owner, name)
+    return value if name in getattr(owner, "__dict__", ()) else part_of(tracer, owner, name, value)
 
 
 def run_by_python(function: Any, *args: Any) -> Any:
@@ -307,8 +315,6 @@ def guard_hidden(tracer: Tracer, base: type | None, name: str, raw: Any) -> None
 def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     """An attribute of an instance by the rules of `object.__getattribute__`."""
     kind = type(owner)
-    if kind is Generator and name not in GENERATOR_METHODS:
-        raise Break("unsupported value", f"the attribute `{name}` of a generator")
     getter = python_method(tracer, kind, "__getattribute__")
     if getter is not None:
         return tracer.call(getter, (owner, name))
@@ -319,7 +325,7 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
     if kind.__getattribute__ not in ORDINARY_READING and not isinstance(owner, NATIVE_ATTRIBUTE_TYPES):
         if id(owner) in tracer.sources and not isinstance(owner, functools.partial):
             raise Break("unsupported value", f"attribute `{name}` of an object of type {kind.__name__}")
-        return part_of(tracer, owner, name, native_attribute(owner, name))
+        return native_part(tracer, owner, name)
     try:
         return generic_attribute(tracer, owner, kind, name)
     except RaisedInUserCode as error:
@@ -439,7 +445,7 @@ def super_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 def function_attribute(tracer: Tracer, owner: types.FunctionType, name: str) -> Any:
     """An attribute of a Python function."""
     if id(owner) in tracer.fresh:
-        return part_of(tracer, owner, name, native_attribute(owner, name))
+        return native_part(tracer, owner, name)
     if name in ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__closure__",
                 "__annotations__") or name == "__type_params__" and hasattr(owner, name):
         return own_attribute(tracer, owner, name)

@@ -65,7 +65,7 @@ class Session:
         if point is None:
             code = build_resume_code(program, shape)
             if shape.generator:
-                point = GeneratorPoint(code, namespace, program.code, bool(shape.stack))
+                point = GeneratorPoint(code, namespace, shape.generator, bool(shape.stack))
             else:
                 point = ResumePoint(code, namespace, CallCache(self, f"resume_in_{code.co_name}", compiling))
                 self.origins[code] = (program, shape)

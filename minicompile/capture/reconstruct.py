@@ -256,7 +256,8 @@ class Emitter:
         kinds, saved, names, values = self.frame_state(frame, index, stack)
         kinds += "".join("n" if text is None else "v" for text in pushes)
         code, asked = frame.code, "super" in frame.code.co_names and "__class__" in frame.cells
-        shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), generator, asked, eager)
+        named = (frame.function.__name__, frame.function.__qualname__) if generator else ()
+        shape = ResumeShape(index, kinds, names, tuple(frame.cells), bool(raised), named, asked, eager)
         point = self.constant(self.resume_point(frame.program, frame.globals, shape), "resume")
         closure = self.row(frame.cells.values())
         if asked:
@@ -270,7 +271,7 @@ def knows_made_class(tracer: Tracer, value: Any) -> bool:
     """Whether a value is a class that the function makes, a descriptor of one, or a type that is written with one."""
     if isinstance(value, (type, types.ModuleType)):
         return id(value) in tracer.arguments
-    known = getattr(value, "__objclass__", None), *(getattr(value, "__args__", None) or ())
+    known = getattr(value, "__objclass__", None), getattr(value, "__origin__", None), *(getattr(value, "__args__", None) or ())
     return any(one is not None and knows_made_class(tracer, one) for one in known)
 
 
@@ -357,12 +358,21 @@ def build_function(emitter: Emitter, value: types.FunctionType) -> str:
     if value.__kwdefaults__:
         emitter.body.append(f"{name}.__kwdefaults__ = {build_dict(emitter, value.__kwdefaults__)}")
     known = any(knows_made_class(emitter.tracer, item) for item in value.__annotations__.values())
-    if known or id(value.__annotations__) in emitter.tracer.owners:
+    owner, _ = emitter.tracer.owners.get(id(value.__annotations__), (None, ""))
+    if owner not in (None, value):
+        emitter.body.append(f"{name}.__annotations__ = {emitter.value(value.__annotations__)}")
+    elif known or owner is value:
         emitter.body.append(f"{name}.__annotations__ = {build_dict(emitter, value.__annotations__)}")
     elif value.__annotations__:
         emitter.body.append(f"{name}.__annotations__ = {emitter.constant(value.__annotations__, 'annotations')}.copy()")
     for attribute in ("__doc__", "__module__"):
         emitter.body.append(f"{name}.{attribute} = {emitter.value(getattr(value, attribute))}")
+    return with_attributes(emitter, name, value)
+
+
+def with_attributes(emitter: Emitter, name: str, value: Any) -> str:
+    """A function or partial call that was made, once it has what is in the dictionary of the traced one."""
+    emitter.memo[id(value)] = name
     for key, item in value.__dict__.items():
         emitter.body.append(f"{name}.__dict__[{key!r}] = {emitter.value(item)}")
     return name
@@ -426,7 +436,8 @@ def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
     """A partial call."""
     parts = [emitter.value(value.func), *(emitter.value(item) for item in value.args)]
     parts.extend(f"**{{{key!r}: {emitter.value(item)}}}" for key, item in value.keywords.items())
-    return emitter.assign(f"{emitter.constant(functools.partial, 'partial')}({', '.join(parts)})", "partial_call")
+    name = emitter.assign(f"{emitter.constant(functools.partial, 'partial')}({', '.join(parts)})", "partial_call")
+    return with_attributes(emitter, name, value)
 
 
 def build_text(emitter: Emitter, value: TensorText) -> str:

@@ -34,7 +34,7 @@ class ResumeShape:
         names: the live locals that are passed.
         cells: the cells that are passed, in the order of the closure.
         raises: the function raises its last argument at the instruction instead of executing it.
-        generator: the function makes a generator, which goes on there when it is first advanced.
+        generator: if the function makes a generator, which goes on there when it is first advanced: its name and qualified one.
         first: its first argument is that of the original, which `super()` asks its frame for.
         eager: nothing of it is captured.
     """
@@ -44,7 +44,7 @@ class ResumeShape:
     names: tuple[str, ...]
     cells: tuple[str, ...]
     raises: bool = False
-    generator: bool = False
+    generator: tuple[str, ...] = ()
     first: bool = False
     eager: bool = False
 
@@ -159,13 +159,13 @@ class Holder:
 class GeneratorPoint:
     """Makes a generator that goes on where one that was traced has stopped."""
 
-    def __init__(self, code: types.CodeType, namespace: dict[str, Any], original: types.CodeType, started: bool) -> None:
-        self.code, self.namespace, self.original, self.started = code, namespace, original, started
+    def __init__(self, code: types.CodeType, namespace: dict[str, Any], names: tuple[str, ...], started: bool) -> None:
+        self.code, self.namespace, self.names, self.started = code, namespace, names, started
 
     def __call__(self, closure: tuple[Any, ...], *args: Any) -> Any:
         """The generator, advanced to the `yield` at which it waits."""
-        generator = types.FunctionType(self.code, self.namespace, self.original.co_name, None, closure)(*args)
-        generator.__qualname__ = self.original.co_qualname
+        generator = types.FunctionType(self.code, self.namespace, None, None, closure)(*args)
+        generator.__name__, generator.__qualname__ = self.names
         if self.started:
             next(generator)
         return generator

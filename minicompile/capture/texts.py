@@ -23,7 +23,7 @@ from minicompile.capture.source import Source, is_trusted_module
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, RULES, force, is_outside
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, RULES, TensorMethod, force, is_outside
 
 CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 TEXT_METHODS = ("__str__", "__repr__", "__format__", "__getitem__", "__missing__")
@@ -74,7 +74,7 @@ def refuse_addresses(tracer: Tracer, value: Any, symbols: bool = True) -> None:
         if isinstance(leaf, FakeTensor):
             raise Break("input or output", "a tensor is turned into text")
         if is_symbolic(leaf) and not symbols or type(leaf).__repr__ is object.__repr__ or (
-                isinstance(leaf, (types.FunctionType, torch.nn.Module))
+                isinstance(leaf, (types.FunctionType, types.MethodType, TensorMethod, torch.nn.Module))
                 or is_outside(tracer, leaf) and not isinstance(leaf, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum))):
             raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")
 

@@ -25,7 +25,7 @@ from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected, note_hooks
 from minicompile.runtime.kept_values import Kept, noticed_as, noticing, refuse_changes, still_kept
 from minicompile.runtime.routed_gradients import input_groups, routed, shows
-from minicompile.runtime.second_derivatives import Rerun, Source, is_batch
+from minicompile.runtime.second_derivatives import Rerun, Source, is_more_than_values
 
 FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -145,7 +145,7 @@ def _autograd_function(
         """What the compiled backward makes of gradients by forward output; `grads.get` where some are missing."""
         arguments = saved_values(ctx, came(tangents, grads) << first_tangent)
         given = [grads.get(tangent.position) for tangent in tangents]
-        if torch.is_grad_enabled() or any(map(is_batch, given)):
+        if torch.is_grad_enabled() or any(map(is_more_than_values, given)):
             return rerun.gradients(ctx.inputs, grads, sources)
         if is_last(ctx):
             ctx.maybe_clear_saved_tensors()  # the program alone holds what was kept, and frees each value once it is read

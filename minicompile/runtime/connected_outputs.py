@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from minicompile.ir.graph import Connection
-from minicompile.runtime.second_derivatives import DoubleBackward, is_batch
+from minicompile.runtime.second_derivatives import DoubleBackward, is_more_than_values
 
 
 class ConnectedCall:
@@ -82,7 +82,7 @@ class _Connect(torch.autograd.Function):
             alive = call.node.split_tasks.setdefault(torch._C._current_graph_task_id(), call.alive())
             given = dict(zip(ctx.connection.outputs, grads, strict=True))
             found = call.node._forward_cls.differentiate(call.node, given, "split_backward", alive)
-            again = torch.is_grad_enabled() or any(map(is_batch, grads))
+            again = torch.is_grad_enabled() or any(map(is_more_than_values, grads))
             further = (found[call.slots[index]] if again else None for index in ctx.behind)
             passed = *found[ctx.offset : ctx.offset + len(sources)], *further
         return (None, None, None, None, *passed, *grads, None)

@@ -1,4 +1,4 @@
-"""Gradients that are differentiated again, or come in batches: what was captured runs once more, under autograd.
+"""Gradients that are differentiated again, come in batches or have tangents: what was captured runs again, under autograd.
 
 A compiled backward has no derivative, and kernels take no batches. This module must not compile anything, nor keep inputs alive,
 but for small ones that were computed: nobody else may hold what one part of a function hands to the next behind a graph break.
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minicompile.errors import MinicompileError
@@ -58,9 +60,12 @@ def itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def is_batch(gradient: torch.Tensor | None) -> bool:
-    """Whether a gradient stands for many, under `is_grads_batched=True` or `torch.func.vmap`."""
-    return gradient is not None and (is_legacy_batchedtensor(gradient) or is_functorch_wrapped_tensor(gradient))
+def is_more_than_values(gradient: torch.Tensor | None) -> bool:
+    """Whether a gradient stands for many (`is_grads_batched=True`), belongs to a transform of `torch.func` or has a tangent."""
+    if gradient is None:
+        return False
+    dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(gradient).tangent is not None
+    return dual or is_legacy_batchedtensor(gradient) or is_functorch_wrapped_tensor(gradient)
 
 
 class _NoRandomNumbers(TorchDispatchMode):
@@ -142,6 +147,7 @@ class Rerun:
         passed = dict(zip(at, found[of_inputs:], strict=True))
         return *found[:of_inputs], *map(passed.get, self._sources)
 
+    @temporarily_clear_interpreter_stack()  # the forward ran outside of the transforms that its gradients belong to
     def _again(self, run: _Resumed, noticed: Noticed, tensors: list[Any], written: list[Any]) -> tuple[dict[int, Any], Any]:
         """The inputs and results of another run."""
         with torch.enable_grad():  # views, since an input may have been computed from another one

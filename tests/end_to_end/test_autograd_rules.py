@@ -620,6 +620,20 @@ def gradients_in_batches(wrap: Wrap) -> Any:
 
 
 @scenario
+def gradients_that_belong_to_a_transform_or_have_a_tangent(wrap: Wrap) -> Any:
+    a, ones, func, forward_ad = leaf(3), torch.ones(3), torch.func, torch.autograd.forward_ad
+    out = wrap(lambda a: a.sin() * a)(a)
+
+    def pulled(v: Tensor) -> Tensor:
+        return torch.autograd.grad(out, a, v, create_graph=True)[0]
+
+    with forward_ad.dual_level():
+        dual = tuple(forward_ad.unpack_dual(pulled(forward_ad.make_dual(ones, ones * 2))))
+    forward = func.jacfwd(pulled)(ones), func.jvp(pulled, (ones,), (ones,))
+    return dual, forward, func.grad(lambda v: pulled(v).sum())(ones), func.jacrev(pulled)(ones)
+
+
+@scenario
 def losses_of_one_call_that_are_differentiated_one_after_the_other(wrap: Wrap) -> Any:
     generator, critic, seen = nn.Linear(2, 3), nn.Linear(3, 1), []
     generator.weight.register_hook(lambda gradient: seen.append(gradient * 2))

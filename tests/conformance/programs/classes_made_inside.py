@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import types
 import typing
 
 import torch
@@ -519,3 +520,22 @@ def types_written_with_a_class_alive_across_a_break():
         return y, maybe[0].__args__[0] is Kept, inner is Kept, maybe[2].__objclass__ is Kept
 
     return outer, [call(leaf(2, 3)), call(leaf(2, 3))]
+
+
+@program
+def instances_by_way_of_a_type_with_parameters():
+    def outer(x, again=False):
+        class Table(dict):
+            def __missing__(self, key):
+                return key * 2
+
+        class Box:
+            __class_getitem__ = classmethod(types.GenericAlias)
+
+        written = Table[str, int], Box[int]
+        if again:
+            print("between")
+        table, box = written[0](a=1), written[1]()
+        return x * table["a"], table[3], type(table) is Table, isinstance(box, Box), written[1].__origin__ is Box
+
+    return outer, [call(leaf(2, 3)), call(leaf(2, 3), True)]
