@@ -32,7 +32,8 @@ class InlineFacts:
     Attributes:
         consumers: loops that read the result.
         result_bytes, input_bytes: of the producer; every input counts, however small.
-        arithmetic: cost of one point, what it loads included; 0 for a value that does not vary.
+        arithmetic: cost of one point; 0 for a value that does not vary.
+        reloads: what is loaded again where one consumer computes several points for one of its own, as a stencil does.
         computed_points, inlined_points: how often it is computed apart, and inside the consumers together.
         nodes, loads: size of its body.
         fusible: some consumer could share the producer's kernel instead.
@@ -45,6 +46,7 @@ class InlineFacts:
     result_bytes: int
     input_bytes: int
     arithmetic: int
+    reloads: int
     computed_points: int
     inlined_points: int
     nodes: int
@@ -66,7 +68,8 @@ def should_inline(facts: InlineFacts) -> bool:
     """
     if facts.nodes > MAXIMUM_NODES or facts.loads > MAXIMUM_LOADS or facts.epilogue:
         return False
-    extra = facts.arithmetic * max(0, facts.inlined_points - facts.computed_points) // OPERATIONS_PER_BYTE
+    repeated = facts.arithmetic * max(0, facts.inlined_points - facts.computed_points)
+    extra = (repeated + OPERATIONS_PER_LOAD * facts.reloads) // OPERATIONS_PER_BYTE
     launch = 0 if facts.fusible else LAUNCH_BYTES
     if facts.kept:
         return extra < facts.shared_bytes
@@ -203,11 +206,15 @@ class _Inliner:
         readers = self.dependences.readers[loop.buffer]
         behind = self.behind(read, self.reduced)
         inlined_points, shared_bytes, fusible, computed_points = 0, 0, False, points(loop.axes)
+        wide = sum(points(axes_in(index)) == computed_points for indices in read.values() for index in indices)
+        reloads = 0
         for reader in readers:
             consumer = self.graph.operations[reader]
             assert isinstance(consumer, Loop)
             consumed_points = points(space_of(consumer))
-            inlined_points += consumed_points * len(self.loads[reader][loop.buffer])
+            places = len(self.loads[reader][loop.buffer])
+            inlined_points += consumed_points * places
+            reloads += wide * max(0, consumed_points * places - max(consumed_points, computed_points))
             shared = [name for name in self.loads[reader] if behind.get(name, computed_points) != computed_points]
             shared_bytes += sum(read_bytes(buffers[name], self.loads[reader][name]) for name in shared)
             fusible |= consumed_points == computed_points or (
@@ -215,12 +222,12 @@ class _Inliner:
             )
         varies = any(axis.size.constant != 1 for axis in loop.axes)
         body = list(walk(loop.value))
-        loaded = sum(points(axes_in(index)) == computed_points for indices in read.values() for index in indices)
         return InlineFacts(
             consumers=len(readers),
             result_bytes=access_bytes(buffers[loop.buffer], loop.store),
             input_bytes=sum(read_bytes(buffers[name], indices) for name, indices in read.items()),
-            arithmetic=cost(loop.value) + OPERATIONS_PER_LOAD * loaded if varies else 0,
+            arithmetic=cost(loop.value) if varies else 0,
+            reloads=reloads,
             computed_points=computed_points,
             inlined_points=inlined_points,
             nodes=len(body),

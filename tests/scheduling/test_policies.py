@@ -21,8 +21,8 @@ from tests.scheduling.hand_made import GraphMaker, softmax
 
 GPU = DeviceProperties(name="H200", kind="cuda")
 MEGA = 1 << 20
-CAST = InlineFacts(consumers=3, result_bytes=64 * MEGA, input_bytes=32 * MEGA, arithmetic=1, computed_points=16 * MEGA,
-                   inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, shared_bytes=0, kept=False, epilogue=False)
+CAST = InlineFacts(consumers=3, result_bytes=64 * MEGA, input_bytes=32 * MEGA, arithmetic=1, reloads=0,
+                   computed_points=16 * MEGA, inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, shared_bytes=0, kept=False, epilogue=False)
 PAIR = PairFacts(bytes_apart=100 * MEGA, bytes_fused=60 * MEGA, vertical=True, distance=3, buffers=4, loops=2,
                  scan_length=0, rows=4096, row_length=4096, second_pass=False)
 
