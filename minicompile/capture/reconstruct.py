@@ -12,7 +12,6 @@ import datetime
 import enum
 import functools
 import gc
-import inspect
 import itertools
 import operator
 import re
@@ -73,7 +72,8 @@ DEQUE_ITERATORS = (type(iter(collections.deque())), type(reversed(collections.de
 UNWATCHED = (*IDENTITY_TYPES, types.FunctionType, types.MethodType, enum.Enum, list, tuple, dict, set, frozenset,
              collections.deque)
 """Types of which no object ends anything when it dies."""
-HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, *NUMBER_LIMITS)
+HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, *NUMBER_LIMITS,
+                    type(dataclasses.MISSING), type(dataclasses._FIELD))
 VIEWS = {type(getattr(owner(), view)()): (owner, view) for owner in (dict, ORDERED) for view in ("keys", "values", "items")}
 
 
@@ -426,10 +426,11 @@ def build_class(emitter: Emitter, twin: Any) -> str:
 
 
 def build_field(emitter: Emitter, value: dataclasses.Field[Any]) -> str:
-    """A field of a class that is to become a dataclass, as it was asked for."""
-    given = {name: getattr(value, name) for name in inspect.signature(dataclasses.field).parameters}
-    parts = "".join(f"{name}={emitter.value(item)}, " for name, item in given.items() if item is not dataclasses.MISSING)
-    return emitter.assign(f"{emitter.constant(dataclasses.field, 'field')}({parts})", "field")
+    """A field of a dataclass, or of a class that is to become one, with all that it says of itself."""
+    name = emitter.assign(f"{emitter.constant(dataclasses.field, 'field')}()", "field")
+    emitter.memo[id(value)] = name
+    fill_attributes(emitter, value, name)
+    return name
 
 
 def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
@@ -708,6 +709,9 @@ def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
         return write_list(emitter, shadow, now, name)
     if isinstance(shadow.copy, collections.deque):
         owner = emitter.constant(collections.deque, "deque")
+        if len(now) == len(shadow.before):  # an iterator over it goes on
+            return [f"{owner}.__setitem__({name}, {place}, {emitter.value(item)})"
+                    for place, item in enumerate(now) if not same(item, shadow.before[place])]
         return [f"{owner}.clear({name})", f"{owner}.extend({name}, [{emitter.row(now)}])"]
     kept = set(map(typed, now)) & set(map(typed, shadow.before))  # to clear it would give it another order
     return [f"set.{verb}({name}, [{emitter.row(item for item in held if typed(item) not in kept)}])"

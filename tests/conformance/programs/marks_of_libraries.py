@@ -1,0 +1,149 @@
+"""What Python's own libraries write on functions, classes and fields, and what is read of it behind a graph break."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import collections
+import copy
+import dataclasses
+import typing
+
+from tests.conformance.catalogue import call, count, program
+
+
+def twice(outer):
+    return outer, [call(count(2)), call(count(3))]
+
+
+@program
+def marked_as_final_before_a_break():
+    def outer(x):
+        @typing.final
+        def scale(y):
+            return y * 2
+
+        print(x.sum().item())
+        return scale(x), scale.__final__
+
+    return twice(outer)
+
+
+@program
+def a_marked_function_stays_the_same_one():
+    def outer(x):
+        def make(*, frozen=False):
+            return x + frozen
+
+        marked = typing.dataclass_transform(kw_only_default=True)(make)
+        first = marked is make
+        print(x.sum().item())
+        return first, marked is make, make.__dataclass_transform__["kw_only_default"], make(frozen=True)
+
+    return twice(outer)
+
+
+@program
+def a_decorator_that_leaves_out_type_checks():
+    def outer(x):
+        @typing.no_type_check_decorator
+        def magic(function):
+            return function
+
+        @magic
+        def scale(y: "unknown") -> {}:
+            return y * 2
+
+        return magic.__name__, scale.__no_type_check__, scale(x)
+
+    return twice(outer)
+
+
+@program
+def a_type_is_shown_at_each_call():
+    def outer(x):
+        return x * typing.reveal_type(2)
+
+    return twice(outer)
+
+
+@program
+def marked_as_abstract_before_a_break():
+    def outer(x):
+        @abc.abstractmethod
+        def forward(y):
+            return y + 1
+
+        print(x.sum().item())
+        return forward(x), forward.__isabstractmethod__
+
+    return twice(outer)
+
+
+@program
+def fields_of_a_class_made_inside_behind_a_break():
+    def outer(x):
+        @dataclasses.dataclass
+        class Options:
+            width: int
+            rate: float = dataclasses.field(default=0.5, repr=False)
+
+        fields = dataclasses.fields(Options)
+        print(x.sum().item())
+        return [(field.name, field.type, field.repr, field.default == 0.5) for field in fields], x + Options(3).width
+
+    return twice(outer)
+
+
+@program
+def a_field_with_a_name_behind_a_break():
+    def outer(x):
+        field = dataclasses.field(default=2)
+        field.name = "width"
+        print(x.sum().item())
+        return field.name, x * field.default, dict(field.metadata), field.metadata == {}
+
+    return twice(outer)
+
+
+@program
+def a_builtin_is_replaced_for_a_while():
+    def size(row):
+        return len(row)
+
+    def outer(x):
+        before = size([1, 2])
+        kept, builtins.len = len, lambda row: 7
+        try:
+            during = size([1, 2])
+        finally:
+            builtins.len = kept
+        return x + before, during, size([1, 2])
+
+    return twice(outer)
+
+
+@program
+def a_deque_is_written_under_its_iterator():
+    def outer(x):
+        queue = collections.deque([1, 2, 3])
+        rest = iter(queue)
+        first = next(rest)
+        print(x.sum().item())
+        queue[1] = x * 2
+        queue[2] = 5
+        print(first)
+        return first, list(rest)
+
+    return twice(outer)
+
+
+@program
+def a_deep_copy_of_a_slice():
+    def outer(x):
+        part = slice([1], [2])
+        copied = copy.deepcopy(part)
+        copied.start.append(3)
+        return x + len(part.start), part.start, copied.start, copied.step, x[copy.deepcopy(slice(0, 1))]
+
+    return twice(outer)
