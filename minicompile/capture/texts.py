@@ -70,10 +70,12 @@ def check_printable(tracer: Tracer, value: Any, symbols: bool = True) -> None:
 def refuse_addresses(tracer: Tracer, value: Any, symbols: bool = True) -> None:
     """Refuse what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out)."""
     force(tracer, value)
+    written = [id(namespace) for namespace, _ in tracer.effects.globals.values()]
     for leaf in leaves(value):
         if isinstance(leaf, FakeTensor):
             raise Break("input or output", "a tensor is turned into text")
         if is_symbolic(leaf) and not symbols or type(leaf).__repr__ is object.__repr__ or (
+                isinstance(leaf, types.ModuleType) and id(vars(leaf)) in written) or (
                 isinstance(leaf, (types.FunctionType, types.MethodType, TensorMethod, torch.nn.Module))
                 or is_outside(tracer, leaf) and not isinstance(leaf, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum))):
             raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")

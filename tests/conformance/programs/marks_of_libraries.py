@@ -7,6 +7,7 @@ import builtins
 import collections
 import copy
 import dataclasses
+import types
 import typing
 
 from tests.conformance.catalogue import call, count, program
@@ -145,5 +146,16 @@ def a_deep_copy_of_a_slice():
         copied = copy.deepcopy(part)
         copied.start.append(3)
         return x + len(part.start), part.start, copied.start, copied.step, x[copy.deepcopy(slice(0, 1))]
+
+    return twice(outer)
+
+
+@program
+def a_module_is_shown_with_what_was_written_to_it():
+    module = types.ModuleType("made")
+
+    def outer(x):
+        module.__file__ = f"made_{len(x)}.py"
+        return x + 1, repr(module), f"{module}"
 
     return twice(outer)
