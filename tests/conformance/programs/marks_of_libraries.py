@@ -7,10 +7,11 @@ import builtins
 import collections
 import copy
 import dataclasses
+import inspect
 import types
 import typing
 
-from tests.conformance.catalogue import call, count, program
+from tests.conformance.catalogue import after, call, count, program
 
 
 def twice(outer):
@@ -157,5 +158,64 @@ def a_module_is_shown_with_what_was_written_to_it():
     def outer(x):
         module.__file__ = f"made_{len(x)}.py"
         return x + 1, repr(module), f"{module}"
+
+    return twice(outer)
+
+
+class Described:
+    """At first."""
+
+    width: int = 1
+
+    def scale(self, by: "int") -> float:
+        return by * 0.5
+
+
+def described():
+    return type("Described", (), {"__doc__": "At first.", "__annotations__": {"width": int}, "width": 1, "scale": Described.scale})
+
+
+@program
+def type_hints_of_a_class_that_change():
+    kind = described()
+
+    def outer(x):
+        return x + 1, {name: hint.__name__ for name, hint in typing.get_type_hints(kind).items()}
+
+    return outer, [call(count(2)), after(lambda: kind.__annotations__.update(height=float), count(2)), call(count(3))]
+
+
+@program
+def type_hints_of_a_function_that_change():
+    def scale(x, by: "int" = 2):
+        return x * by
+
+    def outer(x):
+        return scale(x), {name: hint.__name__ for name, hint in typing.get_type_hints(scale).items()}
+
+    return outer, [call(count(2)), after(lambda: scale.__annotations__.update(x=float), count(2)), call(count(3))]
+
+
+@program
+def a_class_that_is_inspected_changes():
+    kind = described()
+
+    def change():
+        kind.__doc__, kind.width, kind.height = "Later.", 5, 2
+
+    def outer(x):
+        members = [name for name, _ in inspect.getmembers(kind) if not name.startswith("_")]
+        return x * inspect.getattr_static(kind, "width"), inspect.getdoc(kind), inspect.isclass(kind), members
+
+    return outer, [call(count(2)), after(change, count(2)), call(count(3))]
+
+
+@program
+def defaults_by_name_of_an_ordered_dictionary():
+    seen = collections.OrderedDict(a=1)
+
+    def outer(x):
+        first = seen.setdefault("b", default=2)
+        return x * first, seen.setdefault(key="c", default=len(seen)), seen.setdefault("b", default=9), list(seen.items())
 
     return twice(outer)
