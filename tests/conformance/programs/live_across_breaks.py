@@ -425,3 +425,16 @@ def a_key_put_into_a_table_from_outside_has_changed_since():
         return key in known, len(known), [each.name for each in known], x + 1
 
     return twice(outer)
+
+
+@program
+def an_iterator_of_a_tee_made_of_another_one():
+    def outer(x):
+        first, second = itertools.tee(row + 1 for row in x)
+        next(first)
+        third = type(first)(first)
+        rest = list(first)
+        print(len(rest))
+        return rest, list(second), list(third)
+
+    return twice(outer)
