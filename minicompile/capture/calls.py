@@ -224,10 +224,11 @@ def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ..
 
 
 def shown_once(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a `__repr__` that prints an object nested in itself as three dots."""
-    text = (function.__closure__ or ())[function.__code__.co_freevars.index("user_function")].cell_contents
+    """The result of a `__repr__` that prints an object nested in itself as three dots, or whatever was asked for."""
+    held = {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())}
+    text = held["user_function"]
     if any(frame.function is text and frame.variables.get(text.__code__.co_varnames[0]) is args[0] for frame in tracer.frames):
-        return "..."
+        return held.get("fillvalue", "...")
     return call(tracer, text, args, kwargs)
 
 
