@@ -567,6 +567,11 @@ FITTING: dict[str, Callable[[Tracer, Any, Any], bool]] = {"grad": fits_as_gradie
 
 def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """Store to a class or a Python module."""
+    if isinstance(owner, type) and owner.__flags__ & IMMUTABLE:
+        try:
+            type.__setattr__(owner, name, None)
+        except TypeError as error:
+            raise RaisedInUserCode(error.with_traceback(None)) from None
     if type(owner) is types.ModuleType and value is not MISSING:
         tracer.effects.globals[(id(owner.__dict__), name)] = (owner.__dict__, value)
         tracer.keep.append(owner.__dict__)

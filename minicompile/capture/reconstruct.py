@@ -196,9 +196,10 @@ class Emitter:
             (table,), (owner, view) = gc.get_referents(value), VIEWS[kind]
             return self.assign(f"{self.constant(owner, owner.__name__)}.{view}({self.value(table)})", view)
         if isinstance(value, tuple):
-            items = self.row(elements(value))
             if hasattr(kind, "n_sequence_fields"):
-                return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
+                made = self.row(value.__reduce__()[1])  # with what is no element of it
+                return self.assign(f"{self.constant(kind, kind.__name__)}({made})", "made")
+            items = self.row(elements(value))
             if kind is CALENDAR_DATE:
                 return self.assign(f"{self.constant(kind, kind.__name__)}({items})", "made")
             known = id(kind) in self.tracer.arguments or is_remade(kind)

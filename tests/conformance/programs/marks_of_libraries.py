@@ -8,6 +8,7 @@ import collections
 import copy
 import dataclasses
 import inspect
+import time
 import types
 import typing
 
@@ -18,7 +19,7 @@ def twice(outer):
     return outer, [call(count(2)), call(count(3))]
 
 
-@program
+@program(core=True)
 def marked_as_final_before_a_break():
     def outer(x):
         @typing.final
@@ -217,5 +218,28 @@ def defaults_by_name_of_an_ordered_dictionary():
     def outer(x):
         first = seen.setdefault("b", default=2)
         return x * first, seen.setdefault(key="c", default=len(seen)), seen.setdefault("b", default=9), list(seen.items())
+
+    return twice(outer)
+
+
+@program
+def a_builtin_class_refuses_attributes_where_they_are_set():
+    def outer(x):
+        try:
+            int.scale = 2
+        except TypeError as error:
+            return x + 1, str(error)
+        return x
+
+    return twice(outer)
+
+
+@program
+def what_is_no_element_of_a_time_behind_a_break():
+    def outer(x):
+        moment = time.struct_time((2024, 1, 2, 3, 4, len(x), 6, 7, 0, "CET", 3600))
+        largest = x.max(0)
+        print(x.sum().item())
+        return moment, moment.tm_zone, moment.tm_gmtoff, largest.values, largest.indices
 
     return twice(outer)
