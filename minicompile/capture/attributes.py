@@ -23,7 +23,15 @@ from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic
 from minicompile.capture.tracer import Generator, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, TensorMethod, guard_absent, guard_present, is_outside, slot
+from minicompile.capture.values import (
+    CONSTANT_TYPES,
+    TensorMethod,
+    force,
+    guard_absent,
+    guard_present,
+    is_outside,
+    slot,
+)
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, collections.deque)
 ORDINARY_READING = (object.__getattribute__, types.SimpleNamespace.__getattribute__, BaseException.__getattribute__,
@@ -221,6 +229,15 @@ def no_attribute(kind: type | str, name: str, owner: Any) -> RaisedInUserCode:
     if isinstance(kind, type) and not kind.__flags__ & HEAP_TYPE and kind.__module__ != "builtins":
         shown = f"{kind.__module__}.{shown}"
     return RaisedInUserCode(AttributeError(f"'{shown}' object has no attribute '{name}'", name=name, obj=owner))
+
+
+def guard_signature(tracer: Tracer, function: Any) -> None:
+    """Guard what `inspect` reads of a function and of those that it wraps."""
+    while isinstance(function, (types.FunctionType, types.MethodType)):
+        if "__signature__" in function.__dict__:
+            raise Break("unsupported value", "a function has a signature of its own")
+        force(tracer, [get_attribute(tracer, function, name) for name in ("__defaults__", "__kwdefaults__", "__annotations__")])
+        function = get_attribute(tracer, function, "__wrapped__") if "__wrapped__" in function.__dict__ else None
 
 
 def own_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
@@ -550,6 +567,11 @@ FITTING: dict[str, Callable[[Tracer, Any, Any], bool]] = {"grad": fits_as_gradie
 
 def set_on_class(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """Store to a class or a Python module."""
+    if isinstance(owner, type) and owner.__flags__ & IMMUTABLE:
+        try:
+            type.__setattr__(owner, name, None)
+        except TypeError as error:
+            raise RaisedInUserCode(error.with_traceback(None)) from None
     if type(owner) is types.ModuleType and value is not MISSING:
         tracer.effects.globals[(id(owner.__dict__), name)] = (owner.__dict__, value)
         tracer.keep.append(owner.__dict__)

@@ -677,7 +677,7 @@ def rule_join(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
 @method(dict, "setdefault")
 def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.setdefault(key, default)`."""
-    key, default = concrete(args[0]), args[1] if len(args) > 1 else None
+    key, default = concrete(args[0] if args else kwargs["key"]), args[1] if len(args) > 1 else kwargs.get("default")
     found = look_up(tracer, owner, key)
     if found is MISSING:
         put(owner, key, default)

@@ -34,6 +34,7 @@ from minicompile.capture.attributes import (
     class_lookup,
     class_value,
     get_attribute,
+    guard_signature,
     instance_dict,
 )
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
@@ -51,7 +52,7 @@ from minicompile.capture.native import (
 )
 from minicompile.capture.shared_memory import is_pointwise, refuse_shared_writes
 from minicompile.capture.side_effects import MISSING, NATIVE_BASES, native_base
-from minicompile.capture.source import HOOK_TABLES, Baked, CachedCall, Source
+from minicompile.capture.source import HOOK_TABLES, Baked, CachedCall, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.texts import check_printable, is_of_users_class, leaves
@@ -223,10 +224,11 @@ def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ..
 
 
 def shown_once(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a `__repr__` that prints an object nested in itself as three dots."""
-    text = (function.__closure__ or ())[function.__code__.co_freevars.index("user_function")].cell_contents
+    """The result of a `__repr__` that prints an object nested in itself as three dots, or whatever was asked for."""
+    held = {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())}
+    text = held["user_function"]
     if any(frame.function is text and frame.variables.get(text.__code__.co_varnames[0]) is args[0] for frame in tracer.frames):
-        return "..."
+        return held.get("fillvalue", "...")
     return call(tracer, text, args, kwargs)
 
 
@@ -273,19 +275,23 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     if DISABLED_MARK in function.__dict__ or "_torchdynamo_disable" in function.__dict__:
         raise Break("disabled function", f"`{function.__qualname__}` is disabled")
     module = function.__globals__.get("__name__") or ""
-    if module.partition(".")[0] in BREAKING_MODULES and not f"{module}.{function.__qualname__}".startswith(INLINED):
+    name = f"{module}.{function.__qualname__}"
+    if module.partition(".")[0] in BREAKING_MODULES and not name.startswith(INLINED):
         kind = BREAKING_MODULES[module.partition(".")[0]]
         args, kwargs = resolved(tracer, args, kwargs)
-        if kind == "pure" and (id(function) in tracer.fresh or any(map(is_of_users_class, leaves((*args, *kwargs.values()))))):
+        looks = module == "inspect" or name == "typing.get_type_hints"  # at what functions and classes say of themselves
+        asked = any(is_of_users_class(leaf) or looks and isinstance(leaf, type) and not is_trusted_module(leaf.__module__)
+                    for leaf in leaves((*args, *kwargs.values())))
+        if kind == "pure" and (id(function) in tracer.fresh or asked):
             return tracer.inline(function, args, kwargs)
         takes_class = "cls" in kwargs or function.__name__ == "register"  # `cls` as `json` takes it
-        if kind == "pure" and not takes_class and f"{module}.{function.__qualname__}" not in LOOK_OUTSIDE:
-            if module == "inspect" and args and isinstance(args[0], (types.FunctionType, types.MethodType)):
+        if kind == "pure" and not takes_class and name not in LOOK_OUTSIDE:
+            if looks and args and isinstance(args[0], (types.FunctionType, types.MethodType)):
                 guard_signature(tracer, args[0])
                 return tracer.made(run_native(tracer, function, args, kwargs))
             if function.__name__ != "signature":
                 return call_pure(tracer, function, args, kwargs)
-        raise Break(kind if kind != "pure" else "unknown call", f"`{module}.{function.__qualname__}` is called")
+        raise Break(kind if kind != "pure" else "unknown call", f"`{name}` is called")
     closure_rule = CLOSURE_RULES.get((module, function.__code__.co_qualname))
     if closure_rule is not None:
         return closure_rule(tracer, function, *resolved(tracer, args, kwargs))
@@ -297,15 +303,6 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
         if args and isinstance(args[0], FakeTensor):
             return call_tensor_method(tracer, args[0], function.__name__, args[1:], kwargs)
     return tracer.inline(function, args, kwargs)
-
-
-def guard_signature(tracer: Tracer, function: Any) -> None:
-    """Guard what `inspect` reads of a function and of those that it wraps."""
-    while isinstance(function, (types.FunctionType, types.MethodType)):
-        if "__signature__" in function.__dict__:
-            raise Break("unsupported value", "a function has a signature of its own")
-        force(tracer, [get_attribute(tracer, function, name) for name in ("__defaults__", "__kwdefaults__", "__annotations__")])
-        function = get_attribute(tracer, function, "__wrapped__") if "__wrapped__" in function.__dict__ else None
 
 
 def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

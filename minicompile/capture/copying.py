@@ -58,6 +58,8 @@ class Memo(dict[int, Any]):
 def deep_copy(tracer: Tracer, value: Any, memo: Memo) -> Any:
     """A copy of a value and of all that it holds; what occurs twice is copied once."""
     kind = type(value)
+    if kind is slice:
+        return slice(*(deep_copy(tracer, part, memo) for part in (value.start, value.stop, value.step)))
     if kind in CONSTANT_TYPES or isinstance(value, ATOMS) or is_symbolic(value):
         return value
     if id(value) in memo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -119,7 +120,7 @@ def native_iterable(tracer: Tracer, value: Any) -> Any:
         if isinstance(value, (set, frozenset)):
             guard_order(tracer, value)
         return value
-    if type(value).__module__ == "builtins" and not is_outside(tracer, value):
+    if (type(value).__module__ == "builtins" or type(value) is itertools._tee) and not is_outside(tracer, value):
         return value
     by_index = isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType)
     if isinstance(value, torch.Tensor) or is_outside(tracer, value) or hasattr(type(value), "__iter__") or by_index:

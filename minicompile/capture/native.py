@@ -34,6 +34,9 @@ BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
 """The kind of graph break that a call into a package is; of a pure one, what is written in Python may run while tracing."""
 INLINED = ("typing.cast", "os._Environ.__getitem__", "os._createenviron.", "os.getenv", "enum.property.__get__",
            "enum.Enum.name", "enum.Enum.value", "enum.EnumType.__iter__", "enum.EnumType.__reversed__",
+           "typing.final", "typing.override", "typing.no_type_check", "typing.overload", "typing.get_overloads",
+           "typing.clear_overloads", "typing.dataclass_transform", "typing.runtime_checkable", "typing.reveal_type",
+           "abc.abstractmethod", "abc.update_abstractmethods", "inspect.markcoroutinefunction",
            "logging.Logger.debug", "logging.Logger.info", "logging.Logger.warning",
            "numpy._core.getlimits.iinfo.", "numpy.core.getlimits.iinfo.")
 """The functions of such modules that are traced like any other: they end the graph where they do more than to look."""

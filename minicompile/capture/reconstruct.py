@@ -12,7 +12,6 @@ import datetime
 import enum
 import functools
 import gc
-import inspect
 import itertools
 import operator
 import re
@@ -29,6 +28,7 @@ from minicompile.capture.attributes import instance_dict
 from minicompile.capture.break_kinds import RunEager
 from minicompile.capture.builtin_rules import Predicate
 from minicompile.capture.calls import KEY_WRAPPER, Callback, KeyFunction
+from minicompile.capture.comparing import is_compared_in_python
 from minicompile.capture.cpython_interface import HEAP_TYPE, NEVER_INSTANTIATED
 from minicompile.capture.guards import Writer
 from minicompile.capture.instruction import VERSION
@@ -38,7 +38,18 @@ from minicompile.capture.liveness import live_locals, reads_all_variables
 from minicompile.capture.named_tuples import MAKER
 from minicompile.capture.remade_classes import is_remade
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, Holder, ResumeShape
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, is_changed, same, typed
+from minicompile.capture.side_effects import (
+    MISSING,
+    Lazy,
+    Shadow,
+    contents,
+    elements,
+    entries,
+    is_changed,
+    native_base,
+    same,
+    typed,
+)
 from minicompile.capture.source import PLAIN_VALUE, literal, plain_value
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import is_symbolic
@@ -73,7 +84,8 @@ DEQUE_ITERATORS = (type(iter(collections.deque())), type(reversed(collections.de
 UNWATCHED = (*IDENTITY_TYPES, types.FunctionType, types.MethodType, enum.Enum, list, tuple, dict, set, frozenset,
              collections.deque)
 """Types of which no object ends anything when it dies."""
-HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, *NUMBER_LIMITS)
+HELD_AS_THEY_ARE = (types.CodeType, types.TracebackType, re.Match, datetime.timezone, *NUMBER_LIMITS,
+                    type(dataclasses.MISSING), type(dataclasses._FIELD))
 VIEWS = {type(getattr(owner(), view)()): (owner, view) for owner in (dict, ORDERED) for view in ("keys", "values", "items")}
 
 
@@ -133,10 +145,7 @@ class Emitter:
         if kind is torch.Size and any(map(is_symbolic, value)):
             return f"{self.constant(torch.Size, 'Size')}(({self.row(value)}))"
         if kind in CONSTANT_TYPES and kind not in (slice, *DATES_AND_FRACTIONS):
-            text = literal(value)
-            if text is None or "float('nan')" in text:  # a list finds the NaN that is in it, no other
-                return self.constant(value, kind.__name__)
-            return text
+            return exact_literal(value) or self.constant(value, kind.__name__)
         if kind is SymbolicFloat:
             return self.writer.fetch(value.source)
         known = self.memo.get(id(value))
@@ -170,6 +179,7 @@ class Emitter:
         owner, name = self.tracer.owners.get(id(value), (None, ""))
         if owner is not None and object.__getattribute__(owner, name) is value:
             return self.assign(own_attribute(owner, self.value(owner), name), "part")
+        refuse_changed_keys(value)
         builder = BUILDERS.get(kind)
         if builder is not None:
             return builder(self, value)
@@ -186,9 +196,10 @@ class Emitter:
             (table,), (owner, view) = gc.get_referents(value), VIEWS[kind]
             return self.assign(f"{self.constant(owner, owner.__name__)}.{view}({self.value(table)})", view)
         if isinstance(value, tuple):
-            items = self.row(elements(value))
             if hasattr(kind, "n_sequence_fields"):
-                return self.assign(f"{self.constant(kind, kind.__name__)}(({items}))", "made")
+                made = self.row(value.__reduce__()[1])  # with what is no element of it
+                return self.assign(f"{self.constant(kind, kind.__name__)}({made})", "made")
+            items = self.row(elements(value))
             if kind is CALENDAR_DATE:
                 return self.assign(f"{self.constant(kind, kind.__name__)}({items})", "made")
             known = id(kind) in self.tracer.arguments or is_remade(kind)
@@ -205,7 +216,6 @@ class Emitter:
         if (isinstance(value, built) or has_plain_layout(value)) and id(value) in self.tracer.fresh:
             return build_instance(self, value)
         raise RunEager(f"an object of type {kind.__name__} crosses the end of the captured code")
-
 
     def frame_state(self, frame: Frame, index: int, stack: list[Any]) -> tuple[str, list[str], tuple[str, ...], list[str]]:
         """A frame's stack and what is live of it at an instruction: kinds and texts of the stack, names and texts of locals."""
@@ -337,8 +347,13 @@ def build_set(emitter: Emitter, value: Any) -> str:
 
 def build_tuple(emitter: Emitter, value: tuple[Any, ...]) -> str:
     """A tuple."""
+    return exact_literal(value) or emitter.assign(f"({emitter.row(value)})", "row")
+
+
+def exact_literal(value: Any) -> str | None:
+    """The text of a constant; none of a NaN: a list finds the one that is in it, no other."""
     text = literal(value)
-    return emitter.assign(f"({emitter.row(value)})", "row") if text is None else text
+    return None if text is None or "float('nan')" in text else text
 
 
 def build_function(emitter: Emitter, value: types.FunctionType) -> str:
@@ -426,10 +441,11 @@ def build_class(emitter: Emitter, twin: Any) -> str:
 
 
 def build_field(emitter: Emitter, value: dataclasses.Field[Any]) -> str:
-    """A field of a class that is to become a dataclass, as it was asked for."""
-    given = {name: getattr(value, name) for name in inspect.signature(dataclasses.field).parameters}
-    parts = "".join(f"{name}={emitter.value(item)}, " for name, item in given.items() if item is not dataclasses.MISSING)
-    return emitter.assign(f"{emitter.constant(dataclasses.field, 'field')}({parts})", "field")
+    """A field of a dataclass, or of a class that is to become one, with all that it says of itself."""
+    name = emitter.assign(f"{emitter.constant(dataclasses.field, 'field')}()", "field")
+    emitter.memo[id(value)] = name
+    fill_attributes(emitter, value, name)
+    return name
 
 
 def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
@@ -700,6 +716,7 @@ def write_side_effects(emitter: Emitter) -> None:
 def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
     """Statements that bring one container up to date."""
     now = contents(shadow.copy)
+    refuse_changed_keys(shadow.copy)
     if isinstance(shadow.copy, types.CellType):
         return [f"{name}.cell_contents = {emitter.value(now[0])}" if now else f"del {name}.cell_contents"]
     if isinstance(shadow.copy, dict):
@@ -708,10 +725,26 @@ def write_shadow(emitter: Emitter, shadow: Shadow, name: str) -> list[str]:
         return write_list(emitter, shadow, now, name)
     if isinstance(shadow.copy, collections.deque):
         owner = emitter.constant(collections.deque, "deque")
+        if len(now) == len(shadow.before):  # an iterator over it goes on
+            return [f"{owner}.__setitem__({name}, {place}, {emitter.value(item)})"
+                    for place, item in enumerate(now) if not same(item, shadow.before[place])]
         return [f"{owner}.clear({name})", f"{owner}.extend({name}, [{emitter.row(now)}])"]
     kept = set(map(typed, now)) & set(map(typed, shadow.before))  # to clear it would give it another order
     return [f"set.{verb}({name}, [{emitter.row(item for item in held if typed(item) not in kept)}])"
             for verb, held in (("difference_update", shadow.before), ("update", now))]
+
+
+def refuse_changed_keys(table: Any) -> None:
+    """Refuse a table or set with an object that has changed since it was put there: it would be put elsewhere now."""
+    if isinstance(table, (dict, set, frozenset)):
+        kind = native_base(table)
+        for key in filter(is_compared_in_python, elements(table)):
+            try:
+                found = kind.__contains__(table, key)
+            except Exception:  # what a method of the user's raises
+                found = False
+            if not found:
+                raise RunEager(f"an object of type {type(key).__name__} was changed after it was hashed")
 
 
 def write_list(emitter: Emitter, shadow: Shadow, now: list[Any], name: str) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import itertools
 import re
 import types
@@ -42,7 +43,8 @@ def parts(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
     seen = set() if seen is None else seen
     if is_container(value) and id(value) not in seen:
         seen.add(id(value))
-        for part in (*elements(value), *(dict.values(value) if isinstance(value, dict) else ())):
+        more = (*dict.values(value), getattr(value, "default_factory", None)) if isinstance(value, dict) else ()
+        for part in (*elements(value), *more):
             yield from parts(part, seen)
 
 
@@ -70,13 +72,20 @@ def check_printable(tracer: Tracer, value: Any, symbols: bool = True) -> None:
 def refuse_addresses(tracer: Tracer, value: Any, symbols: bool = True) -> None:
     """Refuse what would show an address, a fake tensor or a symbol (with `symbols` the caller spells those out)."""
     force(tracer, value)
+    written = [id(namespace) for namespace, _ in tracer.effects.globals.values()]
     for leaf in leaves(value):
         if isinstance(leaf, FakeTensor):
             raise Break("input or output", "a tensor is turned into text")
         if is_symbolic(leaf) and not symbols or type(leaf).__repr__ is object.__repr__ or (
-                isinstance(leaf, (types.FunctionType, types.MethodType, TensorMethod, torch.nn.Module))
+                isinstance(leaf, types.ModuleType) and id(vars(leaf)) in written) or (
+                isinstance(leaf, SHOW_OTHERS)
                 or is_outside(tracer, leaf) and not isinstance(leaf, (*CONSTANT_TYPES, *IDENTITY_TYPES, enum.Enum))):
             raise Break("unsupported value", f"an object of type {type(leaf).__name__} is turned into text")
+
+
+SHOW_OTHERS = (types.FunctionType, types.MethodType, TensorMethod, torch.nn.Module, functools.partial, staticmethod, classmethod,
+               types.SimpleNamespace, *map(type, ({}.keys(), {}.values(), {}.items())))
+"""Types whose text shows an address, or objects that are found in none of the containers."""
 
 
 class TensorText(tuple[Any, ...]):

@@ -341,7 +341,7 @@ class Tracer:
         else:
             if not torch_interface.is_library(namespace.get("__name__")):
                 self.absent_globals.setdefault(id(namespace), (namespace, set()))[1].add(name)
-            value = self.load_builtin(namespace, name)
+            return self.load_builtin(namespace, name)
         self.global_values[key] = value
         return value
 
@@ -349,10 +349,12 @@ class Tracer:
         """The value of a name that is not among some globals."""
         scope = namespace.get("__builtins__", builtins)
         table = scope if isinstance(scope, dict) else vars(scope)
-        if name not in table:
+        _, value = self.effects.globals.get((id(table), name), (table, table.get(name, MISSING)))
+        if value is MISSING:
             raise RaisedInUserCode(NameError(f"name '{name}' is not defined", name=name))
-        self.read_of_library(table, name, table[name])
-        return table[name]
+        if value is table.get(name):
+            self.read_of_library(table, name, value)
+        return value
 
     def read_of_library(self, owner: Any, name: str, value: Any) -> None:
         """Remember a function or class read from a trusted module or class; one guard tests all reads of an owner."""

@@ -374,3 +374,67 @@ def a_module_that_is_not_used_again():
         return x.grad, seen() is None, len(handle.hooks_dict_ref())
 
     return outer, [call(leaf(3)), call(leaf(3))]
+
+
+NOT_A_NUMBER = float("nan")
+
+
+@program
+def the_same_nan_is_found_in_a_tuple_behind_a_break():
+    def outer(x):
+        row = (1.0, NOT_A_NUMBER)
+        print(x.sum().item())
+        return NOT_A_NUMBER in row, row.index(NOT_A_NUMBER), row[1] is NOT_A_NUMBER, x + 1
+
+    return twice(outer)
+
+
+class ChangingKey:
+    def __init__(self, name):
+        self.name = name
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __eq__(self, other):
+        return self.name == other.name
+
+
+@program
+def keys_that_changed_since_are_not_found_behind_a_break():
+    def outer(x):
+        key, other = ChangingKey("a"), ChangingKey("b")
+        table, names = {key: x}, {key, other}
+        key.name = "c"
+        print(x.sum().item())
+        return key in table, key in names, other in names, len(table), x + 1
+
+    return twice(outer)
+
+
+@program
+def a_key_put_into_a_table_from_outside_has_changed_since():
+    known = {}
+
+    def outer(x):
+        known.clear()
+        key = ChangingKey("first")
+        known[key] = x
+        key.name = "changed"
+        print(x.sum().item())
+        return key in known, len(known), [each.name for each in known], x + 1
+
+    return twice(outer)
+
+
+@program
+def an_iterator_of_a_tee_made_of_another_one():
+    def outer(x):
+        first, second = itertools.tee(row + 1 for row in x)
+        next(first)
+        third = type(first)(first)
+        rest = list(first)
+        print(len(rest))
+        return rest, list(second), list(third)
+
+    return twice(outer)

@@ -6,9 +6,12 @@ import array
 import collections
 import datetime
 import enum
+import functools
 import inspect
 import os
 import re
+import reprlib
+import types
 
 from tests.conformance.catalogue import after, call, count, normal, program
 
@@ -160,3 +163,34 @@ def forms_of_numbers_of_subclasses():
             return x, f"{value:08.3f}", str(error)
 
     return outer, [call(count(3), Degrees(n / 2), level) for n, level in ((1, Level.LOW), (3, Level.HIGH), (5, Level.LOW))]
+
+
+class Ring:
+    def __init__(self, *parts):
+        self.parts = [*parts, self]
+
+    @reprlib.recursive_repr(fillvalue="+++")
+    def __repr__(self):
+        return f"<{', '.join(map(repr, self.parts))}>"
+
+
+@program
+def an_object_in_itself_is_shown_as_was_asked_for():
+    def outer(x):
+        return x + 1, repr(Ring(1, "a"))
+
+    return outer, [call(count(2)), call(count(3))]
+
+
+@program
+def texts_that_hold_the_address_of_a_function():
+    def outer(x):
+        def scale():
+            return x * 2
+
+        holders = [functools.partial(scale), staticmethod(scale), classmethod(scale), collections.defaultdict(scale),
+                   types.SimpleNamespace(scale=scale), {"scale": scale}.items()]
+        texts = [repr(holder) for holder in holders]
+        return [repr(scale) in text for text in texts], scale()
+
+    return outer, [call(count(2)), call(count(3))]
