@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
+import minicompile
+from minicompile.api import compiled_function
 from tests.codegen.build import compile_kernels, load, programs
 from tests.codegen.catalogue import CATALOGUE, CONFIGURATION
 
@@ -50,6 +54,26 @@ def test_the_runtime_compiles_the_assertions_of_a_kernel_and_no_others() -> None
             assert (b"a value out of range" in code) == checks
             assert (b"__assertfail" in code) == checks
         assert ("debug=True" in program.text) == checks  # the file that runs by itself
+
+
+def test_numbers_beside_doubles_keep_their_precision() -> None:
+    """Triton 3.6 rounds what `tl.full` fills a block of doubles with to fp32."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from minicompile.runtime.kernel_binary import compile_job
+    from minicompile.runtime.kernel_worker import triton_source
+
+    compiled = minicompile.compile(lambda x: torch.where(x > 0.1, x % 0.37, 0.7) + torch.fmod(x, -0.3))
+    compiled(torch.randn(64, dtype=torch.float64))
+    (graph,) = compiled_function(compiled).compiler.graphs
+    program = graph.parts["forward"].program
+    (kernel,) = program.kernels
+    function = getattr(load(program), kernel.name)
+    target = GPUTarget("cuda", 90, 32)
+    text = triton.compile(triton_source(compile_job(kernel, function, target, ""), function), target=target).asm["ttir"]
+    constants = [abs(float(number)) for number in re.findall(r"arith.constant (?:dense<)?(-?[0-9.eE+-]+)>? : (?:tensor<\w+x)?f64", text)]
+    assert constants and {0.1, 0.37, 0.7, 0.3} <= set(constants)
 
 
 WRONG_INDEX = """
