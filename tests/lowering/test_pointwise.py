@@ -111,6 +111,18 @@ def test_casts_and_creation():
     check(lambda a: a.masked_fill(a > 0, -math.inf), x)
 
 
+def test_whole_numbers_stay_whole():
+    def ranges(a):
+        return [torch.linspace(*ends, 5, dtype=torch.int64) for ends in ((a[0], 9.9), (2.7, a[1]), (a[0], a[1]))]
+
+    for found, expected in zip(*(run(torch.tensor([2.7, 9.9])) for run in (minicompile.compile(ranges), ranges)), strict=True):
+        assert torch.equal(found, expected)
+    for dtype in (torch.int32, torch.int64):
+        largest = torch.iinfo(dtype).max
+        values = torch.tensor([largest, largest - 1, -largest, 0, 1], dtype=dtype)
+        assert torch.equal(minicompile.compile(lambda a: F.threshold(a, 0.5, 0.5))(values), F.threshold(values, 0.5, 0.5))
+
+
 def test_channels_last_stays():
     x = torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last)
     check(lambda a: (a.relu(), a + 1, a * a.mean((2, 3), keepdim=True)), x)
