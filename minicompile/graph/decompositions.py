@@ -26,7 +26,7 @@ Decomposition = Callable[..., Any]
 KEPT = (
     "addcdiv addcmul clamp_max clamp_min floor_divide gelu_backward lerp log_sigmoid_forward xlogy special_xlog1py "
     "masked_fill _prelu_kernel sgn sigmoid_backward silu silu_backward special_log_ndtr tanh_backward "
-    "threshold_backward logit_backward detach baddbmm select_scatter index_add index_copy split.Tensor unbind "
+    "threshold threshold_backward logit_backward detach baddbmm select_scatter index_add index_copy split.Tensor unbind "
     "empty_like new_empty sum arange ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
     "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu alias_copy fill zero "
     "_scaled_dot_product_flash_attention_for_cpu squeeze t transpose.int stack multilabel_margin_loss_forward "
@@ -244,10 +244,12 @@ def eye(rows: int, columns: int | None = None, *, dtype: Any = None, layout: Any
 
 
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Tensor:
-    """`aten.linspace`; whole numbers lie between whole numbers, and are computed in fp64 as by eager."""
-    ends, whole = (start, end), dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+    """`aten.linspace`; whole numbers lie between whole numbers, in tensors too, and are computed in fp64 as by eager."""
+    ends: tuple[Any, ...] = (start, end)
+    whole = dtype is not None and not dtype.is_floating_point and not dtype.is_complex
     if whole:  # a byte is never below zero
-        ends = tuple(torch.sym_int(n) % 256 if dtype is torch.uint8 else torch.sym_int(n) for n in (start, end))
+        ends = tuple(n.to(dtype) if isinstance(n, Tensor) else torch.sym_int(n) for n in ends)
+        ends = tuple(n % 256 if dtype is torch.uint8 and not isinstance(n, Tensor) else n for n in ends)
     made = torch_interface.torch_decompositions()[aten.linspace.default]
     return made(*ends, steps, dtype=torch.float64 if whole else dtype, **options).to(dtype)
 
@@ -262,7 +264,7 @@ OWN: dict[str, Decomposition] = {
     "block_diag": block_diag,
     "eye eye.m": eye,
     "ldexp.Tensor": ldexp,
-    "linspace": linspace,
+    "linspace.default linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor": linspace,
     "soft_margin_loss": soft_margin_loss,
     "soft_margin_loss_backward": soft_margin_loss_backward,
     "smooth_l1_loss_backward": smooth_l1_loss_backward,

@@ -188,6 +188,7 @@ BY_NAME: dict[str, Callable[..., Scalar]] = {
     "zero": lambda a: Scalar(a.lift(0)),
     "addcmul": lambda a, b, c, value=1: a + (b * c if value == 1 else b * value * c),
     "addcdiv": lambda a, b, c, value=1: a + (b / c if value == 1 else b * value / c),
+    "threshold": lambda a, limit, value: where(a <= limit, value, a),
     "threshold_backward": lambda grad, a, limit: where(a <= limit, 0, grad),
     "relu": lambda a: a.call("maximum", 0),  # NaN stays NaN
     "silu": lambda a: a / (1 + (-a).call("exp")),

@@ -16,7 +16,7 @@ from minicompile.ir.index import Index
 from minicompile.lowering import formulas
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
-from minicompile.lowering.scalar import Scalar, number, stored, where
+from minicompile.lowering.scalar import Scalar, held, number, stored, where
 from minicompile.lowering.values import HALVES, TensorValue
 
 
@@ -70,6 +70,9 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
 ROUNDING_NUMBERS = frozenset("fmod remainder pow xlogy special_xlog1py hardshrink_backward softshrink_backward".split())
 """Operators, beside comparisons, whose kernels round a number to the tensor's half precision; others compute with it as it is."""
 
+KEEPING_NUMBERS = (operator.mul, formulas.divide, FLOOR_DIVIDE)
+"""Formulas whose kernels take a 0-d tensor on the CPU, as the second operand, for a number: it is not rounded either."""
+
 # Computed in the dtype that the arguments promote to; the result is boolean.
 COMPARISONS: dict[str, Callable[..., Scalar]] = {
     **{f"{name}.Tensor|Scalar": _truth(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
@@ -91,6 +94,13 @@ def _example(argument: Any) -> Any:
     return 1 if isinstance(argument, Index) else 1.0 if isinstance(argument, Expr) else argument
 
 
+def _varies_as_number(argument: Any) -> bool:
+    """Whether kernels get an argument as a number whose value is not known here."""
+    if isinstance(argument, TensorValue):
+        return argument.rank == 0 and argument.device.type == "cpu"
+    return isinstance(argument, (Expr, Index))
+
+
 def _elementwise(
     formula: Callable[..., Scalar], compares: bool, of_bits: bool, rounds: bool
 ) -> Callable[..., TensorValue]:
@@ -99,12 +109,14 @@ def _elementwise(
         if of_bits and dtype.is_floating_point:
             raise UseExtern("eager refuses floats, when it runs")
         if rounds and dtype in HALVES:
-            args = tuple(stored(each, dtype) if isinstance(each, (float, Expr, Index)) else each for each in args)
+            args = tuple(each if isinstance(each, TensorValue) else held(each, dtype) for each in args)
         if formula is formulas.power and isinstance(args[1], Index) and not dtype.is_floating_point:
             raise UseExtern("an integer tensor to a power that varies, which may be negative")
         # Eager rounds the result of an operator, not what it is made of; to decimals its GPU kernel does.
         wide = builder.config.emulate_precision_casts and formula is not formulas.next_after
         wide = wide or formula is formulas.round_decimals and builder.device.type == "cpu"
+        kept = args[1] if formula in KEEPING_NUMBERS and _varies_as_number(args[1]) else None
+        wide = wide or kept is not None
         inside = torch.float32 if wide and dtype in HALVES else dtype
         divides = formula in DIVISIONS and not dtype.is_floating_point and builder.device.type == "cpu"  # where eager looks
         by_number = formula is formulas.divide and dtype.is_floating_point and isinstance(args[1], (int, float))
@@ -113,7 +125,8 @@ def _elementwise(
         def body(indices: Indices) -> Expr:
             def operand(argument: Any) -> Any:
                 if isinstance(argument, TensorValue):
-                    return Scalar(cast(cast(argument.load_broadcast(indices), dtype), inside))
+                    loaded = argument.load_broadcast(indices)
+                    return Scalar(cast(loaded if argument is kept else cast(loaded, dtype), inside))
                 return Scalar(number(argument, inside)) if isinstance(argument, (Expr, Index)) else argument
 
             operands = list(map(operand, args))

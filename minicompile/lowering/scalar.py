@@ -43,6 +43,12 @@ def stored(value: Number | Index | Expr, dtype: torch.dtype) -> Expr:
     return cast(number(value, torch.float32), dtype)
 
 
+def held(value: Number | Index | Expr, dtype: torch.dtype) -> Number | Expr:
+    """A number that memory of a floating `dtype` held once; one that is known stays a number."""
+    known = isinstance(value, (int, float))
+    return torch.tensor(value, dtype=dtype, device="cpu").item() if known else stored(value, dtype)
+
+
 def _comparison(operation: str) -> Callable[[Scalar, Scalar | Number], Scalar]:
     return lambda self, other: self.call(operation, other, dtype=torch.bool)
 

@@ -111,6 +111,18 @@ def test_casts_and_creation():
     check(lambda a: a.masked_fill(a > 0, -math.inf), x)
 
 
+def test_whole_numbers_stay_whole():
+    def ranges(a):
+        return [torch.linspace(*ends, 5, dtype=torch.int64) for ends in ((a[0], 9.9), (2.7, a[1]), (a[0], a[1]))]
+
+    for found, expected in zip(*(run(torch.tensor([2.7, 9.9])) for run in (minicompile.compile(ranges), ranges)), strict=True):
+        assert torch.equal(found, expected)
+    for dtype in (torch.int32, torch.int64):
+        largest = torch.iinfo(dtype).max
+        values = torch.tensor([largest, largest - 1, -largest, 0, 1], dtype=dtype)
+        assert torch.equal(minicompile.compile(lambda a: F.threshold(a, 0.5, 0.5))(values), F.threshold(values, 0.5, 0.5))
+
+
 def test_channels_last_stays():
     x = torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last)
     check(lambda a: (a.relu(), a + 1, a * a.mean((2, 3), keepdim=True)), x)
@@ -120,6 +132,7 @@ COMPARED_WITH_NUMBERS = [
     lambda x: (x == 0.1, x != -0.3, x > 0.1, x >= 0.3, x < 0.7, x <= 0.7, torch.full_like(x, 0.1) == 0.1),
     lambda x: (x.clamp(max=0.3) == 0.3, x.masked_fill(x > 1 / 3, 0.7) == 0.7, torch.where(x > 0.5, x, 0.3) == 0.3),
     lambda x: (torch.fmod(x, 0.7), x % 0.7, 0.7 % x, F.pad(x, (1, 1), value=0.1) == 0.1, F.hardshrink(x, 0.3)),
+    lambda x: [compare(x * 2560, n) for n in (257, 2561, 100_000) for compare in (torch.eq, torch.ge, torch.lt, torch.fmod)],
 ]
 
 
@@ -134,6 +147,22 @@ def test_numbers_are_compared_as_a_tensor_of_halves_holds_them(function, dtype):
 def test_quotients_by_numbers_lose_their_fraction_before_they_are_rounded(dtype):
     values = (torch.arange(-999, 1000) * 0.37).to(dtype)
     check(lambda x: (torch.div(x, 0.3, rounding_mode="trunc"), torch.div(x, 7, rounding_mode="floor")), values, slack=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_halves_are_multiplied_and_divided_by_is_not_rounded_where_it_counts_as_a_number(dtype):
+    values = (torch.arange(-999, 1000) * 0.037).to(dtype)
+
+    def function(x, factor):
+        quotients = [torch.div(x, factor, rounding_mode=mode) for mode in ("trunc", "floor")]
+        return *quotients, (x * factor).floor(), (x / factor).floor(), (factor * x).floor()
+
+    for factor in (torch.tensor(0.7), torch.tensor(0.7, dtype=torch.float64), torch.tensor(1e5)):
+        check(function, values, factor, slack=0)
+    compiled = minicompile.compile(function)
+    for factor in (0.3, 0.7, 0.9):
+        for found, expected in zip(compiled(values, factor), function(values, factor), strict=True):
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.gpu
