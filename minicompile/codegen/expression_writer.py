@@ -258,6 +258,7 @@ class ExpressionWriter:
             if isinstance(argument, Constant):
                 loose = dtype in (torch.float32, torch.int32, torch.bool) or expression.operation in _ARITHMETIC
                 loose &= dtype.is_floating_point or expression.operation != "pow"
+                loose &= dtype != torch.float64 or expression.operation not in _COMPARISONS
                 loose |= promotes or (dtype == torch.int64 and position == 1 and expression.operation in _BY_CONSTANT)
                 if all_literal or not loose or (expression.operation == "where" and position == 0):
                     text = typed_literal(argument.value, dtype)
@@ -440,9 +441,11 @@ class ExpressionWriter:
         return self.bind(self.names.get(expression, expression.kind), self._combined(text, [seed, counter], exact))
 
 
-_ARITHMETIC = frozenset({"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or",
-                         "bitwise_xor", "truediv", "approximate_truediv", "truncdiv"})  # fmt: skip
-"""Operations printed as operators, in which Triton gives a bare literal the dtype of the other operand."""
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_ARITHMETIC = _COMPARISONS | {"add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor", "truediv",
+                              "approximate_truediv", "truncdiv"}  # fmt: skip
+"""Operations printed as operators, in which Triton gives a bare literal the dtype of the other operand; comparisons of
+doubles are not among them: Triton 3.6 rounds the literal to fp32."""
 
 _BY_CONSTANT = frozenset({"floordiv", "remainder", "fmod"})
 """Operations on integers that take a bare literal as their second operand."""

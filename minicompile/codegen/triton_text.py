@@ -85,7 +85,4 @@ def stored_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
 
 def typed_literal(value: int | float | bool, dtype: torch.dtype) -> Text:
     """A constant that keeps its dtype wherever it is used."""
-    if dtype == torch.float64 and math.isfinite(value) and torch.tensor(value, dtype=torch.float32).item() != value:
-        one = call("tl.full", "[]", "1.0", "tl.float64")  # Triton 3.6 rounds what it fills with to fp32
-        return infix(one, "*", literal(value, dtype))
     return call("tl.full", "[]", literal(value, dtype), triton_dtype(dtype))

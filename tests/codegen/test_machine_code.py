@@ -57,7 +57,7 @@ def test_the_runtime_compiles_the_assertions_of_a_kernel_and_no_others() -> None
 
 
 def test_numbers_beside_doubles_keep_their_precision() -> None:
-    """Triton 3.6 rounds what `tl.full` fills a block of doubles with to fp32."""
+    """Triton 3.6 rounds a bare literal that doubles are compared with to fp32."""
     import triton
     from triton.backends.compiler import GPUTarget
 
