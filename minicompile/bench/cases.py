@@ -29,6 +29,7 @@ from minicompile.bench.training_cases import (
     optimizer_step,
     sizes,
 )
+from minicompile.bench.written_out import FUNCTIONS, arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,6 +325,19 @@ def example_model(file: str) -> Build:
     return build
 
 
+def function_case(name: str) -> Build:
+    """A case of the section `functions`."""
+
+    def build(place: Place) -> Workload:
+        kind, function = FUNCTIONS[name]
+        first, *others = arguments(name, place.device, place.quick)
+        if kind == "backward":  # by the first argument alone
+            return Workload(kind, lambda x: function(x, *others), (first,))
+        return Workload(kind, function, (first, *others))
+
+    return build
+
+
 def with_varying_sizes(build: Build, *varying: tuple[int, int]) -> Build:
     """A case of the section `dynamic`: another case whose (input, dimension) pairs vary."""
     return lambda place: dataclasses.replace(build(place), varying=varying)
@@ -394,6 +408,7 @@ CASES: dict[str, Build] = {
     **{f"fusion-bf16/{name}": fusion_bf16(name) for name in FUSION_BF16},
     **{f"backward/{name}_{r}x{c}": backward_case(name, r, c) for name in NORMS for r, c in SHAPES},
     **{f"optimizer/{name}": optimizer_case(name) for name in OPTIMIZERS},
+    **{f"functions/{name}": function_case(name) for name in FUNCTIONS},
     **{f"attention/d{d}_{t}": attention(d, t) for d in (64, 128) for t in (1024, 4096, 16384)},
     "attention/causal_bf16": attention_bf16(4, 16, 16, 8192, 64),
     "attention/grouped_bf16": attention_bf16(2, 32, 8, 8192, 128),

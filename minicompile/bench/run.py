@@ -28,8 +28,8 @@ from minicompile.bench.cases import CASES, COMPILE_CASES
 from minicompile.bench.table import print_case, print_header, print_means
 from minicompile.bench.worker import MARK
 
-SECTIONS = ("roofs", "fusion", "fusion-bf16", "backward", "optimizer", "attention", "products", "lm", "memory", "overhead",
-            "compile", "models", "hf", "timm", "dynamic")  # fmt: skip
+SECTIONS = ("roofs", "fusion", "fusion-bf16", "backward", "optimizer", "functions", "attention", "products", "lm", "memory",
+            "overhead", "compile", "models", "hf", "timm", "dynamic")  # fmt: skip
 LONG = ("hf", "timm")
 """Sections that only run when asked for: they take most of an hour and need other libraries."""
 COMPILERS = "eager,torch,minicompile"
