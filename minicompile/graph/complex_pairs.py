@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from minicompile.graph import layout
+from minicompile.graph import layout, torch_interface
 from minicompile.graph.operators import name_of, operand
 
 aten = torch.ops.aten
@@ -51,7 +51,8 @@ def is_known(node: Node) -> bool:
 def can_be_joined(node: Node) -> bool:
     """Whether parts side by side, which are contiguous, can be brought into a node's layout."""
     value = node.meta["val"]
-    return all(type(size) is int for size in value.shape) or bool(value.is_contiguous())
+    fixed = all(type(size) is int for size in value.shape)
+    return fixed and not torch_interface.overlaps(value) or bool(value.is_contiguous())
 
 
 class _PairWriter:
@@ -66,7 +67,9 @@ class _PairWriter:
             self.convertible -= unfit
 
     def _fits(self, node: Node) -> bool:
-        return all(user in self.convertible or name_of(user) == "view_as_real" and can_be_joined(user) for user in node.users)
+        read = all(user in self.convertible or name_of(user) == "view_as_real" and can_be_joined(user) for user in node.users)
+        # What is conjugated lazily has no view as real numbers, by which a source is split.
+        return read and all(a in self.convertible or not a.meta["val"].is_conj() for a in complex_arguments(node))
 
     def end(self, node: Node) -> None:
         """Let the parts side by side stand for `view_as_real`."""

@@ -77,7 +77,7 @@ def test_complex_numbers_are_pairs(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("function", [
     lambda x, p: pairs(x) * p[:, None], lambda x, p: torch.view_as_real(pairs(x) * 2.0), lambda x, p: (pairs(x) * p[:, None]).abs(),
-    lambda x, p: (torch.view_as_real(z := pairs(x) * p[:, None]), z),
+    lambda x, p: (torch.view_as_real(z := pairs(x) * p[:, None]), z), lambda x, p: ((c := p.conj()) + 0, torch.view_as_real(c.mT.mT * p)),
 ])  # fmt: skip
 def test_what_has_no_form_for_pairs_stays_complex(function: Any) -> None:
     check(function, X, PHASES)
