@@ -15,9 +15,7 @@ from minicompile.graph.operators import name_of, operand
 aten = torch.ops.aten
 COMPLEX = (torch.complex64, torch.complex128)
 CONJUGATES = ("_conj", "conj_physical", "_conj_physical")
-VIEWS = (
-    "view _unsafe_view reshape unsqueeze squeeze expand permute transpose t slice select alias detach clone"
-).split()
+VIEWS = "view _unsafe_view reshape unsqueeze squeeze expand permute transpose t slice select alias detach clone".split()
 Pair = tuple[Node, Node]
 
 
@@ -45,7 +43,10 @@ def is_known(node: Node) -> bool:
     name, count = name_of(node), len(complex_arguments(node))
     if name in ("mul", "add", "sub"):
         return count == len(node.args) == 2 and not node.kwargs
-    return name in ("view_as_complex", "polar", "complex") or count == 1 and name in (*VIEWS, *CONJUGATES, "neg")
+    if name == "complex":  # which spreads one part over the other
+        shapes = [operand.meta["val"].shape for operand in node.all_input_nodes]
+        return all(type(size) is int for shape in shapes for size in shape) and shapes[0] == shapes[-1]
+    return name in ("view_as_complex", "polar") or count == 1 and name in (*VIEWS, *CONJUGATES, "neg")
 
 
 def can_be_joined(node: Node) -> bool:

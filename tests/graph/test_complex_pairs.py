@@ -50,6 +50,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
     "phases that are learnt": (rotated, (X, PHASES.clone().requires_grad_()), 1),
     "angles": (of_angles, (X, leaf(6, 4)), 0),
     "sums and conjugates": (sums, (leaf(1, 3, 3, 8), leaf(3, 3, 4)), 0),
+    "a part spread over the other": (lambda x, y: torch.view_as_real(torch.complex(x, y) * torch.complex(y, y)), (leaf(3, 4), leaf(4)), 2),
     "parts": (real_part, (X, PHASES), 1),
     "of a transform": (of_a_transform, (X, PHASES), 4),
 }
