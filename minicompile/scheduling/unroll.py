@@ -31,11 +31,14 @@ def write_out_short_folds(
     """The operations with every short reduction on a GPU whose rows nothing else walks over as a pointwise loop."""
     if device.kind == "cpu":
         return tuple(operations)
-    short = {op.buffer: op for op in operations if isinstance(op, Loop) and is_short(op)}
-    walks = [op for op in operations if isinstance(op, Loop) and op.buffer not in short]
+    short = {op.buffer for op in operations if isinstance(op, Loop) and is_short(op)}
+    walked: dict[int, set[str]] = {}
+    for op in operations:
+        if isinstance(op, Loop) and op.buffer not in short:
+            walked.setdefault(points(space_of(op)), set()).update((op.buffer, *op.reads))
     return tuple(
         _written_out(op, buffers[op.buffer].dtype)
-        if isinstance(op, Loop) and op.buffer in short and not stays_a_fold(op, walks, buffers)
+        if isinstance(op, Loop) and op.buffer in short and not stays_a_fold(op, walked, buffers)
         else op
         for op in operations
     )
@@ -53,11 +56,13 @@ def is_short(loop: Loop) -> bool:
     return points(fold.axes) <= longest and points(loop.axes) >= LEAST_RESULTS
 
 
-def stays_a_fold(loop: Loop, walks: Sequence[Loop], buffers: Mapping[str, Buffer]) -> bool:
-    """Whether another loop over the same rows writes or reads what a fold reads, so that one kernel can do both."""
-    whole = points(space_of(loop))
-    read = {name for name in loop.reads if 2 * element_count(buffers[name].sizes) > points(loop.axes)}
-    return any(points(space_of(other)) == whole and not read.isdisjoint((other.buffer, *other.reads)) for other in walks)
+def stays_a_fold(loop: Loop, walked: Mapping[int, set[str]], buffers: Mapping[str, Buffer]) -> bool:
+    """Whether another loop over the same rows writes or reads what a fold reads, so that one kernel can do both.
+
+    `walked`: what the loops over a number of points write and read.
+    """
+    read = (name for name in loop.reads if 2 * element_count(buffers[name].sizes) > points(loop.axes))
+    return not walked.get(points(space_of(loop)), set()).isdisjoint(read)
 
 
 def _written_out(loop: Loop, dtype: torch.dtype) -> Loop:
