@@ -59,7 +59,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], set[str]]] = {
     "norm": (lambda x, w, b: F.layer_norm(x, (9,), w, b), (leaf(24, 9), leaf(9), leaf(9)), {"crossed", "persistent"}),
     "long softmax": (lambda x: (x * 2).softmax(-1), (leaf(9, 150),), {"looped"}),
     "sums": (lambda x: (x.sum(), x.square().sum(0), x.amax(1)), (leaf(5, 90),), {"looped", "persistent"}),
-    "variance of columns": (lambda x: torch.var_mean(x, 0), (leaf(60, 6),), {"looped"}),
+    "variance of columns": (lambda x: torch.var_mean(x + 3, 0), (leaf(60, 6),), {"looped"}),
     "argmax and cumsum": (lambda x: (x.argmax(-1), x.cumsum(0), x.t().contiguous()), (leaf(6, 50),), {"looped", "pointwise"}),
     "small product": (lambda x, w, b: F.gelu(F.linear(x, w, b)), (leaf(3, 4), leaf(5, 4), leaf(5)), {"persistent"}),
     "padded product": (lambda x, w: torch.tanh(x @ w), (leaf(9, 13, dtype=BF16), leaf(13, 11, dtype=BF16)),
