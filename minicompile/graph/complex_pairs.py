@@ -105,13 +105,14 @@ class _PairWriter:
         return real, self._made(node, aten.add.Tensor, self._product(node, a, d), self._product(node, b, c))
 
     def _source(self, node: Node, name: str) -> Pair:
-        first, second, *_ = (*node.args, None, None)
+        arguments: Any = node.args
         if name == "complex":
-            return first, second  # type: ignore[return-value]  # two tensors
+            return arguments[0], arguments[1]
         if name == "polar":
-            cosine, sine = self._made(node, aten.cos.default, second), self._made(node, aten.sin.default, second)
-            return self._made(node, aten.mul.Tensor, first, cosine), self._made(node, aten.mul.Tensor, first, sine)
-        whole = first if name else self._made(node, aten.view_as_real.default, node)
+            length, angle = arguments
+            cosine, sine = self._made(node, aten.cos.default, angle), self._made(node, aten.sin.default, angle)
+            return self._product(node, length, cosine), self._product(node, length, sine)
+        whole = arguments[0] if name else self._made(node, aten.view_as_real.default, node)
         return self._made(node, aten.select.int, whole, -1, 0), self._made(node, aten.select.int, whole, -1, 1)
 
     def _like(self, node: Node, part: Node) -> Node:

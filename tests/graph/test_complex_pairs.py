@@ -39,6 +39,12 @@ def real_part(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
     return (pairs(x) * phases[:, None]).real.sum(0) + (pairs(x) * pairs(x)).imag
 
 
+def with_changed_phases(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
+    """The phases, an input, are changed in place first, and turn what they turned back."""
+    phases.mul_(2)
+    return torch.view_as_real(pairs(x) * phases[:, None] * phases[:, None].conj()).flatten(3)
+
+
 def of_a_transform(x: torch.Tensor, phases: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(torch.fft.fft(pairs(x), dim=-1) * phases[:, None]) + 1
 
@@ -74,6 +80,10 @@ def test_complex_numbers_are_pairs(name: str, dynamic: bool) -> None:
     with torch.no_grad():
         compiled(*inputs)
     assert complex_calls(compiled) == calls or dynamic and "rotary" not in name
+
+
+def test_phases_that_the_function_changes() -> None:
+    check(with_changed_phases, X, PHASES)
 
 
 @pytest.mark.parametrize("function", [

@@ -22,6 +22,7 @@ WRITTEN_OUT: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
     "extremes": (lambda x: x.amax(-1) - x.amin(-1), (leaf(6, 3),)),
     "norms": (lambda x: torch.linalg.vector_norm(x, dim=-1).exp(), (leaf(6, 3),)),
     "halves": (lambda x: x.sum(0), (leaf(8, 6, dtype=torch.bfloat16),)),
+    "spread strides": (lambda x: x.amax(1) - x.sum(1) / 3, (leaf(2, 3, 4, 1).detach().expand(2, 3, 4, 5),)),
     "two axes": (lambda x: (x * x).sum((1, 3)), (leaf(3, 2, 5, 2),)),
     "short products": (lambda a, b: torch.einsum("nij,kj->nki", a, b), (leaf(5, 4, 3), leaf(2, 3))),
 }
