@@ -57,7 +57,7 @@ LOCK = threading.RLock()
 def run_on_gpu(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> Any:
     """Launch by Triton, which gives the compiled kernel."""
     settle(kernel)
-    return kernel[grid](*args, **meta, **OPTIONS)
+    return kernel[grid](*args, **OPTIONS | meta)
 
 
 _RUN: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("how a GPU launch is done", default=run_on_gpu)
@@ -94,7 +94,7 @@ def compile_launches(
     def plan(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
         settle(kernel)
         kernels.append(kernel)
-        planned.append(functools.partial(kernel.warmup, *args, grid=grid, **meta, **OPTIONS))
+        planned.append(functools.partial(kernel.warmup, *args, grid=grid, **OPTIONS | meta))
 
     try:
         with launching_by(plan):

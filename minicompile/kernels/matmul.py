@@ -232,6 +232,7 @@ def matmul(
         if config.swapped:
             a, b, c, addend = (t.transpose(1, 2) for t in (b, a, c, addend))
         slots = {"HAS_ADDEND": has_addend, "EPILOGUE": epilogue or identity, "SWAPPED": config.swapped}
+        slots |= {"enable_fp_fusion": False}  # an epilogue rounds products before it adds to them, as eager does
         if config.tma and _aligned(a, b):
             _persistent(a, b, c, addend, extra, alpha, beta, precision, config, slots)
         else:
@@ -269,7 +270,7 @@ def _by_pointers(
     if splits > 1:
         kind = torch.int32 if a.dtype == torch.int8 else torch.float32
         target = a.new_empty((splits, batch, m, n), dtype=kind)
-        first_slots = {"HAS_ADDEND": False, "EPILOGUE": identity, "SWAPPED": False}
+        first_slots = slots | {"HAS_ADDEND": False, "EPILOGUE": identity, "SWAPPED": False}
     launch(
         matmul_kernel, (tiles, splits), a, b, target, addend, () if splits > 1 else extra, m, n, k, stretch,
         1.0 if splits > 1 else alpha, beta, a.stride(), b.stride(), target.stride(0), target.stride()[1:], addend.stride(),

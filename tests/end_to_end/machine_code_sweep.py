@@ -29,7 +29,7 @@ from minicompile.compiler import Compiler, matmul_chooser
 from minicompile.ir.program import KernelSource, Program
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.runtime.kernel_binary import compile_job
-from minicompile.runtime.kernel_worker import Job, kernels_of, triton_source
+from minicompile.runtime.kernel_worker import OPTIONS, Job, kernels_of, triton_source
 from minicompile.scheduling.schedule import schedule_graph
 from tests.end_to_end.operator_verdict import DTYPES, full_name, judge
 
@@ -91,7 +91,7 @@ def compile_to_ptx(job: Job) -> str:
     from triton._C.libtriton import ir
 
     source, backend, context = triton_source(job, kernels_of(job.path)[job.name]), make_backend(TARGET), ir.context()
-    asked = {"num_warps": job.num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True}
+    asked = {"num_warps": job.num_warps, "num_stages": job.num_stages, **OPTIONS}
     settings, stages = backend.parse_options(asked), {}
     backend.add_stages(stages, settings, source.language)
     ir.load_dialects(context)

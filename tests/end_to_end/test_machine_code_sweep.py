@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+from unittest import mock
 
 import pytest
+import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
+import minicompile
+from minicompile.compiler import Compiler
 from minicompile.ir.program import Program
-from tests.end_to_end.machine_code_sweep import MachineCodeSweep, swept
+from tests.end_to_end import machine_code_sweep
+from tests.end_to_end.machine_code_sweep import MachineCodeSweep, compile_to_ptx, swept
 
 OPERATORS = {"remainder", "nn.functional.gelu", "softmax", "cumsum", "index_select", "amax", "bitwise_left_shift"}
 
@@ -27,3 +33,27 @@ def test_a_kernel_that_does_not_compile_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MachineCodeSweep, "compile", broken)
     (failure,) = swept([op for op in op_db if op.name == "sigmoid"], ["fp32"], samples=1, seconds=60).failures[:1]
     assert failure.startswith("sigmoid fp32: ") and "stor" in failure
+
+
+def test_a_product_is_rounded_before_anything_is_added_to_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With multiply-adds `x * x - y * y` of equal numbers is what the rounding of one product left, and its root NaN."""
+    machine_codes: list[str] = []
+    monkeypatch.setattr(machine_code_sweep, "compile_to_ptx", lambda job: machine_codes.append(compile_to_ptx(job)))
+    watched = MachineCodeSweep(tmp_path).watched(Compiler._run_stages)
+    x = torch.randn(64)
+    with mock.patch.object(Compiler, "_run_stages", watched):
+        minicompile.compile(lambda x, y: (x * x - y * y).sqrt(), options={"cache": False})(x, x.clone())
+    (machine_code,) = machine_codes
+    assert "mul" in machine_code and "sub" in machine_code and "fma" not in machine_code
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_cancels_in_eager_cancels_on_a_gpu(dtype: torch.dtype) -> None:
+    x, y = torch.randn(2, 4096, device="cuda", dtype=dtype)
+
+    def differences(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * x - z * z).sqrt(), x * y - y * z, torch.floor(x * y - z * y), (x * y).sum() - (z * y).sum()
+
+    compiled = minicompile.compile(differences, options={"suppress_errors": False})
+    assert not any(difference.any() for difference in compiled(x, y, x.clone()))

@@ -200,6 +200,7 @@ def test_matmul_with_a_generated_epilogue(row: MatmulRow, monkeypatch: pytest.Mo
     module, extra = sys.modules["minicompile.kernels.matmul"], (torch.empty(4096, 4096, dtype=torch.bfloat16),)
     for launch in recorded_launches(module, lambda: matmul(a, b, epilogue=gate, extra=extra, config=row.config)):
         _check(launch, 0, racing_operands=0)
+        assert launch.meta["enable_fp_fusion"] is False  # what it multiplies is rounded before anything is added to it
 
 
 def test_kernels_beside_the_products() -> None:
