@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from minicompile.graph import torch_interface
+from minicompile.graph import depthwise, torch_interface
 from minicompile.graph.foreach import foreach_decompositions
 from minicompile.ir.fake_mode import of_one_dtype, shifts_exponents
 from minicompile.ir.operator_names import overloads, packets
@@ -262,6 +262,8 @@ def copied_number(value: Any, **options: Any) -> Any:
 OWN: dict[str, Decomposition] = {
     "_to_copy": copied_number,
     "block_diag": block_diag,
+    "convolution": depthwise.convolution,
+    "convolution_backward": depthwise.convolution_backward,
     "eye eye.m": eye,
     "ldexp.Tensor": ldexp,
     "linspace.default linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor": linspace,

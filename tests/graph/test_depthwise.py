@@ -1,0 +1,90 @@
+"""Short convolutions of each channel by itself: kernels of the graph on a GPU, with eager's values, gradients and strides."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile
+from minicompile.graph import depthwise
+from tests.differential import check
+
+OPTIONS = {"suppress_errors": False, "cache": False, "verify": True}
+WHERE = [pytest.param("cpu", id="cpu"), pytest.param("cuda", marks=pytest.mark.gpu, id="cuda")]
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU, where the library's kernel is fast, like a GPU."""
+    monkeypatch.setattr(depthwise, "gpu", types.SimpleNamespace(holds=lambda value: True))
+
+
+def line(batch: int, channels: int, length: int, dtype: torch.dtype, device: str, tokens_first: bool) -> torch.Tensor:
+    """A signal of several channels, as a network that works on tokens holds it, or in order."""
+    shape = (batch, length, channels) if tokens_first else (batch, channels, length)
+    value = torch.randn(shape, dtype=dtype, device=device)
+    return (value.transpose(1, 2) if tokens_first else value).requires_grad_()
+
+
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("sizes", "taps", "padding", "dilation", "tokens_first"),
+    [((2, 6, 19), 4, 3, 1, True), ((1, 3, 9), 3, 2, 2, False), ((3, 5, 8), 5, 0, 1, True), ((2, 4, 7), 1, 0, 1, False),
+     ((2, 4, 7), 2, 9, 3, False), ((1, 1, 8), 8, 3, 1, True)],
+)  # fmt: skip
+def test_values_gradients_and_strides(
+    sizes: tuple[int, int, int], taps: int, padding: int, dilation: int, tokens_first: bool, dtype: torch.dtype, device: str
+) -> None:
+    value = line(*sizes, dtype, device, tokens_first)
+    weight, bias = (torch.randn(s, dtype=dtype, device=device, requires_grad=True) for s in ((sizes[1], 1, taps), sizes[1]))
+
+    def convolved(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(value, weight, bias, padding=padding, dilation=dilation, groups=sizes[1])
+
+    compiled = minicompile.compile(convolved, options=OPTIONS)
+    check(convolved, value, weight, bias, compile=lambda _: compiled, reference=dtype != torch.float64, tolerance=4.0)
+    assert compiled.stats.extern_calls == 0
+
+
+def test_products_past_either_end_are_left_out() -> None:
+    """Multiplied by zero they would be NaN where a value or a filter is infinite."""
+    value = torch.tensor([[[float("inf"), 1.0, 2.0, 3.0]]], requires_grad=True)
+    weight = torch.tensor([[[float("inf"), 1.0, 10.0]]], requires_grad=True)
+    result = minicompile.compile(lambda v, w: F.conv1d(v, w, padding=1), options=OPTIONS)(value, weight)
+    of_value, of_weight = torch.autograd.grad(result, (value, weight), torch.tensor([[[float("inf"), 0.0, 1.0, 1.0]]]))
+    infinite = float("inf")
+    assert result.tolist()[0][0] == [infinite, infinite, infinite, infinite]
+    torch.testing.assert_close(of_value[0, 0, 3], torch.tensor(11.0))
+    assert of_weight.isnan().tolist()[0][0] == [True, False, False] and of_weight[0, 0, 2] == infinite
+
+
+@pytest.mark.parametrize(
+    "other", [{"stride": 2}, {"taps": 9}, {"multiplier": 2}, {"groups": 1}, {"length": 3, "padding": 4, "dilation": 2}]
+)
+def test_other_convolutions_stay_the_librarys(other: dict[str, Any]) -> None:
+    given = {"stride": 1, "taps": 3, "multiplier": 1, "groups": 4, "length": 12, "padding": 1, "dilation": 1} | other
+    value = torch.randn(2, 4, given["length"])
+    weight = torch.randn(4 * given["multiplier"], 4 // given["groups"], given["taps"])
+
+    def convolved(value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(value, weight, None, given["stride"], given["padding"], given["dilation"], given["groups"])
+
+    compiled = minicompile.compile(convolved, options=OPTIONS)
+    check(convolved, value, weight, compile=lambda _: compiled, backward=False)
+    assert compiled.stats.extern_calls == 1
+
+
+@pytest.mark.parametrize("wrong", [(torch.randn(2, 5, 12), 4), (torch.randn(2, 4, 1), 4), (torch.randn(2, 4, 12).double(), 4)])
+def test_what_eager_refuses_is_refused(wrong: tuple[torch.Tensor, int]) -> None:
+    value, groups = wrong
+    weight = torch.randn(4, 1, 3)
+    with pytest.raises(RuntimeError) as eager:
+        F.conv1d(value, weight, groups=groups)
+    with pytest.raises(RuntimeError) as ours:
+        minicompile.compile(F.conv1d, options={"cache": False})(value, weight, groups=groups)
+    assert str(ours.value) == str(eager.value)
