@@ -3,8 +3,8 @@
 A product that is over before a library has been called, and one of a vector, which waits for memory alone, is a loop like any
 other: a generated kernel is launched in a third of the time of a library call, and shares its launch with what surrounds it.
 
-The vendor's 16-bit kernels are several times slower when a dimension that is contiguous in memory is no multiple of eight
-elements, as the 50,257 columns of a language model's head. On one H200, rows 8192, width 2048 and that many columns, a loss
+The vendor's kernels on matrix units are several times slower when a dimension that is contiguous in memory is no multiple
+of 16 bytes, as the 50,257 columns of a language model's head. On one H200, rows 8192, width 2048 and that many columns, a loss
 and its three products take 44 ms as they are and 9 ms padded. The zeros are appended by loops that may be fused with the
 maker of the factor, and cut off by one that is fused with the reader of the product. Columns of a result that leaves the
 graph are not padded if the factors are fit as they are: the result would be copied, and a kernel of ours writes such rows
@@ -32,10 +32,11 @@ from minicompile.lowering.sizes import size_index
 from minicompile.lowering.values import HALVES, TensorValue
 
 REASON = "a matrix product"
-MULTIPLE, PADDED_MULTIPLE = 8, 16
+MULTIPLE_BYTES, PADDED_BYTES = 16, 32
 """What the vendor's kernels need; what is padded is padded to what ours load fastest."""
-LEAST_OPERATIONS_A_BYTE = 100
-"""Operations of the product, which gain, for a byte that is read or written to append zeros and to cut them off."""
+LEAST_OPERATIONS_A_BYTE = {2: 100, 4: 50}
+"""By bytes of an element, operations of the product, which gain, for a byte that is read or written to append zeros and to
+cut them off. Products in tf32 gain more of fewer: what they are given is mostly made by a loop that appends them, too."""
 SMALL = 2**20
 """Multiplications that a loop does in the time that the host takes to call a library."""
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -114,17 +115,20 @@ def is_returned(node: Node) -> bool:
 def padded_sizes(*args: TensorValue, columns: bool) -> tuple[Index, Index, Index] | None:
     """Rows, columns (if they may be) and inner size to which a product is to be padded, if it is."""
     *added, a, b = args
-    if a.rank != 2 or not gpu.holds(a) or a.dtype not in HALVES or any(value.rank != 1 for value in added):
+    in_tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    if a.rank != 2 or not gpu.holds(a) or not (in_tf32 or a.dtype in HALVES) or any(value.rank != 1 for value in added):
         return None
+    width = a.dtype.itemsize
+    multiple, to, least = MULTIPLE_BYTES // width, PADDED_BYTES // width, LEAST_OPERATIONS_A_BYTE[width]
     numbers = [size.constant for size in (a.sizes[0], b.sizes[1], a.sizes[1])]
     if not all(numbers):  # symbolic, or empty
         return None
     m, n, k = map(int, numbers)  # type: ignore[arg-type]  # none is None
     across = contiguous_dim(a) == 1 or contiguous_dim(b) == 0
     sides = ((m, contiguous_dim(a) == 0), (n, columns), (k, across))
-    above = [-size % PADDED_MULTIPLE if adjacent and size % MULTIPLE else 0 for size, adjacent in sides]
+    above = [-size % to if adjacent and size % multiple else 0 for size, adjacent in sides]
     elements = (m * k) * bool(above[0] or above[2]) + (k * n) * bool(above[1] or above[2]) + (m * n) * bool(above[1])
-    if not any(above) or 2 * m * n * k < LEAST_OPERATIONS_A_BYTE * 2 * a.dtype.itemsize * elements:
+    if not any(above) or 2 * m * n * k < least * 2 * width * elements:
         return None
     if any(tuple(value.sizes) != (b.sizes[1],) for value in added):
         return None

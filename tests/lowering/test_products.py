@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ def multiplied_sizes(graph: LoweredGraph) -> list[list[int]]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "holds", lambda value: True)
-    monkeypatch.setattr(products, "LEAST_OPERATIONS_A_BYTE", 0)
+    monkeypatch.setattr(products, "LEAST_OPERATIONS_A_BYTE", {2: 0, 4: 0})
     monkeypatch.setattr(products, "SMALL", 0)
 
 
@@ -53,6 +54,17 @@ def test_products_of_padded_factors(a: torch.Tensor, b: torch.Tensor, sizes: lis
     assert multiplied_sizes(check(lambda x, y: -(x @ y), a, b)) == [sizes]
     check(lambda bias, x, y: torch.addmm(bias, x, y, beta=0.5, alpha=2), matrix(1, b.shape[1])[0], a, b)
     check(lambda x, y: (torch.relu(x) @ y).t() + 1, a, b)
+
+
+@pytest.mark.usefixtures("always")
+def test_products_in_tf32_are_padded_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(5, 9), torch.randn(9, 6)
+    assert multiplied_sizes(check(lambda x, y: -(x @ y), a, b)) == [[5, 9, 9, 6]]
+    setting = types.SimpleNamespace(matmul=types.SimpleNamespace(fp32_precision="tf32"))
+    monkeypatch.setattr(torch.backends, "cuda", setting)
+    assert multiplied_sizes(check(lambda x, y: -(x @ y), a, b)) == [[5, 16, 16, 8]]
+    assert multiplied_sizes(check(lambda x, y: -(x @ y), a, torch.randn(9, 4))) == [[5, 16, 16, 4]]
+    assert multiplied_sizes(check(lambda x, y: -(x @ y), a.double(), b.double())) == [[5, 9, 9, 6]]
 
 
 @pytest.mark.usefixtures("always")
