@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 IDLE_SECONDS = 60.0
 MOST_WARPS = 32
 WANTED = ("@triton.jit", "import triton", "from triton")  # how the statements of a file begin that kernels need
-OPTIONS = {  # products are rounded before anything is added to them, as in eager; the kernel's own assertions, and no others
-    "enable_fp_fusion": False, "debug": True, "sanitize_overflow": False,
+OPTIONS = {
+    "enable_fp_fusion": False,  # products are rounded before anything is added to them, as in eager
+    "enable_reflect_ftz": False,  # functions keep numbers below the smallest normal one, as in eager
+    "debug": True, "sanitize_overflow": False,  # the kernel's own assertions, and no others
 }  # fmt: skip
 KEPT = ("name", "shared", "num_warps", "global_scratch_size")
 

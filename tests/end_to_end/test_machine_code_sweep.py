@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -35,16 +37,30 @@ def test_a_kernel_that_does_not_compile_is_reported(monkeypatch: pytest.MonkeyPa
     assert failure.startswith("sigmoid fp32: ") and "stor" in failure
 
 
-def test_a_product_is_rounded_before_anything_is_added_to_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def machine_code_of(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], str]:
+    """Gives the PTX of the one kernel of a function of two tensors."""
+
+    def compiled(function: Callable[..., Any]) -> str:
+        machine_codes: list[str] = []
+        monkeypatch.setattr(machine_code_sweep, "compile_to_ptx", lambda job: machine_codes.append(compile_to_ptx(job)))
+        watched = MachineCodeSweep(tmp_path).watched(Compiler._run_stages)
+        with mock.patch.object(Compiler, "_run_stages", watched):
+            minicompile.compile(function, options={"cache": False})(torch.ones(64), torch.ones(64))
+        (machine_code,) = machine_codes
+        return machine_code
+
+    return compiled
+
+
+def test_a_product_is_rounded_before_anything_is_added_to_it(machine_code_of: Callable[..., str]) -> None:
     """With multiply-adds `x * x - y * y` of equal numbers is what the rounding of one product left, and its root NaN."""
-    machine_codes: list[str] = []
-    monkeypatch.setattr(machine_code_sweep, "compile_to_ptx", lambda job: machine_codes.append(compile_to_ptx(job)))
-    watched = MachineCodeSweep(tmp_path).watched(Compiler._run_stages)
-    x = torch.randn(64)
-    with mock.patch.object(Compiler, "_run_stages", watched):
-        minicompile.compile(lambda x, y: (x * x - y * y).sqrt(), options={"cache": False})(x, x.clone())
-    (machine_code,) = machine_codes
+    machine_code = machine_code_of(lambda x, y: (x * x - y * y).sqrt())
     assert "mul" in machine_code and "sub" in machine_code and "fma" not in machine_code
+
+
+def test_functions_keep_numbers_below_the_smallest_normal_one(machine_code_of: Callable[..., str]) -> None:
+    assert ".ftz" not in machine_code_of(lambda x, y: torch.floor(x) + torch.rsqrt(y) + torch.atan2(x, y) + torch.log(x))
 
 
 @pytest.mark.gpu
@@ -57,3 +73,15 @@ def test_what_cancels_in_eager_cancels_on_a_gpu(dtype: torch.dtype) -> None:
 
     compiled = minicompile.compile(differences, options={"suppress_errors": False})
     assert not any(difference.any() for difference in compiled(x, y, x.clone()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_numbers_are_what_they_are_in_eager(dtype: torch.dtype) -> None:
+    x = torch.tensor([1e-40, -1e-40, 3e-39, -5e-39, 0.0, 1e-38], device="cuda", dtype=dtype)
+
+    def small(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.floor(x), torch.ceil(x), x % 3, 3 % x, torch.atan2(x, x * 0.5), x.rsqrt(), x.abs().pow(0.25), x.lgamma()
+
+    for ours, eager in zip(minicompile.compile(small, options={"suppress_errors": False})(x), small(x), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0.0, equal_nan=True)
