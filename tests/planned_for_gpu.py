@@ -60,7 +60,7 @@ THRESHOLDS: tuple[tuple[Any, str, Any], ...] = (
     (attention, "SHORTEST_BOUNDED", 8),
     (attention_problem, "HALVES_FROM", 32),
     (attention_problem, "ONE_HALF_FROM", 32),
-    (products, "LEAST_OPERATIONS_A_BYTE", 0),
+    (products, "LEAST_OPERATIONS_A_BYTE", {2: 0, 4: 0}),
     (products, "SMALL", 64),
     (indexing, "MANY_TO_A_ROW", 2),
     (unroll, "LEAST_RESULTS", 1),

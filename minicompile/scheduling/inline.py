@@ -60,8 +60,8 @@ class InlineFacts:
 def should_inline(facts: InlineFacts) -> bool:
     """Whether recomputing costs less than a round trip through memory.
 
-    Kept apart, the result is written once and read by each consumer, the inputs are read once. Inlined, each consumer
-    reads the inputs. Additional arithmetic is weighed at `OPERATIONS_PER_BYTE`; a launch saved counts as bytes when no
+    Kept apart, the result is written once and read by each consumer but one that can share its kernel, the inputs are read
+    once. Inlined, each consumer reads the inputs. Additional arithmetic is weighed at `OPERATIONS_PER_BYTE`; a launch saved counts as bytes when no
     consumer could take the producer into its kernel. So do data that a consumer can read together with the reduction
     behind the producer, once nothing stands between the two: the scale and offset of a group norm. An epilogue of what
     computes its inputs stays one: one result is then stored instead of several.
@@ -78,7 +78,7 @@ def should_inline(facts: InlineFacts) -> bool:
         return facts.inlined_points <= facts.computed_points or extra < saved
     if facts.nodes > MAXIMUM_SHARED_NODES or facts.loads > MAXIMUM_SHARED_LOADS:
         return False
-    apart = facts.result_bytes * facts.consumers + facts.shared_bytes
+    apart = facts.result_bytes * (facts.consumers + (not facts.fusible)) + facts.shared_bytes
     inlined = facts.input_bytes * (facts.consumers - 1)
     return inlined + extra < apart + (launch if facts.input_bytes == 0 else 0)
 
@@ -205,7 +205,7 @@ class _Inliner:
         read = loads_by_buffer(loads(loop.value))
         readers = self.dependences.readers[loop.buffer]
         behind = self.behind(read, self.reduced)
-        inlined_points, shared_bytes, fusible, computed_points = 0, 0, False, points(loop.axes)
+        inlined_points, shared_bytes, alike, computed_points = 0, 0, list[int](), points(loop.axes)
         wide = sum(points(axes_in(index)) == computed_points for indices in read.values() for index in indices)
         reloads = 0
         for reader in readers:
@@ -217,9 +217,10 @@ class _Inliner:
             reloads += wide * max(0, consumed_points * places - max(consumed_points, computed_points))
             shared = [name for name in self.loads[reader] if behind.get(name, computed_points) != computed_points]
             shared_bytes += sum(read_bytes(buffers[name], self.loads[reader][name]) for name in shared)
-            fusible |= consumed_points == computed_points or (
+            if consumed_points == computed_points or (
                 isinstance(consumer.fold, Reduction) and points(consumer.axes) == computed_points
-            )
+            ):
+                alike.append(reader)
         varies = any(axis.size.constant != 1 for axis in loop.axes)
         body = list(walk(loop.value))
         return InlineFacts(
@@ -232,11 +233,22 @@ class _Inliner:
             inlined_points=inlined_points,
             nodes=len(body),
             loads=sum(map(len, read.values())),
-            fusible=fusible,
+            fusible=bool(alike) and (len(alike) == len(readers) or self.comes_before_others(alike, readers)),
             shared_bytes=shared_bytes,
             kept=loop.buffer in self.kept_alive,
             epilogue=self.is_epilogue(loop, read, readers),
         )
+
+    def comes_before_others(self, alike: list[int], readers: Iterable[int]) -> bool:
+        """Whether one of the readers `alike` a producer waits for none of its other readers, and so can be in its kernel."""
+        late = {name for reader in readers if reader not in alike for name in self.graph.operations[reader].writes}
+        for position in range(min(readers), max(alike) + 1):
+            operation = self.graph.operations[position]
+            if not late.isdisjoint(operation.reads):
+                late.update(operation.writes)
+            elif position in alike:
+                return True
+        return False
 
     def is_epilogue(self, loop: Loop, read: Mapping[str, tuple[Index, ...]], readers: list[int]) -> bool:
         """Whether `loop` turns several results of its own shape into one that is then reduced."""

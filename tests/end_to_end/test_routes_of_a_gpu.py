@@ -304,3 +304,18 @@ def test_a_step_of_a_stencil_is_not_computed_again_for_each_neighbour() -> None:
     compiled(torch.randn(1024, 1024))
     (graph,) = compiled_function(compiled).compiler.graphs
     assert len(graph.parts["forward"].schedule.steps) == 3
+
+
+def test_what_is_read_by_a_scan_and_behind_it_is_computed_in_both() -> None:
+    """No kernel can hold the opacity and what reads it beside its running product, which lies in between."""
+
+    def weights(density: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        opacity = 1 - torch.exp(-density * step)
+        passed = F.pad(1 - opacity, (1, 0), value=1.0).cumprod(-1)[:, :-1]
+        return opacity * passed
+
+    density, step = torch.rand(512, 100), torch.rand(512, 100)
+    with planned_for_gpu(), torch.no_grad():
+        compiled = minicompile.compile(weights, options=OPTIONS)
+        torch.testing.assert_close(compiled(density, step), weights(density, step))
+    assert compiled.stats.kernels == 2

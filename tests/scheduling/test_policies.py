@@ -38,6 +38,12 @@ def test_a_cast_with_three_readers_is_repeated_and_a_sum_of_two_inputs_is_not() 
     assert not should_inline(dataclasses.replace(CAST, input_bytes=128 * MEGA))
 
 
+def test_what_no_consumer_can_take_into_its_kernel_costs_a_round_trip_more() -> None:
+    pair = dataclasses.replace(CAST, consumers=2, input_bytes=160 * MEGA, inlined_points=32 * MEGA)
+    assert not should_inline(pair)
+    assert should_inline(dataclasses.replace(pair, fusible=False))
+
+
 def test_costly_values_are_repeated_only_where_nothing_is_computed_twice() -> None:
     costly = dataclasses.replace(CAST, arithmetic=400)
     assert not should_inline(costly)
