@@ -165,15 +165,19 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
 def max_pool1d(
     input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *how: bool, **named: Any
 ) -> Any:
-    """`max_pool1d`, whose own rule makes constants of sizes; eager has none of whole numbers."""
+    """`max_pool1d`, whose own rule makes constants of sizes; eager has none of whole numbers, and one for CPUs, without
+    gradients, whose result is contiguous."""
     if not input.is_floating_point():
         raise NotImplementedError("max_pool1d of whole numbers")
     if not varies(input) or how or named.get("return_indices"):
-        return F.max_pool1d(input, kernel_size, stride, padding, dilation, *how, **named)
-    given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True)
-    windows: list[Any] = [[first, *(n if isinstance(n, (list, tuple)) else [n])] for first, n in given]
-    pool: Any = F.max_pool2d
-    return pool(input.unsqueeze(-2), *windows, **named).squeeze(-2)
+        result = F.max_pool1d(input, kernel_size, stride, padding, dilation, *how, **named)
+    else:
+        given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True)
+        windows: list[Any] = [[first, *(n if isinstance(n, (list, tuple)) else [n])] for first, n in given]
+        pool: Any = F.max_pool2d
+        result = pool(input.unsqueeze(-2), *windows, **named).squeeze(-2)
+    differentiated = input.requires_grad and torch.is_grad_enabled()
+    return result if isinstance(result, tuple) or differentiated or input.device.type != "cpu" else result.contiguous()
 
 
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
