@@ -162,6 +162,12 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return (first * second).view([one * two for one, two in zip(first.shape[::2], second.shape[1::2], strict=True)])
 
 
+def logsumexp(function: Any, value: Tensor, *how: Any, **named: Any) -> Tensor:
+    """`logsumexp`, of 16 bits in fp32: its gradient measures from the result, and nothing is rounded in between."""
+    half = value.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(value.device.type)
+    return function(value.float(), *how, **named).to(value.dtype) if half else function(value, *how, **named)
+
+
 def max_pool1d(
     input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *how: bool, **named: Any
 ) -> Any:
@@ -294,6 +300,7 @@ REPLACED: dict[Any, Any] = {
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
     **{function: functools.partial(trace, function) for function in (torch.trace, torch.Tensor.trace)},
+    **{function: functools.partial(logsumexp, function) for function in (torch.logsumexp, torch.Tensor.logsumexp)},
     torch.where: functools.partial(where, torch.where, 0), torch.Tensor.where: functools.partial(where, torch.Tensor.where, 1),
     torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d, torch.max_pool1d: max_pool1d,
 }  # fmt: skip
