@@ -300,7 +300,8 @@ REPLACED: dict[Any, Any] = {
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
     **{function: functools.partial(trace, function) for function in (torch.trace, torch.Tensor.trace)},
-    **{function: functools.partial(logsumexp, function) for function in (torch.logsumexp, torch.Tensor.logsumexp)},
+    **{function: functools.partial(logsumexp, function)
+       for function in (torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp)},
     torch.where: functools.partial(where, torch.where, 0), torch.Tensor.where: functools.partial(where, torch.Tensor.where, 1),
     torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d, torch.max_pool1d: max_pool1d,
 }  # fmt: skip
