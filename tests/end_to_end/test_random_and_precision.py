@@ -232,6 +232,17 @@ def test_gradients_of_a_softmax_of_large_values(function: Callable[[Tensor], Any
     check(function, x, compile=compiling)
 
 
+def test_a_softmax_of_large_values_that_are_a_result_too() -> None:
+    """Rows this long take several kernels, which must not see what the first of them has stored."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = x * 30000.0
+        return scores, torch.softmax(scores, -1)
+
+    torch.manual_seed(0)
+    check(function, torch.randn(2, 40_000).bfloat16(), compile=compiled)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool], ids=str)
 def test_memory_that_nothing_has_written_is_filled_where_eager_fills_it(dtype: torch.dtype) -> None:
     def making(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
