@@ -6,7 +6,7 @@ overwrites what it reads.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -42,7 +42,8 @@ class InlineFacts:
         shared_bytes: what consumers read that a reduction behind the producer reads too, with whose rows it is not computed.
         kept: it is a result of the graph, and will be computed apart in any case.
         epilogue: it reads several results of one shape with its own, computed here, and a reduction consumes it.
-        measured: the largest of its values is found, and others are measured by it, which memory would have rounded.
+        measured: the dtype of the largest of its values in 16 bits, if these are measured by it. One in fp32 is that of values
+            that no memory has rounded; one that memory rounds is the largest of rounded values.
     """
 
     consumers: int
@@ -58,7 +59,7 @@ class InlineFacts:
     shared_bytes: int
     kept: bool
     epilogue: bool
-    measured: bool
+    measured: torch.dtype | None
 
 
 def should_inline(facts: InlineFacts) -> bool:
@@ -72,8 +73,8 @@ def should_inline(facts: InlineFacts) -> bool:
     """
     if facts.nodes > MAXIMUM_NODES or facts.loads > MAXIMUM_LOADS or facts.epilogue:
         return False
-    if facts.measured:
-        return True
+    if facts.measured is not None:
+        return facts.measured == torch.float32
     repeated = facts.arithmetic * max(0, facts.inlined_points - facts.computed_points)
     extra = (repeated + OPERATIONS_PER_LOAD * facts.reloads) // OPERATIONS_PER_BYTE
     launch = 0 if facts.fusible else LAUNCH_BYTES
@@ -211,8 +212,7 @@ class _Inliner:
         read = loads_by_buffer(loads(loop.value))
         readers = self.dependences.readers[loop.buffer]
         behind = self.behind(read, self.reduced)
-        inlined_points, shared_bytes, fusible, measured, computed_points = 0, 0, False, False, points(loop.axes)
-        largest: set[str] = set()
+        inlined_points, shared_bytes, fusible, computed_points = 0, 0, False, points(loop.axes)
         wide = sum(points(axes_in(index)) == computed_points for indices in read.values() for index in indices)
         reloads = 0
         for reader in readers:
@@ -224,8 +224,6 @@ class _Inliner:
             reloads += wide * max(0, consumed_points * places - max(consumed_points, computed_points))
             shared = [name for name in self.loads[reader] if behind.get(name, computed_points) != computed_points]
             shared_bytes += sum(read_bytes(buffers[name], self.loads[reader][name]) for name in shared)
-            measured |= not largest.isdisjoint(self.loads[reader])
-            largest |= {consumer.buffer} if isinstance(consumer.fold, Reduction) and consumer.fold.kind == "max" else set()
             fusible |= consumed_points == computed_points or (
                 isinstance(consumer.fold, Reduction) and points(consumer.axes) == computed_points
             )
@@ -245,8 +243,17 @@ class _Inliner:
             shared_bytes=shared_bytes,
             kept=loop.buffer in self.kept_alive,
             epilogue=self.is_epilogue(loop, read, readers),
-            measured=measured and buffers[loop.buffer].dtype in (torch.float16, torch.bfloat16),
+            measured=self.measured(readers) if buffers[loop.buffer].dtype in (torch.float16, torch.bfloat16) else None,
         )
+
+    def measured(self, readers: Sequence[int]) -> torch.dtype | None:
+        """The dtype of the largest that one of the readers finds and another one reads too."""
+        read = {name for reader in readers for name in self.loads[reader]}
+        for consumer in map(self.graph.operations.__getitem__, readers):
+            if isinstance(consumer, Loop) and isinstance(consumer.fold, Reduction) and consumer.fold.kind == "max":
+                if consumer.buffer in read:
+                    return self.graph.buffers[consumer.buffer].dtype
+        return None
 
     def is_epilogue(self, loop: Loop, read: Mapping[str, tuple[Index, ...]], readers: list[int]) -> bool:
         """Whether `loop` turns several results of its own shape into one that is then reduced."""
