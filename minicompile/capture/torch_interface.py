@@ -270,7 +270,8 @@ is_distributed _C._infer_size nn.modules.utils._single nn.modules.utils._pair nn
 is_autocast_cpu_enabled distributed.is_available _C._log_api_usage_once _C._len_torch_function_stack
 _C._get_function_stack_at _C._len_torch_dispatch_stack cuda.device_count _C._get_privateuse1_backend_name _C._is_tracing
 _C._is_torch_function_enabled _C._is_default_mobile_cpu_allocator_set accelerator.current_accelerator xpu.is_available
-cuda.amp.common.amp_definitely_not_available _C._get_cpu_capability
+cuda.amp.common.amp_definitely_not_available _C._get_cpu_capability fx.experimental.symbolic_shapes._advise_is_size
+fx.experimental.symbolic_shapes._advise_is_bounded
 """)
 
 # Those whose answer may change between calls, and is no part of `torch_state`.

@@ -93,7 +93,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     limits = (*args[1:], *(0.0, 1.0)[len(args) - 1 :]) if packet is aten.uniform else ()
     if limits and limits[0] > limits[1] or any(overflows(limit, result.dtype) for limit in limits):
         return "limits that are none"
-    *lowest, beyond = [n for n in args if type(n) is int] if packet in (aten.randint, aten.randint_like) else [1]
+    drawn = packet in (aten.randint, aten.randint_like)
+    *lowest, beyond = [n for n in args if type(n) in (int, torch.SymInt)] if drawn else [1]
     if any(overflows(n, result.dtype, wraps=False) for n in (*lowest, beyond - 1)):
         return f"a number that {result.dtype} does not hold"
     if packet is aten.smooth_l1_loss and any(type(beta) in (int, float) and beta < 0 for beta in args[3:]):

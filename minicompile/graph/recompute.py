@@ -32,6 +32,9 @@ from minicompile.ir.graph import ancestors
 
 LONGEST_CHAIN = 24
 EXACT = ("abs", "neg", "clone")
+HALVES = (torch.float16, torch.bfloat16)
+LAST_RESORT = 1000
+"""How many times its bytes a value costs that is kept only where the backward cannot do without."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,7 @@ class JointView:
         nodes: in order, without the output node.
         backward: nodes that depend on a tangent.
         searched: forward values in which the backward looks for what is equal to their extreme: it needs the very same ones.
+        measured: forward values that had better not be rounded by being kept, or else `measuring` does not run again.
         wanted: forward values that the backward reads.
     """
 
@@ -65,6 +69,7 @@ class JointView:
             self.wanted.update(a for a in node.all_input_nodes if a not in self.backward)
         self.searched = {source for node in self.nodes for source in searched_for_extremes(node)}
         self.wanted |= self.searched
+        self.measured, self.measuring = measured_from_the_largest([node for node in self.nodes if node not in self.backward])
         self.relevant = ancestors(self.wanted)
         self.order = [node for node in self.nodes if node in self.relevant]
         self.level = self._levels()
@@ -111,6 +116,9 @@ def choose(view: JointView, mutated: set[Node], budget: float) -> Cut:
     """The cheapest set of values to keep, at most `budget` of what plain speed would keep where that is asked for."""
     banned = ban(view)
     kept = minimum_cut(view, banned, mutated)
+    if not kept.isdisjoint(view.measured):
+        banned = dict.fromkeys(view.measuring & view.relevant, "it measures what is rounded where it is kept") | banned
+        kept = minimum_cut(view, banned, mutated)
     if budget < 1.0:
         kept, banned = shrink(view, banned, mutated, kept, budget)
     ordered = tuple(sorted(kept, key=view.position.__getitem__))
@@ -198,6 +206,21 @@ def searched_for_extremes(node: Node) -> Iterator[Node]:
             yield values
 
 
+def measured_from_the_largest(nodes: list[Node]) -> tuple[set[Node], set[Node]]:
+    """Values in 16 bits whose largest is taken in fp32, with what they are computed of in the same kernel; what measures them.
+
+    Kept, they are rounded; of rounded values a largest that was not is no bound, and the exponential of the distance anything.
+    """
+    found = {node for node in nodes if name_of(node) == "amax" and node.meta["val"].dtype == torch.float32}
+    largest = frozenset(found)
+    for node in reversed(nodes):
+        if isinstance(node.meta.get("val"), torch.Tensor) and is_fusible(node) and any(user in found for user in node.users):
+            found.add(node)
+    values = found - largest
+    measuring = {node for node in nodes if is_fusible(node) and any(a in values for a in node.all_input_nodes)}
+    return {node for node in values if node.meta["val"].dtype in HALVES}, measuring - values
+
+
 def may_change(view: JointView, node: Node, argument: Node) -> bool:
     """Whether a node reads an input (or a view of one) that the user may write before the backward, as far as eager cares.
 
@@ -280,7 +303,7 @@ def keeping_cost(view: JointView, node: Node, mutated: set[Node], distance: int)
         return None
     if is_view(node) and num_bytes(node.args[0]) <= size:  # type: ignore[arg-type]
         return None
-    weight = 64 if view.is_materialised(node) else 128
+    weight = (64 if view.is_materialised(node) else 128) * (LAST_RESORT if node in view.measured else 1)
     return max(size, 1) * (weight + min(distance, 32))
 
 

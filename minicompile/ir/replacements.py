@@ -162,18 +162,28 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return (first * second).view([one * two for one, two in zip(first.shape[::2], second.shape[1::2], strict=True)])
 
 
+def logsumexp(function: Any, value: Tensor, *how: Any, **named: Any) -> Tensor:
+    """`logsumexp`, of 16 bits in fp32: its gradient measures from the result, and nothing is rounded in between."""
+    half = value.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(value.device.type)
+    return function(value.float(), *how, **named).to(value.dtype) if half else function(value, *how, **named)
+
+
 def max_pool1d(
     input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *how: bool, **named: Any
 ) -> Any:
-    """`max_pool1d`, whose own rule makes constants of sizes; eager has none of whole numbers."""
+    """`max_pool1d`, whose own rule makes constants of sizes; eager has none of whole numbers, and one for CPUs, without
+    gradients, whose result is contiguous."""
     if not input.is_floating_point():
         raise NotImplementedError("max_pool1d of whole numbers")
     if not varies(input) or how or named.get("return_indices"):
-        return F.max_pool1d(input, kernel_size, stride, padding, dilation, *how, **named)
-    given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True)
-    windows: list[Any] = [[first, *(n if isinstance(n, (list, tuple)) else [n])] for first, n in given]
-    pool: Any = F.max_pool2d
-    return pool(input.unsqueeze(-2), *windows, **named).squeeze(-2)
+        result = F.max_pool1d(input, kernel_size, stride, padding, dilation, *how, **named)
+    else:
+        given = zip((1, 1, 0, 1), (kernel_size, stride or kernel_size, padding, dilation), strict=True)
+        windows: list[Any] = [[first, *(n if isinstance(n, (list, tuple)) else [n])] for first, n in given]
+        pool: Any = F.max_pool2d
+        result = pool(input.unsqueeze(-2), *windows, **named).squeeze(-2)
+    differentiated = input.requires_grad and torch.is_grad_enabled()
+    return result if isinstance(result, tuple) or differentiated or input.device.type != "cpu" else result.contiguous()
 
 
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
@@ -290,6 +300,8 @@ REPLACED: dict[Any, Any] = {
     operator.setitem: set_item, operator.getitem: get_item,
     **{function: functools.partial(power, function) for function in (operator.pow, torch.pow, torch.Tensor.pow)},
     **{function: functools.partial(trace, function) for function in (torch.trace, torch.Tensor.trace)},
+    **{function: functools.partial(logsumexp, function)
+       for function in (torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp)},
     torch.where: functools.partial(where, torch.where, 0), torch.Tensor.where: functools.partial(where, torch.Tensor.where, 1),
     torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d, torch.max_pool1d: max_pool1d,
 }  # fmt: skip

@@ -53,8 +53,13 @@ def position(index: Expr, size: Index, negatives: bool = False, check: bool = Tr
 
 
 def picked(value: TensorValue, place: Sequence[Index]) -> Expr:
-    """The element at `place`; an index that was read is checked even where it makes no difference (an expanded tensor)."""
-    found = Scalar(value.load(place))
+    """The element at `place`."""
+    return checked_for(value, place, value.load(place))
+
+
+def checked_for(value: TensorValue, place: Sequence[Index], element: Expr) -> Expr:
+    """`element`; an index that was read for `place` is checked even where it makes no difference (an expanded tensor)."""
+    found = Scalar(element)
     used = indirect_values(value.at(place))
     for read in (read for index in place for read in indirect_values(index) if read not in used):
         found = found.call("checked", Scalar(read) >= 0)
@@ -178,8 +183,9 @@ def _written(
     """`target`, which is written so where `condition(i)` holds, as a tensor of `dtype`."""
     if not is_empty(sizes):
         indices = loop_axes(sizes)
+        place = source(indices)
         target = builder.overwrite(
-            target, indices, element(indices), target.at(source(indices)), accumulate=accumulate,
+            target, indices, checked_for(target, place, element(indices)), target.at(place), accumulate=accumulate,
             condition=condition(indices), suffix="sum" if dtype != target.dtype else "",
         )  # fmt: skip
     return target if dtype == target.dtype else builder.like_node(lambda i: cast(target.load(i), dtype))

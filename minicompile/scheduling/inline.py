@@ -6,7 +6,9 @@ overwrites what it reads.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
 
 from minicompile.ir.expr import Expr, Load, cast, cost, loads, rewrite, rewrite_index, walk
 from minicompile.ir.index import ZERO, Axis, Index, as_index
@@ -40,6 +42,8 @@ class InlineFacts:
         shared_bytes: what consumers read that a reduction behind the producer reads too, with whose rows it is not computed.
         kept: it is a result of the graph, and will be computed apart in any case.
         epilogue: it reads several results of one shape with its own, computed here, and a reduction consumes it.
+        measured: the dtype of the largest of its values in 16 bits, if these are measured by it. One in fp32 is that of values
+            that no memory has rounded; one that memory rounds is the largest of rounded values.
     """
 
     consumers: int
@@ -55,19 +59,22 @@ class InlineFacts:
     shared_bytes: int
     kept: bool
     epilogue: bool
+    measured: torch.dtype | None
 
 
 def should_inline(facts: InlineFacts) -> bool:
     """Whether recomputing costs less than a round trip through memory.
 
-    Kept apart, the result is written once and read by each consumer but one that can share its kernel, the inputs are read
-    once. Inlined, each consumer reads the inputs. Additional arithmetic is weighed at `OPERATIONS_PER_BYTE`; a launch saved counts as bytes when no
-    consumer could take the producer into its kernel. So do data that a consumer can read together with the reduction
-    behind the producer, once nothing stands between the two: the scale and offset of a group norm. An epilogue of what
-    computes its inputs stays one: one result is then stored instead of several.
+    Kept apart, the result is written once and read by each consumer but one that can share its kernel, the inputs are
+    read once. Inlined, each consumer reads the inputs. Additional arithmetic is weighed at `OPERATIONS_PER_BYTE`; a
+    launch saved counts as bytes when no consumer could take the producer into its kernel. So do data that a consumer
+    can read together with the reduction behind the producer, once nothing stands between the two: the scale and offset
+    of a group norm. An epilogue of what computes its inputs stays one: one result is then stored instead of several.
     """
     if facts.nodes > MAXIMUM_NODES or facts.loads > MAXIMUM_LOADS or facts.epilogue:
         return False
+    if facts.measured is not None:
+        return facts.measured == torch.float32
     repeated = facts.arithmetic * max(0, facts.inlined_points - facts.computed_points)
     extra = (repeated + OPERATIONS_PER_LOAD * facts.reloads) // OPERATIONS_PER_BYTE
     launch = 0 if facts.fusible else LAUNCH_BYTES
@@ -237,6 +244,7 @@ class _Inliner:
             shared_bytes=shared_bytes,
             kept=loop.buffer in self.kept_alive,
             epilogue=self.is_epilogue(loop, read, readers),
+            measured=self.measured(readers) if buffers[loop.buffer].dtype in (torch.float16, torch.bfloat16) else None,
         )
 
     def comes_before_others(self, alike: list[int], readers: Iterable[int]) -> bool:
@@ -249,6 +257,15 @@ class _Inliner:
             elif position in alike:
                 return True
         return False
+
+    def measured(self, readers: Sequence[int]) -> torch.dtype | None:
+        """The dtype of the largest that one of the readers finds and another one reads too."""
+        read = {name for reader in readers for name in self.loads[reader]}
+        for consumer in map(self.graph.operations.__getitem__, readers):
+            if isinstance(consumer, Loop) and isinstance(consumer.fold, Reduction) and consumer.fold.kind == "max":
+                if consumer.buffer in read:
+                    return self.graph.buffers[consumer.buffer].dtype
+        return None
 
     def is_epilogue(self, loop: Loop, read: Mapping[str, tuple[Index, ...]], readers: list[int]) -> bool:
         """Whether `loop` turns several results of its own shape into one that is then reduced."""

@@ -69,6 +69,20 @@ def test_checks_of_torch_stay_in_the_graph() -> None:
     assert not compiled.records.graph_breaks
 
 
+@pytest.mark.filterwarnings("ignore:_check_is_size:FutureWarning")
+def test_checks_of_sizes_stay_in_the_graph() -> None:
+    def first(x: torch.Tensor, count: int) -> torch.Tensor:
+        torch._check_is_size(count, max=8)
+        return x[:count] * 2
+
+    compiled = capture(first)
+    for count in (2, 3, 4):
+        assert torch.equal(compiled(torch.ones(5), count), 2 * torch.ones(count))
+    with pytest.raises(RuntimeError):
+        compiled(torch.ones(5), -1)
+    assert not compiled.records.graph_breaks
+
+
 def test_random_numbers_are_drawn_once() -> None:
     def drawn(x: torch.Tensor) -> torch.Tensor:
         x = x + torch.rand(3)

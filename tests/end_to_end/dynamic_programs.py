@@ -354,6 +354,12 @@ def scatter_to_groups(x, group):
     return torch.zeros(3, 4).index_add(0, group, x)
 
 
+@program((6, 9, 12), lambda t: (floats(t),))
+def random_places(x):
+    size = x.shape[0]
+    return torch.randint(size, (4,)) < size, torch.randint(0, size, (4,), dtype=torch.uint8) < size
+
+
 @program((5, 7, 6), lambda t: (torch.randint(0, 6, (t,)),))
 def one_hot_of_size(ids):
     return F.one_hot(ids, 6).float().mean(0)

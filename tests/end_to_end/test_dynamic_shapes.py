@@ -789,6 +789,17 @@ def test_a_place_that_varies_is_within_its_dimension_or_refused(function: Callab
             assert torch.equal(compiled(x, i), expected)
 
 
+def test_a_write_into_the_only_row_is_checked() -> None:
+    def fill(x: torch.Tensor, i: torch.Tensor) -> None:
+        x[:, i] = 0.0
+
+    compiled, x = minicompile.compile(fill, dynamic=True, options=STRICT), torch.ones(4, 1, 5)
+    with pytest.raises(IndexError, match="index 1 is out of bounds"):
+        compiled(x, torch.tensor([0, 1]))
+    compiled(x, torch.tensor([0, -1]))
+    assert not x.any()
+
+
 def broadcast_by_an_operator(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(3) + x[:, 1::2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile
+from tests.differential import check
 
 COUNT = 1 << 16
 
@@ -213,6 +215,36 @@ def test_gradients_of_an_extreme_find_it(extreme: Callable[[Tensor], Tensor], bu
     (found,) = torch.autograd.grad(compiled(function, activation_memory_budget=budget)(x).sum(), x)
     (expected,) = torch.autograd.grad(function(x.double()).sum(), x)
     assert (found.double() - expected.double()).norm() < 0.5 * expected.double().norm()
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.softmax(x * 30000.0, -1), lambda x: torch.softmax((x * 3000.0 + 1e5) * x.sign(), -1),
+    lambda x: (torch.softmax(x * 3000.0, -1) + 1, x * 3000.0), lambda x: torch.log_softmax(x * 5000.0, 0),
+    lambda x: x.mul(3000.0).logsumexp(-1), lambda x: torch.special.logsumexp(x * 3000.0, (0, 1), keepdim=True),
+    lambda x: torch.logsumexp(x * 3000.0, 0),
+])  # fmt: skip
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_gradients_of_a_softmax_of_large_values(function: Callable[[Tensor], Any], budget: float) -> None:
+    """Their distances from the largest are large beside one where some are rounded and some are not."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 33).bfloat16().requires_grad_()
+    compiling = functools.partial(compiled, activation_memory_budget=budget)
+    check(function, x, compile=compiling)
+
+
+def softmax_by_hand(x: Tensor) -> Tensor:
+    powers = torch.exp(x - x.amax(-1, keepdim=True))
+    return powers / powers.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: ((scores := x * 30000.0), torch.softmax(scores, -1)), lambda x: softmax_by_hand(x * 30000.0),
+    lambda x: ((scores := x * 30000.0), softmax_by_hand(scores)),
+])  # fmt: skip
+def test_long_softmax_of_large_values(function: Callable[[Tensor], Any]) -> None:
+    """It takes several kernels, which must not see one number rounded and another one not."""
+    torch.manual_seed(0)
+    check(function, torch.randn(2, 40_000).bfloat16(), compile=compiled)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool], ids=str)

@@ -22,7 +22,8 @@ from tests.scheduling.hand_made import GraphMaker, softmax
 GPU = DeviceProperties(name="H200", kind="cuda")
 MEGA = 1 << 20
 CAST = InlineFacts(consumers=3, result_bytes=64 * MEGA, input_bytes=32 * MEGA, arithmetic=1, reloads=0,
-                   computed_points=16 * MEGA, inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, shared_bytes=0, kept=False, epilogue=False)
+                   computed_points=16 * MEGA, inlined_points=48 * MEGA, nodes=2, loads=1, fusible=True, shared_bytes=0, kept=False, epilogue=False,
+                   measured=None)
 PAIR = PairFacts(bytes_apart=100 * MEGA, bytes_fused=60 * MEGA, vertical=True, distance=3, buffers=4, loops=2,
                  scan_length=0, rows=4096, row_length=4096, second_pass=False)
 
@@ -36,6 +37,8 @@ def test_rows_and_columns_are_folded_in_one_walk_if_enough_programs_walk() -> No
 def test_a_cast_with_three_readers_is_repeated_and_a_sum_of_two_inputs_is_not() -> None:
     assert should_inline(CAST)
     assert not should_inline(dataclasses.replace(CAST, input_bytes=128 * MEGA))
+    assert should_inline(dataclasses.replace(CAST, input_bytes=128 * MEGA, measured=torch.float32)), "memory would round it"
+    assert not should_inline(dataclasses.replace(CAST, measured=torch.bfloat16)), "memory rounds the largest, too"
 
 
 def test_what_no_consumer_can_take_into_its_kernel_costs_a_round_trip_more() -> None:
