@@ -194,11 +194,13 @@ def original(target: Any) -> Any:
 
 
 def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
-    """`target`, or a Python function that calls it: a builtin, a partial of one, or an operator of PyTorch's."""
+    """`target`, or a Python function that calls it: a builtin, a partial of one, an operator or a transform of PyTorch's."""
     inner = target.func if isinstance(target, functools.partial) else target
     is_builtin = isinstance(inner, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType))
-    is_operator = isinstance(inner, types.FunctionType) and (inner.__module__ or "").startswith("torch.")
-    if not is_builtin and not is_operator:
+    is_python = isinstance(inner, types.FunctionType)
+    is_operator = is_python and (inner.__module__ or "").startswith("torch.")
+    is_transform = is_python and inner.__globals__.get("__name__", "").startswith("torch._functorch.")  # named as what it wraps
+    if not (is_builtin or is_operator or is_transform):
         return target
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ import inspect
 import io
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,22 @@ def test_methods_lambdas_builtins_partials_and_callable_objects() -> None:
     for compiled in (doubled, library):
         assert compiled.stats.graphs == 1 and compiled.stats.fallbacks == 0
     torch.testing.assert_close(minicompile.compile(owner)(X), X - 3)
+
+
+@pytest.mark.parametrize("transform", [
+    torch.vmap,
+    torch.func.grad,
+    torch.func.jacrev,
+    torch.func.hessian,
+    lambda function: torch.vmap(torch.func.grad_and_value(function), in_dims=1, out_dims=(1, 0)),
+])
+def test_a_transform_of_a_function_is_one_graph(transform: Any) -> None:
+    transformed = transform(lambda x: (x.sin() * x).sum())
+    compiled = minicompile.compile(transformed, fullgraph=True)
+    for size in (3, 4, 5):
+        x = torch.linspace(-1, 1, size * 2).reshape(2, size)
+        torch.testing.assert_close(compiled(x), transformed(x))
+    assert compiled.stats.graphs and not compiled.graph_breaks and not compiled.stats.fallbacks
 
 
 def test_static_and_class_methods_stay_what_they_are() -> None:

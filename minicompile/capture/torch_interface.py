@@ -309,7 +309,7 @@ NEVER_IN_GRAPH: dict[Any, str] = {
         set_autocast_gpu_dtype"""), "global torch setting"),
     torch.autograd.grad: "autograd call", torch.autograd.backward: "autograd call", torch.compile: "nested compiler",
     torch.set_printoptions: "input or output", torch.is_nonzero: "tensor value",
-    torch.equal: "tensor value", torch.allclose: "tensor value", torch.asarray: "real memory",
+    torch.equal: "tensor value", torch.allclose: "tensor value",
     torch._has_compatible_shallow_copy_type: "real memory", torch._debug_has_internal_overlap: "real memory",
     torch.frombuffer: "real memory", torch.from_file: "real memory", torch.cond: "higher-order operator",
     torch.lstm: "recurrent network", torch.gru: "recurrent network", torch.resize_as_: "real memory",

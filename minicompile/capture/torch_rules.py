@@ -290,6 +290,18 @@ for maker in (torch.tensor, torch.as_tensor):
     special(maker)(functools.partial(rule_tensor, maker))
 
 
+@special(torch.asarray)
+def rule_asarray(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`torch.as_tensor` of a tensor without a gradient (by versions of PyTorch, another's is lost) or of Python's numbers."""
+    force(tracer, (args, kwargs))
+    given = list(leaves(args[0])) if len(args) == 1 else [None]
+    numbers = all(type(part) in (bool, int, float, complex) or is_symbolic(part) for part in given)
+    plain = numbers or (isinstance(args[0], FakeTensor) and not args[0].requires_grad)
+    if plain and not kwargs.keys() - {"dtype", "device"}:
+        return rule_tensor(torch.as_tensor, tracer, args, kwargs)
+    raise Break("real memory", "`torch.asarray` is called")
+
+
 @special(torch.compiler.is_compiling)
 def rule_is_compiling(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """What the attempt says, but to optimizers, which compute their numbers as in eager, to transforms of `torch.func`, which

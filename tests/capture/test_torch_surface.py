@@ -90,6 +90,30 @@ def test_tensors_put_into_a_new_one_stay_in_the_graph(make: Any) -> None:
     assert kinds(compiled) == []
 
 
+def test_an_array_of_a_tensor_or_of_numbers_stays_in_the_graph() -> None:
+    def arrays(x: Any, scale: float) -> Any:
+        same = torch.asarray(x) is x, torch.asarray(x, dtype=x.dtype) is x
+        return torch.asarray(x, dtype=torch.float64) * scale, torch.asarray(x)[1:], torch.asarray([scale, 2, True]), \
+            torch.asarray([[len(x)], [1]], device="cpu"), torch.asarray(1j), torch.asarray([]), same  # fmt: skip
+
+    compiled = capture(arrays)
+    for size, scale in ((3, 0.5), (4, 1.5), (5, 2.5)):
+        x = torch.randn(size)
+        assert equal(compiled(x, scale), arrays(x, scale))
+    assert kinds(compiled) == []
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: torch.asarray(x, copy=True).mul_(2),
+    lambda x: torch.asarray(x, requires_grad=True) * 2,
+    lambda x: torch.asarray(x.detach().numpy()) * 2,
+    lambda x: torch.asarray(bytearray(b"ab"), dtype=torch.uint8) * 2,
+])
+def test_an_array_that_shares_memory_or_is_told_more_is_a_break(make: Any) -> None:
+    compiled, x = capture(make), torch.randn(3)
+    assert equal(compiled(x), make(x)) and kinds(compiled)
+
+
 def test_tensors_whose_gradient_is_lost_are_put_together_by_eager() -> None:
     compiled = capture(lambda x: torch.tensor([x.sum(), x.max()]) * 2)
     x = torch.randn(3, requires_grad=True)
