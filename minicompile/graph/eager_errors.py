@@ -53,6 +53,13 @@ NORMS = BATCH_NORMS | {aten.native_layer_norm, aten.native_group_norm}
 NOT_OF_COMPLEX = (FLOATS_ONLY | NORMS | {aten.nansum, aten.hardshrink}) - {
     aten.std, aten.var, aten.std_mean, aten.var_mean, aten.logaddexp, aten.lerp, aten.silu, aten.mish}
 ORDERINGS = packets("lt le gt ge")
+FALLS_IN_PLACE: dict[Any, Any] = {
+    aten.leaky_relu_backward: lambda gradient, result, slope, in_place: in_place and slope < 0,
+    aten.elu_backward: lambda gradient, slope, scale, inner, in_place, result: in_place and slope < 0,
+    aten.rrelu_with_noise_backward: lambda gradient, result, noise, lower, upper, training, in_place: (
+        in_place and not training and lower + upper < 0),
+}
+"""Whether a gradient that is computed from the result does not tell which side of zero the operand was on."""
 NOT_OF_TRUTHS = (aten.argmax, aten.argmin, aten.trace, aten.mvlgamma, aten.pow)
 
 
@@ -84,6 +91,8 @@ def problem_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         return "more than a vector"
     if packet is aten.celu and any(type(alpha) in (int, float) and alpha == 0 for alpha in args[1:]):
         return "a division by zero"
+    if packet in FALLS_IN_PLACE and FALLS_IN_PLACE[packet](*args):
+        return "a negative slope in place"
     if packet is aten.logsumexp and args[0].dim() and not args[1]:
         return "no dimensions"
     if packet in DIFFERENCES and any(map(is_truth, args)) or kwargs.get("alpha") is True and result.dtype != torch.bool:

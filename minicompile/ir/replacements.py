@@ -210,6 +210,13 @@ def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **nam
     return function(input, p, *training, **named)
 
 
+def unsafe_parts(function: Any, value: Tensor, *how: Any, **named: Any) -> Any:
+    """`unsafe_chunk` and its kin, whose results may be written; those of `function` may not where a size is symbolic."""
+    if value.requires_grad and varies(value):
+        raise NotImplementedError("parts of a varying size that autograd takes for no views")
+    return function(value, *how, **named)
+
+
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`linear`, of which eager writes the bias into the product, and refuses one that is larger."""
     if bias is not None and bias.dim() > 1:
@@ -286,13 +293,17 @@ def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -
 # no in-place polygamma. Some others look at the values of tensors, for a check or for a gradient. `bernoulli` draws by rows,
 # whatever the layout; in the graph, the operator with a `p` stands for `bernoulli_`.
 REPLACED: dict[Any, Any] = {
-    torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
-    torch.unsafe_split_with_sizes: torch.split_with_sizes,
-    torch.Tensor.unsafe_chunk: torch.chunk, torch.Tensor.unsafe_split: torch.split,
-    torch.Tensor.unsafe_split_with_sizes: torch.split_with_sizes, torch.Tensor.polygamma_: polygamma_,
-    **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli),
+    **dict.fromkeys((torch.unsafe_chunk, torch.Tensor.unsafe_chunk, aten.unsafe_chunk, aten.unsafe_chunk.default),
+                    functools.partial(unsafe_parts, torch.chunk)),
+    **dict.fromkeys((torch.unsafe_split, torch.Tensor.unsafe_split, aten.unsafe_split, aten.unsafe_split.Tensor),
+                    functools.partial(unsafe_parts, torch.split)),
+    **dict.fromkeys((torch.unsafe_split_with_sizes, torch.Tensor.unsafe_split_with_sizes, aten.unsafe_split_with_sizes,
+                     aten.unsafe_split_with_sizes.default), functools.partial(unsafe_parts, torch.split_with_sizes)),
+    torch.Tensor.polygamma_: polygamma_,
+    **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli, aten.bernoulli.default),
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
-    **{function: functools.partial(dropout, function) for function in (torch.dropout, F.dropout)},
+    **{function: functools.partial(dropout, function)
+       for function in (torch.dropout, F.dropout, aten.dropout, aten.dropout.default)},
     F.linear: linear, F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
     **dict.fromkeys((torch.index_put, torch.Tensor.index_put), functools.partial(index_put, aten.index_put)),

@@ -1354,6 +1354,69 @@ def test_a_custom_operator_whose_backward_looks_at_values_is_compiled() -> None:
     assert len(minicompile.api.compiled_function(compiled).compiler.graphs) == 2
 
 
+@torch.library.custom_op("minicompile_tests::scaled_all", mutates_args=())
+def scaled_all(values: list[torch.Tensor], factor: torch.Tensor, times: list[int]) -> list[torch.Tensor]:
+    """Each of some tensors times a factor and a number."""
+    return [value * factor * times[0] for value in values]
+
+
+@scaled_all.register_fake
+def _(values: list[torch.Tensor], factor: torch.Tensor, times: list[int]) -> list[torch.Tensor]:
+    return [torch.empty_like(value) for value in values]
+
+
+@torch.library.custom_op("minicompile_tests::first_of_all", mutates_args=())
+def first_of_all(values: list[torch.Tensor]) -> torch.Tensor:
+    """A copy of the first of some tensors, without a gradient."""
+    return values[0].clone()
+
+
+@first_of_all.register_fake
+def _(values: list[torch.Tensor]) -> torch.Tensor:
+    return torch.empty_like(values[0])
+
+
+def keep_scaled(ctx: Any, inputs: Any, output: Any) -> None:
+    """Keeps all but the list of numbers, of which it keeps the first."""
+    values, factor, (ctx.number,) = inputs
+    ctx.save_for_backward(*values, factor)
+
+
+def gradients_of_scaled(ctx: Any, gradients: list[torch.Tensor]) -> Any:
+    """A backward that looks at a value."""
+    *values, factor = ctx.saved_tensors
+    number = ctx.number if factor.sum().item() > 0 else 0
+    return ([gradient * factor * number for gradient in gradients],
+            sum(gradient * value * number for gradient, value in zip(gradients, values, strict=True)), None)
+
+
+scaled_all.register_autograd(gradients_of_scaled, setup_context=keep_scaled)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_custom_operator_of_lists_whose_backward_looks_at_values_is_compiled(dynamic: bool) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = scaled_all([x.cos(), y * 2], y, [3])
+        return first.sin() + second, second
+
+    compiled = minicompile.compile(program, options={"suppress_errors": False, "cache": False}, fullgraph=True, dynamic=dynamic)
+    for rows in (4, 5):
+        leaves = [torch.rand(rows, 3, requires_grad=True) for _ in range(2)]
+        results = [function(*leaves) for function in (compiled, program)]
+        torch.testing.assert_close(*results)
+        gradients = [torch.autograd.grad(sum(result.sum() for result in each), leaves) for each in results]
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_a_custom_operator_of_a_list_without_a_gradient_raises_in_the_backward() -> None:
+    for function in (first_of_all, minicompile.compile(lambda values: first_of_all(values) * 2)):
+        result = function([torch.ones(3, requires_grad=True)])
+        assert result.requires_grad
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            result.sum().backward()
+
+
 @pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
 @pytest.mark.parametrize("key, breaks", [("CPU", 1), ("CompositeExplicitAutograd", 1), ("CompositeImplicitAutograd", 0)])
 def test_a_custom_operator_without_a_rule_has_the_gradient_of_its_kernel(key: str, breaks: int) -> None:

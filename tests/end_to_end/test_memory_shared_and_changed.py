@@ -561,3 +561,29 @@ def test_what_is_written_with_a_gradient_into_a_part_is_known_to_the_others() ->
     for call in (function, minicompile.compile(function)):
         whole, x = torch.ones(2, 3), torch.ones(3, requires_grad=True)
         assert call(whole[0], whole[1], x)[0] is True and whole.requires_grad
+
+
+@pytest.mark.parametrize("part", [
+    lambda x: torch.ops.aten.dropout(x, 0.5, False), lambda x: torch.ops.aten.dropout.default(x, 0.5, train=False),
+    lambda x: torch.unsafe_chunk(x, 2)[1], lambda x: torch.ops.aten.unsafe_chunk.default(x, 2)[1],
+    lambda x: torch.ops.aten.unsafe_split(x, 3)[0], lambda x: torch.ops.aten.unsafe_split_with_sizes.default(x, [1, 3], 1)[0],
+])  # fmt: skip
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+def test_an_operator_called_by_its_name_in_aten_gives_what_it_was_given(
+    part: Callable[[torch.Tensor], torch.Tensor], differentiable: bool, dynamic: bool
+) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        copy = x * 1
+        part(copy).add_(1)
+        return copy, part(x * 2).mul_(x.sum())
+
+    for shape in [(4, 4), (5, 4)]:
+        shown = []
+        for run in (function, minicompile.compile(function, dynamic=dynamic)):
+            x = torch.arange(20.0)[: math.prod(shape)].view(shape).requires_grad_(differentiable)
+            results = run(x)
+            gradients = torch.autograd.grad(sum(result.sum() for result in results), x) if differentiable else ()
+            shown.append((results, gradients))
+        torch.testing.assert_close(shown[1], shown[0])

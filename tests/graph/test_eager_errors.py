@@ -248,6 +248,27 @@ def test_pictures_of_whole_numbers_are_refused_at_sizes_that_vary(mode: str, dty
         compiled(torch.ones(2, 3, 5).to(dtype))
 
 
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("activate", [
+    lambda x, slope: F.leaky_relu_(x, slope), lambda x, slope: F.elu(x, slope, inplace=True), lambda x, slope: F.celu_(x, slope),
+    lambda x, slope: F.rrelu_(x, slope - 0.05, slope + 0.05),
+])  # fmt: skip
+def test_a_negative_slope_in_place_has_no_gradient(activate: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor, slope: float) -> torch.Tensor:
+        return activate(x * 2, slope) + 1
+
+    compiled, x = minicompile.compile(function), torch.tensor([-1.0, 2.0], requires_grad=True)
+    for slope in (0.5, -0.5, -0.25, 0.25):
+        shown = []
+        for call in (function, compiled):
+            result = call(x, slope)
+            if slope < 0:
+                with pytest.raises(RuntimeError, match="negative slope"):
+                    result.sum().backward()
+            shown.append((result, *(torch.autograd.grad(result.sum(), x) if slope > 0 else ())))
+        torch.testing.assert_close(shown[1], shown[0])
+
+
 def test_what_the_program_had_written_before_an_error_is_written_once() -> None:
     for run in (written, minicompile.compile(written)):
         x = torch.zeros(5, 8)
