@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -255,6 +256,7 @@ class OutputGraph:
         hints = Hints() if self.takes_floats else contextlib.nullcontext()
         symbols = getattr(self.fake_mode.shape_env, "bounds_at_first", None)
         dispatcher = python_dispatcher() if symbols else contextlib.nullcontext()
+        handled = sys.exception()
         try:
             with self.fake_mode, dispatcher, hints:
                 if symbols or name == "where":  # whose fake kernel refuses bytes
@@ -269,7 +271,7 @@ class OutputGraph:
             kind = "data-dependent shape" if shape_like else "tensor value"
             raise Break(kind, f"`{name}` depends on the values of a tensor") from None
         except Exception as error:  # operators raise errors of all kinds; eager will raise it to the user
-            forget_frames(error)
+            forget_frames(error, handled)
             text = str(error).strip().split("\n")[0][:200]
             raise Break("operation failed", f"`{name}`: {type(error).__name__}: {text}") from None
 

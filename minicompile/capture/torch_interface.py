@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import sys
 import traceback
 import types
 import warnings
@@ -210,11 +211,12 @@ def dispatcher_as_it_is() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
-def forget_frames(error: BaseException) -> None:
-    """Let go of what the frames of an error hold: guards of PyTorch's, which set the dispatcher back when they die."""
+def forget_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Let go of what the frames of an error hold: guards of PyTorch's, which set the dispatcher back when they die. Those of
+    the error that was handled when it came, and of what came before, are the user's."""
     found: BaseException | None = error
     with dispatcher_as_it_is():
-        while found is not None:
+        while found is not None and found is not handled:
             traceback.clear_frames(found.__traceback__)
             found = found.__context__
 
@@ -223,11 +225,12 @@ def forget_frames(error: BaseException) -> None:
 def dispatcher_kept() -> Iterator[None]:
     """The dispatcher is left as it is found: a transform of `torch.func` that fails inside of PyTorch may leave it without
     gradients, for whatever this thread runs afterwards."""
+    handled = sys.exception()
     with dispatcher_as_it_is():
         try:
             yield
         except Exception as error:
-            forget_frames(error)
+            forget_frames(error, handled)
             raise
 
 

@@ -518,3 +518,20 @@ def test_what_stands_before_a_call_that_makes_a_class_is_captured_once(make: Cal
             assert equal(captured(X), making(X))
     records = captured.records
     assert len(records.graphs) == len(records.graph_breaks) == len(records.fallbacks) == 1
+
+
+def test_an_error_that_is_handled_outside_keeps_the_variables_of_its_frames() -> None:
+    def fail() -> None:
+        kept = [1]
+        raise KeyError(kept)
+
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+    try:
+        fail()
+    except KeyError as error:
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            capture(refused)(X)
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        assert error.__traceback__.tb_next.tb_frame.f_locals == {"kept": [1]}
