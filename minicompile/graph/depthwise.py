@@ -5,6 +5,7 @@ times slower than memory, reads only inputs that lie in order, and fuses with no
 out, not multiplied by zero, so that infinite values stay where they are. This module must not choose layouts.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -24,11 +25,7 @@ def convolution(
     if transposed or not is_short(value, weight, stride, padding, dilation, groups):
         return NotImplemented
     length = value.shape[2] + 2 * padding[0] - dilation[0] * (weight.shape[2] - 1)
-    places = offsets(weight, padding, dilation)
-    wide, filters = as_added(value), as_added(weight)
-    total = shifted(wide * filters[:, :, 0], places[0], length)
-    for tap, place in enumerate(places[1:], 1):
-        total = total + shifted(wide * filters[:, :, tap], place, length)
+    total = filtered(as_added(value), as_added(weight), offsets(weight, padding, dilation), length)
     total = total if bias is None else total + as_added(bias).unsqueeze(-1)
     return total.to(value.dtype)
 
@@ -40,14 +37,11 @@ def convolution_backward(
     """`aten.convolution_backward`: of the value, the weight and the bias, those that `output_mask` asks for."""
     if transposed or not is_short(value, weight, stride, padding, dilation, groups):
         return NotImplemented
-    wide, filters, wide_grad = as_added(value), as_added(weight), as_added(grad)
-    places = offsets(weight, padding, dilation)
+    wide, wide_grad, places = as_added(value), as_added(grad), offsets(weight, padding, dilation)
     of_value = of_weight = of_bias = None
     if output_mask[0]:
-        of_value = shifted(wide_grad * filters[:, :, 0], -places[0], value.shape[2])
-        for tap, place in enumerate(places[1:], 1):
-            of_value = of_value + shifted(wide_grad * filters[:, :, tap], -place, value.shape[2])
-        of_value = of_value.to(value.dtype)
+        back = [-place for place in places]
+        of_value = filtered(wide_grad, as_added(weight), back, value.shape[2]).to(value.dtype)
     if output_mask[1]:
         of_taps = [sum_of_products(wide_grad, wide, place) for place in places]
         of_weight = torch.stack(of_taps, -1).unsqueeze(1).to(weight.dtype)
@@ -78,6 +72,12 @@ def offsets(weight: Tensor, padding: list[int], dilation: list[int]) -> list[int
 def as_added(value: Tensor) -> Tensor:
     """Halves in fp32, in which their products are added."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def filtered(value: Tensor, weight: Tensor, places: list[int], length: int) -> Tensor:
+    """The sum of each tap's products, moved to its place."""
+    products = [shifted(value * weight[:, :, tap], place, length) for tap, place in enumerate(places)]
+    return functools.reduce(torch.add, products)
 
 
 def shifted(value: Tensor, right: int, length: int) -> Tensor:

@@ -319,3 +319,19 @@ def test_what_is_read_by_a_scan_and_behind_it_is_computed_in_both() -> None:
         compiled = minicompile.compile(weights, options=OPTIONS)
         torch.testing.assert_close(compiled(density, step), weights(density, step))
     assert compiled.stats.kernels == 2
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_a_scan_reads_may_lie_crosswise_and_be_written_afterwards(dynamic: bool | None) -> None:
+    def rendered(density: torch.Tensor, depth: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        step = torch.cat([depth[:, 1:] - depth[:, :-1], depth[:, :1] * 0 + 3], -1)
+        opacity = 1 - torch.exp(-density.relu() * step)
+        weight = opacity * F.pad(1 - opacity, (1, 0), value=1.0).cumprod(-1)[:, :-1]
+        density.add_(1)
+        return weight, (weight * depth).sum(-1), opacity.T
+
+    compiled = minicompile.compile(rendered, dynamic=dynamic, options=OPTIONS)
+    for rows, columns in ((7, 13), (7, 30), (3, 5)):
+        density, depth = torch.randn(columns, rows, 2)[..., 0].T, torch.rand(1, columns).cumsum(-1).expand(rows, columns)
+        with planned_for_gpu():
+            check(rendered, density, depth, compile=lambda _: compiled, backward=False)

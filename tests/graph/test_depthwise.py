@@ -51,6 +51,22 @@ def test_values_gradients_and_strides(
     assert compiled.stats.extern_calls == 0
 
 
+def test_an_expanded_line_and_turned_filters_at_several_lengths_beside_side_effects() -> None:
+    def twice(value: torch.Tensor, weight: torch.Tensor, seen: list[int]) -> tuple[torch.Tensor, ...]:
+        seen.append(value.shape[2])
+        once = F.conv1d(value, weight, padding=2, groups=3)
+        again = F.conv1d(once.flip(-1), weight, groups=3) * len(seen)
+        once.mul_(2)
+        return once, again, once[..., ::2]
+
+    compiled = minicompile.compile(twice, options=OPTIONS)
+    for length in (11, 14, 2, 11):
+        given = torch.randn(1, 3, length).expand(2, 3, length), torch.randn(3, 3).t()[:, None], [0]
+        check(twice, *given, compile=lambda _: compiled, backward=False)
+        value, weight = (tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in given[:2])
+        check(twice, value, weight, [0], compile=lambda _: compiled, tolerance=4.0)
+
+
 def test_products_past_either_end_are_left_out() -> None:
     """Multiplied by zero they would be NaN where a value or a filter is infinite."""
     value = torch.tensor([[[float("inf"), 1.0, 2.0, 3.0]]], requires_grad=True)
