@@ -130,9 +130,10 @@ def _covered(
 
 def _with_adjacent_columns(mask: Tensor) -> Tensor:
     """A mask whose rows lie in one piece, as the kernels read them best: a position bias is often an embedding, heads last."""
-    if mask.stride(-1) in (0, 1) or any(isinstance(size, torch.SymInt) for size in mask.stride()):
+    strides = mask.stride()
+    if isinstance(strides[-1], torch.SymInt) or strides[-1] in (0, 1):
         return mask
-    for dim in [dim for dim in range(mask.dim()) if mask.stride(dim) == 0]:
+    for dim in [dim for dim, stride in enumerate(strides) if torch_interface.surely_equal(stride, 0)]:
         mask = mask.narrow(dim, 0, 1)
     return mask.contiguous()
 
@@ -178,6 +179,8 @@ def written_attention(
     if uniform and mask is not None:
         alive = mask.any(-1, keepdim=True)
         query, mask = torch.where(alive, query, 0.0), mask | ~alive
+    if mask is not None:
+        mask = _with_adjacent_columns(mask)
     seed = _drawn(seeds, dropout, query.device)
     out = Attention.apply(query, key, value, mask, seed, dropout, is_causal, scale, 0, True)
     out = out.clone()  # a product may be written in place; the backward reads what was there before. A pass takes it away

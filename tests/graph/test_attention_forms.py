@@ -545,18 +545,23 @@ def test_autocast(name: str) -> None:
     assert {argument.meta["val"].dtype for argument in node.args[:3]} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("lengths", [(T,), (T, T + 3, T + 5)])
 @pytest.mark.parametrize("expanded", [False, True])
-def test_a_position_bias_with_heads_last_is_read_row_by_row(expanded: bool) -> None:
-    table, places = leaf(9, 4), torch.randint(0, 9, (T, T))
-
+@pytest.mark.parametrize("written", [False, True])
+def test_a_position_bias_with_heads_last_is_read_row_by_row(written: bool, expanded: bool, lengths: tuple[int, ...]) -> None:
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        bias = F.embedding(places, table).permute(2, 0, 1)[None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(2, -1, -1, -1) if expanded else bias)
+        places = torch.arange(q.shape[-2])
+        bias = F.embedding((places - places[:, None]).clamp(-4, 4) + 4, table).permute(2, 0, 1)[None]
+        bias = bias.expand(2, -1, -1, -1) if expanded else bias
+        if written:
+            return torch.softmax(q @ k.transpose(-1, -2) + bias, -1) @ v
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
     compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
-    inputs = [*four(), table]
-    for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
-        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
-    (graph,) = compiled_function(compiled).compiler.graphs
+    for length in lengths:
+        inputs = [*(leaf(2, 4, length, D) for _ in range(3)), leaf(9, 4)]
+        for got, want in zip(run(compiled, inputs), run(function, inputs), strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    graph = compiled_function(compiled).compiler.graphs[-1]
     (node,) = [node for node in graph.partitioned.forward.graph.nodes if "minicompile.attention" in str(node.target)]
     assert node.args[3].meta["val"].shape[0] == 1 and node.args[3].meta["val"].stride(-1) == 1
