@@ -16,7 +16,7 @@ import torch
 
 import minicompile
 from minicompile import cli
-from minicompile.bench import run, table
+from minicompile.bench import run, table, worker
 from minicompile.bench.cases import CASES, COMPILE_CASES
 from minicompile.bench.timing import largest_error
 from minicompile.demo.eager_work import eager_work
@@ -150,7 +150,17 @@ def test_caches_are_filled_before_anything_is_measured(monkeypatch) -> None:
     run.run_bench(["fusion/gelu", "fusion/mean"], quick=True, device="cpu", prefill=True)
     everyone = ["eager", "torch", "minicompile"]
     assert sorted(calls[:2]) == [("fusion/gelu", ["torch"], True), ("fusion/mean", ["torch"], True)]
-    assert calls[2:] == [("fusion/gelu", everyone, False), ("fusion/mean", everyone, False)]
+    assert sorted(calls[2:]) == [("fusion/gelu", everyone, False), ("fusion/mean", everyone, False)]
+
+
+def test_workers_of_one_place_take_turns(tmp_path) -> None:
+    """The one that waits has imported everything before, and says nothing."""
+    command = [sys.executable, "-m", "minicompile.bench.worker", "roofs", "--device", "cpu", "--quick"]
+    with worker.turn(tmp_path / "cpu"):
+        waiting = subprocess.Popen([*command, "--turn", str(tmp_path / "cpu")], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(timeout=8)
+    assert worker.MARK in waiting.communicate(timeout=60)[0]
 
 
 def test_the_table_compares_with_torch() -> None:

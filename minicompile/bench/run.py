@@ -14,10 +14,10 @@ import os
 import pathlib
 import platform
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,6 +35,8 @@ LONG = ("hf", "timm")
 COMPILERS = "eager,torch,minicompile"
 FILLS_AT_ONCE = 5
 """How many cases a GPU's share of the host compiles at once where nothing is timed."""
+STARTED_AT_ONCE = 2
+"""How many workers a place has: one measures, the next starts Python and imports what it needs."""
 
 
 def run_bench(
@@ -49,8 +51,8 @@ def run_bench(
 ) -> int:
     """Run the named sections or cases (without names all but the long ones); non-zero when minicompile failed somewhere.
 
-    Each GPU measures one case at a time. With `prefill` the caches of `torch.compile` are filled before, several cases at
-    once, which saves most of the time; its first calls are then those with a filled cache.
+    Each GPU measures one case at a time, while the next one starts. With `prefill` the caches of `torch.compile` are filled
+    before, several cases at once, which saves most of the time; its first calls are then those with a filled cache.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu" and not quick:
@@ -64,10 +66,10 @@ def run_bench(
     cases: dict[str, Any] = {}
     section = ""
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(device, quick, timeout, columns, pathlib.Path(folder))
+        plan = Plan(device, quick, timeout, columns, pathlib.Path(folder), pathlib.Path(folder))
         if prefill:
             plan.fill(jobs, seats)
-        for job, result in zip(jobs, on_each(seats, jobs, plan.case), strict=True):
+        for job, result in zip(jobs, on_each([*seats] * STARTED_AT_ONCE, jobs, plan.case), strict=True):
             if job.split("/")[0] != section:
                 section = job.split("/")[0]
                 print_header(section, columns)
@@ -132,22 +134,20 @@ class Plan:
     timeout: float
     compilers: list[str]
     folder: pathlib.Path
+    turns: pathlib.Path | None
+    """Where the files lie by which workers take turns; `None`: all at once."""
 
     def fill(self, jobs: Sequence[str], seats: Sequence[dict[str, str]]) -> None:
         """Run the first calls of `torch.compile`, several jobs at once, for what they leave in its caches."""
-        theirs = dataclasses.replace(self, compilers=[name for name in self.compilers if name.startswith("torch")])
+        compilers = [name for name in self.compilers if name.startswith("torch")]
+        theirs = dataclasses.replace(self, compilers=compilers, turns=None)
         slow = [job for job in jobs if job in CASES] if theirs.compilers else []
         fills = on_each([*seats] * FILLS_AT_ONCE, slow, lambda job, seat: theirs.work(job, seat, first_only=True))
         collections.deque(fills, maxlen=0)
 
     def case(self, job: str, seat: dict[str, str]) -> dict[str, Any]:
         """The figures of one job by compiler; for `compile/...` by compiler and by cold or warm cache."""
-        start = time.perf_counter()
-        if job.startswith("compile/"):
-            result = self.first_calls(job, seat)
-        else:
-            result = self.work(job, seat)
-        return {**result, "seconds": round(time.perf_counter() - start, 1)}
+        return self.first_calls(job, seat) if job.startswith("compile/") else self.work(job, seat)
 
     def first_calls(self, job: str, seat: dict[str, str]) -> dict[str, Any]:
         """The first calls of one workload in new processes, each compiler with empty and then with filled caches."""
@@ -165,6 +165,8 @@ class Plan:
         command += ["--compilers", ",".join(self.compilers)]
         command += ["--quick"] if self.quick else []
         command += ["--first-only"] if first_only else []
+        command += ["--timeout", str(self.timeout)]
+        command += ["--turn", str(self.turns / seat.get("CUDA_VISIBLE_DEVICES", "cpu"))] if self.turns else []
         caches = self.folder / case
         environment = dict(
             os.environ,
@@ -176,12 +178,11 @@ class Plan:
         )
         failure = "died"
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            try:
-                run = subprocess.run(command, env=environment, stdout=output, stderr=errors, timeout=self.timeout)
-                if run.returncode:
-                    failure = f"died with status {run.returncode}"
-            except subprocess.TimeoutExpired:
+            run = subprocess.run(command, env=environment, stdout=output, stderr=errors)
+            if run.returncode == -signal.SIGALRM:
                 failure = f"not done after {self.timeout:.0f} s"
+            elif run.returncode:
+                failure = f"died with status {run.returncode}"
             output.seek(0)
             errors.seek(0)
             lines, complaint = output.read().splitlines(), errors.read()

@@ -1,15 +1,21 @@
 """One case in a process of its own: `python -m minicompile.bench.worker CASE`.
 
 Prints one line `RESULT {json}` per compiler as soon as it is measured, so that a case that dies keeps what it has.
+Everything is imported before it waits for its turn: of the workers that share a `--turn` file one measures at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import fcntl
+import importlib
 import json
+import pathlib
+import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -271,7 +277,29 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--compilers", default="eager,torch,minicompile")
     parser.add_argument("--first-only", action="store_true")
+    parser.add_argument("--turn", type=pathlib.Path, help="a file that the workers of one place lock while they measure")
+    parser.add_argument("--timeout", type=float, default=0.0, help="seconds of its turn after which it dies; 0: never")
     options = parser.parse_args()
+    if "torch" in options.compilers:
+        importlib.import_module("torch._dynamo")  # slow, and only this compiler needs it
+    with turn(options.turn):
+        signal.setitimer(signal.ITIMER_REAL, options.timeout)
+        report_all(options)
+
+
+@contextlib.contextmanager
+def turn(path: pathlib.Path | None) -> Iterator[None]:
+    """Hold the file at `path` alone."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def report_all(options: argparse.Namespace) -> None:
+    """Measure what was asked for and report it."""
     place = Place(options.device, options.quick)
     if options.case == "roofs":
         report("roofs", measure_roofs(options.device, options.quick, milliseconds))
