@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import pathlib
 import re
@@ -90,10 +91,15 @@ def programs(of: Schedule, **config: Any) -> tuple[Program, Program]:
     return generate_program(of, settings, INTERPRETER), generate_program(of, settings, GPU)
 
 
+@functools.cache
+def programs_folder() -> tempfile.TemporaryDirectory[str]:
+    """Where the programs of this process lie until it ends."""
+    return tempfile.TemporaryDirectory(prefix="minicompile-test-")
+
+
 def load(program: Program) -> types.ModuleType:
     """The program's file as a module."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="minicompile-test-"))
-    path = folder / f"{program.name}.py"
+    path = pathlib.Path(tempfile.mkdtemp(dir=programs_folder().name), f"{program.name}.py")
     path.write_text(program.text)
     name = f"generated_{program.key[:16]}"
     specification = importlib.util.spec_from_file_location(name, path)
