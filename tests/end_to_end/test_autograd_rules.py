@@ -1055,6 +1055,30 @@ def hooks_of_results_that_are_gone_or_changed(wrap: Wrap) -> Any:
     return shown
 
 
+class Clipped(torch.autograd.Function):
+    """A sine whose incoming gradient is clipped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient.clamp(-1, 1) * x.cos()
+
+
+@scenario
+def a_gradient_of_one_of_two_custom_functions_that_compute_the_same(wrap: Wrap) -> Any:
+    shown = []
+    for used in range(2):
+        x = leaf(3)
+        wrap(lambda x: (Clipped.apply(x), Clipped.apply(x) * 2))(x)[used].sum().backward()
+        shown.append(x.grad)
+    return shown
+
+
 @scenario
 def a_result_of_several_that_only_eager_keeps_is_changed(wrap: Wrap) -> Any:
     def chained(x: Tensor) -> Any:
