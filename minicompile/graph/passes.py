@@ -106,6 +106,9 @@ def merge_common_subexpressions(module: GraphModule) -> GraphModule:
             continue
         if earlier is not node and not are_told_apart(earlier, node):
             earlier.meta["also_backward"] = earlier.meta.get("also_backward", False) or node.meta.get("stage") == "backward"
+            tied = earlier.meta.pop("together", None), node.meta.get("together")
+            if all(tied):  # to gradients without which neither is computed
+                earlier.meta["together"] = sorted({*tied[0], *tied[1]})
             replace(node, earlier)
     return module
 

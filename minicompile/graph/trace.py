@@ -42,6 +42,14 @@ BATCH_NORMS = (torch.nn.functional.batch_norm, torch.batch_norm, torch.native_ba
                torch.nn.functional.instance_norm, torch.instance_norm)  # fmt: skip
 
 
+LINEAR = {
+    **dict.fromkeys("add sub".split(), ([0, 1],)),
+    **dict.fromkeys("mul matmul mm bmm".split(), ([0], [1])),
+    **dict.fromkeys("truediv div neg sum mean view reshape expand transpose permute t unsqueeze squeeze getitem".split(), ([0],)),
+}
+"""Operations that give a sum for sums at one of these choices of arguments, all others as they are."""
+
+
 class Untraceable(Exception):
     """The captured graph does what no functional graph can say; the reason is for the user."""
 
@@ -394,13 +402,13 @@ class _Tracer:
             self.origins[number] = self.recorder.origin
         if hasattr(node.target, "backward") or is_custom(node.target):
             for function in {value.grad_fn for value in tensors_of(result) if value.grad_fn is not None}:
-                function.register_prehook(functools.partial(self._enter, self.recorder.origin, set()))
+                function.register_prehook(functools.partial(self._enter, node.target, self.recorder.origin, set()))
         return result
 
-    def _enter(self, origin: dict[str, Any], earlier: set[int], gradients: Any) -> None:
+    def _enter(self, target: Any, origin: dict[str, Any], earlier: set[int], gradients: Any) -> None:
         """The backward of a custom function begins; it runs whole, whatever of it depends on gradients, or not at all."""
-        if earlier:
-            raise RunsTwice("results of a custom function are computed from each other and returned, but not all of them")
+        if earlier and not is_linear(target):
+            raise RunsTwice("results are computed from each other and from that of a custom function, which is not returned")
         earlier.add(1)
         given = [self.recorder.node_of(torch_interface.from_functional(g)) for g in gradients if g is not None]
         tied = ((node.name,) if node in self.tangents else node.meta.get("together", ()) for node in ancestors(given))
@@ -567,6 +575,21 @@ def last_uses(module: GraphModule) -> dict[Node, list[Node]]:
 def operator_name(node: Node) -> str:
     """The user's operation by its short name."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def is_linear(target: Any) -> bool:
+    """Whether a custom function's backward gives, for a sum of gradients, the sum of what it gives for each."""
+    if is_custom(target):  # an operator, whose backward is no graph
+        return False
+    nodes = target.backward.graph.nodes
+    tied = set(itertools.islice(nodes, len(target.outputs)))
+    for node in nodes:
+        if node.op != "output" and not tied.isdisjoint(node.all_input_nodes):
+            places = [place for place, value in enumerate(node.args) if isinstance(value, Node) and value in tied]
+            if places not in LINEAR.get(operator_name(node), ()) or not {"dim", "keepdim"}.issuperset(node.kwargs):
+                return False
+            tied.add(node)
+    return tied.issuperset(next(iter(reversed(nodes))).all_input_nodes)
 
 
 @contextmanager

@@ -1055,6 +1055,69 @@ def hooks_of_results_that_are_gone_or_changed(wrap: Wrap) -> Any:
     return shown
 
 
+class Clipped(torch.autograd.Function):
+    """A sine whose incoming gradient is clipped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient.clamp(-1, 1) * x.cos()
+
+
+@scenario
+def a_gradient_of_one_of_two_custom_functions_that_compute_the_same(wrap: Wrap) -> Any:
+    shown = []
+    for used in range(2):
+        x = leaf(3)
+        wrap(lambda x: (Clipped.apply(x), Clipped.apply(x) * 2))(x)[used].sum().backward()
+        shown.append(x.grad)
+    return shown
+
+
+class Halved(torch.autograd.Function):
+    """A sine whose gradient is half of what it should be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return (gradient * x.cos() / 2).reshape(-1)[:]
+
+
+def beside_a_returned_result(x: Tensor) -> Any:
+    """A network that keeps the keys of its second layer, beside its result, which custom functions give too."""
+    hidden = Halved.apply(x)
+    keys = hidden.exp()
+    return keys, keys.sum() * hidden
+
+
+@scenario
+def gradients_that_pass_the_hidden_result_of_a_linear_custom_backward(wrap: Wrap) -> Any:
+    shown = []
+    for used in ([0], [1], [0, 1]):
+        x = leaf(3)
+        results = wrap(beside_a_returned_result)(x)
+        shown.append(torch.autograd.grad(results[1].sum(), results[0], retain_graph=True))
+        sum(results[i].sum() for i in used).backward()
+        shown.append(x.grad)
+    return shown
+
+
+def test_a_linear_custom_backward_is_compiled_beside_a_result_that_others_are_computed_from() -> None:
+    compiled = minicompile.compile(beside_a_returned_result, options={"suppress_errors": False})
+    compiled(torch.ones(3, requires_grad=True))
+    assert compiled.stats.graphs == 1
+
+
 @scenario
 def a_result_of_several_that_only_eager_keeps_is_changed(wrap: Wrap) -> Any:
     def chained(x: Tensor) -> Any:
