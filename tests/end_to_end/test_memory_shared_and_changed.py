@@ -587,3 +587,15 @@ def test_an_operator_called_by_its_name_in_aten_gives_what_it_was_given(
             gradients = torch.autograd.grad(sum(result.sum() for result in results), x) if differentiable else ()
             shown.append((results, gradients))
         torch.testing.assert_close(shown[1], shown[0])
+
+
+def test_a_result_that_lies_elsewhere_than_a_written_view_of_its_shape() -> None:
+    def beside_what_is_written(x: torch.Tensor) -> torch.Tensor:
+        turned = x.t()
+        turned[1, 0] = 0.5
+        return turned[0, 0]
+
+    for function in (beside_what_is_written, minicompile.compile(beside_what_is_written)):
+        x = torch.arange(12.0).reshape(3, 4).requires_grad_() * 1
+        result = function(x)
+        assert (result.storage_offset(), result.item()) == (0, 0.0)
