@@ -29,6 +29,7 @@ from minicompile.ir.graph import (
 
 DETACHED = "outputs share memory, with each other or an input, but not its history"
 ViewCalls = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
+CUT: tuple[Any, tuple[Any, ...], dict[str, Any]] = (torch.ops.aten.detach.default, (), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,9 @@ class OutputAnalysis:
         self._shared = collections.Counter(map(torch_interface.storage_key, distinct))
         # Among outputs that share storage, the first that is nobody's view can serve the others as base; detached ones last.
         best_last = sorted(tensors, key=lambda entry: (entry[1].requires_grad, -entry[0]))
-        self._roots = {torch_interface.storage_key(v): (place, v) for place, v in best_last if root_of(v) is v}
+        self._owners = {torch_interface.storage_key(v): root_of(v) for _, v in best_last}
+        roots = {torch_interface.storage_key(v): (place, v) for place, v in best_last if root_of(v) is v}
+        self._roots = {key: root for key, root in roots.items() if root[1].requires_grad >= self._owners[key].requires_grad}
         views = [(place, value) for place, value in reversed(tensors) if value._base is not None and function_of(value)]
         self._by_history = {(function_of(value), value.output_nr): (place, value) for place, value in views}
         for position, value in enumerate(results):
@@ -133,15 +136,15 @@ class OutputAnalysis:
         own = function_of(value) is not None or not value.requires_grad  # no view made under `no_grad`
         if self._shared[key] == 1 and own and not self._has_windows(value) or root is not None and root[1] is value:
             return FreshOutput(self._return(self._node(value), value), value.requires_grad)
-        base = root_of(value)
         if root is None and key not in self._hidden:
-            self._hidden[key] = (self._return(self._node(base), base), base)
+            owner = self._owners[key]
+            self._hidden[key] = (self._return(self._node(owner), owner), owner)
+        base = root_of(value)
         kind, (place, other) = ("output", root) if root is not None else ("hidden", self._hidden[key])
         detached = self._before_cut.get(id(base), base) is not other
-        elsewhere = detached and not same_place(base, other)
-        if detached and value.requires_grad or elsewhere and torch_interface.data_was_mutated(other):
+        if detached and value.requires_grad:
             raise RuntimeError(DETACHED)
-        return self._view(kind, place, other if elsewhere or root is None and not detached else base, value, detached)
+        return self._view(kind, place, other if detached or root is None else base, value, detached)
 
     def _viewed_result(self, value: torch.Tensor) -> tuple[int, torch.Tensor] | None:
         """The result, itself a view, that autograd says `value` is a view of, and its place."""
@@ -174,7 +177,8 @@ class OutputAnalysis:
         if detached:
             if calls is None:
                 raise RuntimeError(DETACHED)
-            calls = ((torch.ops.aten.detach.default, (), {}), *(() if node is base_node else calls))
+            calls = () if node is base_node else calls
+            calls = (*calls, CUT) if root_of(value) is value else (CUT, *calls)
         geometry = (sizes, strides, offset) if calls is None else ((), (), 0)
         recorded = not base.requires_grad or function_of(value) is not None
         return ViewOutput(
@@ -203,12 +207,6 @@ def function_of(value: torch.Tensor) -> Any:
         return None
 
 
-def same_place(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have the same elements at the same places."""
-    described = [(value.dtype, tuple(value.shape), value.stride(), value.storage_offset()) for value in (first, second)]
-    return described[0] == described[1]
-
-
 WINDOWS = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)
 
 
@@ -221,10 +219,10 @@ def root_of(value: torch.Tensor) -> torch.Tensor:
 def view_calls(node: Node, base: Node) -> ViewCalls | None:
     """The chain of view operators from `base` to `node`, first to be applied first; `None` if there is no plain one.
 
-    Their arguments may hold nodes of sizes.
+    Their arguments may hold nodes of sizes. Written memory is read anew by each of its views, from one value detached.
     """
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-    current = node
+    current, base = undetached(node), undetached(base)
     while current is not base:
         target = current.target
         if target is not operator.getitem and not getattr(target, "is_view", False):
@@ -233,5 +231,12 @@ def view_calls(node: Node, base: Node) -> ViewCalls | None:
         if not isinstance(source, Node) or any(isinstance(n.meta["val"], torch.Tensor) for n in current.all_input_nodes[1:]):
             return None
         calls.append((target, tuple(rest), dict(current.kwargs)))
-        current = source
+        current = undetached(source)
     return tuple(reversed(calls)) or ((torch.ops.aten.alias.default, (), {}),)
+
+
+def undetached(node: Node) -> Node:
+    """The node whose value, detached from its history, is that of `node`."""
+    while node.target is torch.ops.aten.detach.default:
+        node = node.args[0]  # type: ignore[assignment]
+    return node

@@ -14,7 +14,7 @@ from torch import Tensor
 from minicompile.graph.torch_interface import storage_key
 
 SINGLE: dict[str, Callable[..., Tensor]] = {
-    "norm": torch.linalg.vector_norm,
+    "norm": lambda x, ord=2, dtype=None: torch.linalg.vector_norm(x, ord, dtype=dtype),
     "zero": torch.zeros_like,
     "copy": lambda old, new, non_blocking=False: new.to(old.dtype).expand_as(old).clone(),
 }

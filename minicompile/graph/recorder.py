@@ -335,7 +335,7 @@ def template_key(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor])
             position = positions.setdefault(id(value), len(tensors))
             if position == len(tensors):
                 tensors.append(value)
-            return (position, tuple(value.shape), value.stride(), value.dtype, value.device)
+            return (position, tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)
         if isinstance(value, (list, tuple)):
             return (type(value), tuple(map(describe, value)))
         if isinstance(value, (bool, int, float)):

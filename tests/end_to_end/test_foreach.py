@@ -38,6 +38,7 @@ FUNCTIONS: dict[str, Callable[[Lists], Any]] = {
     "sign": lambda x: torch._foreach_sign(x[0]),
     "norm": lambda x: torch._foreach_norm(x[0]),
     "norm_1": lambda x: torch._foreach_norm(x[0], 1),
+    "norm_in_fp64": lambda x: torch._foreach_norm(x[0], 1, dtype=torch.float64),
     "in_place": lambda x: (torch._foreach_mul_(x[0], 0.9), torch._foreach_add_(x[0], x[1], alpha=0.1), x[0])[2],
     "zero": lambda x: (torch._foreach_zero_(x[0]), x[0])[1],
     "copy": lambda x: (torch._foreach_copy_(x[0], x[1]), x[0])[1],

@@ -419,6 +419,8 @@ def test_results_of_other_operations_that_vary_in_size_and_share_memory_are_not_
 @pytest.mark.parametrize("function", [
     lambda y: (y, y[:2].detach()), lambda y: (y.detach()[1], y, y.detach().view(-1)), lambda y: (y[:, :2].detach(), y.sin(), y, y[1]),
     lambda y: (y.view(6, -1), y.detach()[1:].t(), y[0].detach().cos()), lambda y: (y.chunk(2, 1)[0].detach(), y, y.detach().view(torch.int32)),
+    lambda y: (y[:, ::2], y[:, ::2].detach()), lambda y: (y[1].detach()[1:], y[1], y[0].detach()),
+    lambda y: (y[0].mul_(2), y.detach()[1], y.detach().view(torch.int32)[:, 1:]), lambda y: (y.detach()[1].mul_(2), y[0]),
 ])  # fmt: skip
 def test_detached_parts_of_a_result_are_results(function: Callable[..., Any]) -> None:
     layer = torch.nn.Linear(4, 6)
@@ -450,6 +452,18 @@ def test_one_of_several_views_is_refused_once_their_memory_was_written(
 
     with pytest.raises(RuntimeError, match="multiple views"):
         minicompile.compile(function)(torch.randn(4, 3, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("split", [torch.Tensor.unbind, lambda whole: whole.chunk(2, 1)])
+def test_one_of_several_views_of_written_memory_is_refused_behind_the_graph(split: Callable[[torch.Tensor], Any]) -> None:
+    def function(x: torch.Tensor) -> Any:
+        whole = x.sin()
+        whole[:, 0] = 1
+        return whole, *split(whole)
+
+    _, part, *_ = minicompile.compile(function)(torch.randn(2, 4, requires_grad=True))
+    with pytest.raises(RuntimeError, match="multiple views"):
+        part.mul_(2)
 
 
 def turned_through_data(x: torch.Tensor) -> Any:
@@ -587,3 +601,15 @@ def test_an_operator_called_by_its_name_in_aten_gives_what_it_was_given(
             gradients = torch.autograd.grad(sum(result.sum() for result in results), x) if differentiable else ()
             shown.append((results, gradients))
         torch.testing.assert_close(shown[1], shown[0])
+
+
+def test_a_result_that_lies_elsewhere_than_a_written_view_of_its_shape() -> None:
+    def beside_what_is_written(x: torch.Tensor) -> torch.Tensor:
+        turned = x.t()
+        turned[1, 0] = 0.5
+        return turned[0, 0]
+
+    for function in (beside_what_is_written, minicompile.compile(beside_what_is_written)):
+        x = torch.arange(12.0).reshape(3, 4).requires_grad_() * 1
+        result = function(x)
+        assert (result.storage_offset(), result.item()) == (0, 0.0)
