@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from minicompile.graph import layout, torch_interface
+from minicompile.graph.layout import made
 from minicompile.graph.operators import name_of, operand
 
 aten = torch.ops.aten
@@ -76,7 +77,7 @@ class _PairWriter:
         """Let the parts side by side stand for `view_as_real`."""
         parts = self._pair(operand(node))
         with self.graph.inserting_before(node):
-            joined = self._made(node, aten.stack.default, list(parts), -1)
+            joined = made(node, aten.stack.default, list(parts), -1)
             joined = layout.laid_out_as(self.module, joined, node.meta["val"])
         if "variable" in node.meta:
             joined.meta["variable"] = node.meta["variable"]
@@ -96,13 +97,13 @@ class _PairWriter:
         a, b = arguments[0]
         if len(arguments) == 1:
             if name in CONJUGATES:
-                return a, self._made(node, aten.neg.default, b)
+                return a, made(node, aten.neg.default, b)
             return self._like(node, a), self._like(node, b)
         c, d = arguments[1]
         if name != "mul":
-            return self._made(node, node.target, a, c), self._made(node, node.target, b, d)
-        real = self._made(node, aten.sub.Tensor, self._product(node, a, c), self._product(node, b, d))
-        return real, self._made(node, aten.add.Tensor, self._product(node, a, d), self._product(node, b, c))
+            return made(node, node.target, a, c), made(node, node.target, b, d)
+        real = made(node, aten.sub.Tensor, self._product(node, a, c), self._product(node, b, d))
+        return real, made(node, aten.add.Tensor, self._product(node, a, d), self._product(node, b, c))
 
     def _source(self, node: Node, name: str) -> Pair:
         arguments: Any = node.args
@@ -110,20 +111,13 @@ class _PairWriter:
             return arguments[0], arguments[1]
         if name == "polar":
             length, angle = arguments
-            cosine, sine = self._made(node, aten.cos.default, angle), self._made(node, aten.sin.default, angle)
+            cosine, sine = made(node, aten.cos.default, angle), made(node, aten.sin.default, angle)
             return self._product(node, length, cosine), self._product(node, length, sine)
-        whole = arguments[0] if name else self._made(node, aten.view_as_real.default, node)
-        return self._made(node, aten.select.int, whole, -1, 0), self._made(node, aten.select.int, whole, -1, 1)
+        whole = arguments[0] if name else made(node, aten.view_as_real.default, node)
+        return made(node, aten.select.int, whole, -1, 0), made(node, aten.select.int, whole, -1, 1)
 
     def _like(self, node: Node, part: Node) -> Node:
-        return self._made(node, node.target, part, *node.args[1:], **node.kwargs)
+        return made(node, node.target, part, *node.args[1:], **node.kwargs)
 
     def _product(self, node: Node, a: Node, b: Node) -> Node:
-        return self._made(node, aten.mul.Tensor, a, b)
-
-    def _made(self, node: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta = {key: value for key, value in node.meta.items() if key != "variable"}
-        layout.propagate(made)
-        return made
-
+        return made(node, aten.mul.Tensor, a, b)

@@ -184,18 +184,38 @@ def keep_operands(module: GraphModule, node: Node, before: Mapping[Node, Any]) -
                 node.replace_input_with(operand, laid_out_as(module, operand, before[operand]))
 
 
+def made(node: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A new node, where the graph inserts, that says of itself what `node` does."""
+    new = node.graph.call_function(target, args, kwargs)
+    new.meta = {key: value for key, value in node.meta.items() if key != "variable"}
+    propagate(new)
+    return new
+
+
 def propagate(node: Any) -> bool:
     """Compute a node's fake result again from its inputs' new layouts; whether its own layout changed."""
     if node.op != "call_function":
         return False
     if name_of(node) in ("view", "_unsafe_view"):
         node.target = aten.reshape.default  # a view may not exist in the new layout
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-    with torch.no_grad(), fake_mode_of(tree_iter((args, kwargs))):
-        new = node.target(*args, **kwargs)
+    new = result_for(node, {})
     changed = layouts(new) != layouts(node.meta["val"])
     node.meta["val"] = new
     return changed
+
+
+def result_for(node: Any, values: Mapping[Node, Any]) -> Any:
+    """The fake result of a node where some of its inputs have other values."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda source: values.get(source, source.meta["val"]))
+    with torch.no_grad(), fake_mode_of(tree_iter((args, kwargs))):
+        return node.target(*args, **kwargs)
+
+
+def reads_alike(node: Node, old: Node, new: Node) -> bool:
+    """Whether a node means the same elements of another node laid out otherwise, and gives them the layout that it gave."""
+    if node.op != "call_function" or goes_through_memory(node) or name_of(node) in READ_STRIDES:
+        return False
+    return layouts(result_for(node, {old: new.meta["val"]})) == layouts(node.meta["val"])
 
 
 def layouts(value: Any) -> list[Any]:

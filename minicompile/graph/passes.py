@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from minicompile.graph import torch_interface
 from minicompile.graph.complex_pairs import complex_as_pairs
 from minicompile.graph.convolution_bias import separate_biases
+from minicompile.graph.fft_gradients import shorten_transforms
 from minicompile.graph.layout import channels_last, is_returned, tokens_first
 from minicompile.graph.operators import is_fusible, is_impure, is_item, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
@@ -177,6 +178,8 @@ PASSES: tuple[Pass, ...] = (
     remove_aliases,
     write_copies_plainly,
     remove_no_op_casts,
+    shorten_transforms,
+    remove_dead_code,
     complex_as_pairs,
     remove_dead_code,
     merge_common_subexpressions,

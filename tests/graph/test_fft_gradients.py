@@ -1,0 +1,70 @@
+"""Gradients of Fourier transforms of real numbers are transforms to real numbers, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import minicompile
+from minicompile.api import compiled_function
+from minicompile.ir.loops import ExternKernel
+from tests.differential import check, leaf
+
+
+def convolved(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A long convolution, as in Hyena."""
+    spectrum = torch.fft.rfft(x, n=14) * torch.fft.rfft(k, n=14)
+    return torch.fft.irfft(spectrum, n=14)[..., :7]
+
+
+def of_modes(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A layer of a Fourier neural operator: few modes are multiplied, the rest is zero."""
+    spectrum = torch.fft.rfft2(x)
+    modes = torch.zeros_like(spectrum)
+    modes[:, :, :2, :3] = torch.einsum("bihw,iohw->bohw", spectrum[:, :, :2, :3], torch.view_as_complex(w))
+    return torch.fft.irfft2(modes, s=x.shape[-2:])
+
+
+def loudness(x: torch.Tensor) -> torch.Tensor:
+    return torch.stft(x, 8, 3, window=torch.hann_window(8, dtype=x.dtype), return_complex=True).abs().clamp(min=0.3).log()
+
+
+PROGRAMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "convolution": (convolved, (leaf(2, 3, 7), leaf(3, 7))),
+    "modes": (of_modes, (leaf(2, 3, 6, 5), leaf(3, 3, 2, 3, 2))),
+    "spectrogram": (loudness, (leaf(2, 30),)),
+    **{
+        f"{size} numbers, {norm}": (lambda x, norm=norm: torch.view_as_real(torch.fft.rfft(x, norm=norm)), (leaf(3, size),))
+        for size in (1, 2, 3, 8, 9)
+        for norm in ("backward", "ortho", "forward")
+    },
+    **{
+        f"to {size} numbers": (lambda x, size=size: torch.fft.irfft(torch.complex(x, x.sin()), n=size), (leaf(3, 5),))
+        for size in (1, 2, 3, 8, 9, 12)
+    },
+    "other dimensions": (lambda x: torch.fft.rfftn(x, dim=(0, 2, 1)).abs(), (leaf(3, 4, 5),)),
+    "two dimensions, ortho": (lambda x: torch.fft.rfft2(x, norm="ortho").abs(), (leaf(2, 3, 4),)),
+    "doubles": (lambda x: torch.fft.rfft(x).abs(), (leaf(3, 6, dtype=torch.float64),)),
+    "the gradient is returned as it is": (lambda x: torch.fft.rfft(x).real, (leaf(3, 6),)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_of_transforms_are_those_of_eager(name: str) -> None:
+    function, inputs = PROGRAMS[name]
+    check(function, *inputs)
+
+
+@pytest.mark.parametrize("name", ["convolution", "modes", "spectrogram"])
+def test_a_gradient_is_no_transform_of_zeros(name: str) -> None:
+    function, inputs = PROGRAMS[name]
+    compiled = minicompile.compile(function, options={"suppress_errors": False, "cache": False})
+    compiled(*inputs).sum().backward()
+    (graph,) = compiled_function(compiled).compiler.graphs
+    steps = [step for part in graph.parts.values() for step in part.schedule.steps if isinstance(step, ExternKernel)]
+    calls = [step.target for step in steps]
+    assert any("fft_c2r" in call for call in calls)
+    assert not any("slice_scatter" in call or "zeros" in call or call.endswith("aten.copy.default") for call in calls)
+    assert sum("fft_c2c" in call for call in calls) == (1 if name == "modes" else 0)
