@@ -18,6 +18,7 @@ from minicompile.capture import torch_interface
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.cpython_interface import HEAP_TYPE, IMMUTABLE, MANAGED_DICT
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.made_leaves import becomes_leaf
 from minicompile.capture.remade_classes import FIELD
 from minicompile.capture.side_effects import MISSING
 from minicompile.capture.source import Attribute, Baked, Item, Source, is_trusted_module
@@ -523,7 +524,8 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         fits = FITTING.get(name)
         if hasattr(torch.Tensor, name) and not (fits is not None and fits(tracer, owner, value)):
             raise Break("tensor attribute", f"the attribute `{name}` of a tensor is set")
-        write_attribute(tracer, owner, name, value)
+        if name != "requires_grad":
+            write_attribute(tracer, owner, name, value)
         return
     if isinstance(owner, type) or isinstance(owner, types.ModuleType):
         set_on_class(tracer, owner, name, value)
@@ -561,7 +563,8 @@ def fits_as_gradient(tracer: Tracer, owner: Any, value: Any) -> bool:
         value.dtype == owner.dtype and value.device == owner.device and tensor_class(tracer, value) is torch.Tensor)
 
 
-FITTING: dict[str, Callable[[Tracer, Any, Any], bool]] = {"grad": fits_as_gradient, "data": becomes_data}
+FITTING: dict[str, Callable[[Tracer, Any, Any], bool]] = {
+    "grad": fits_as_gradient, "data": becomes_data, "requires_grad": becomes_leaf}
 """The attributes of a tensor that may be set, and whether a value fits."""
 
 

@@ -41,6 +41,7 @@ from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, Ru
 from minicompile.capture.comparing import refuse_objects, settled
 from minicompile.capture.held_numbers import held_number
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.made_leaves import becomes_leaf
 from minicompile.capture.native import (
     BREAKING_MODULES,
     INLINED,
@@ -396,9 +397,10 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
     guard_tensor_method(tracer, name)
     if name in torch_interface.TENSOR_QUERY_METHODS:
         return run_native(tracer, getattr(tensor, name), args, kwargs)
-    if name == "requires_grad_" and tensor.requires_grad == concrete(args[0] if args else kwargs.get("requires_grad", True)) and (
-            not tracer.graph.is_transformed()):  # which refuse it
-        return tensor
+    if name == "requires_grad_" and not tracer.graph.is_transformed():  # which refuse it
+        wanted = concrete(args[0] if args else kwargs.get("requires_grad", True))
+        if tensor.requires_grad == wanted or becomes_leaf(tracer, tensor, wanted):
+            return tensor
     if name == "detach_" and not (args or kwargs or tensor.requires_grad or tensor._is_view() or id(tensor) in tracer.sources):
         return tensor
     if name == "__len__":

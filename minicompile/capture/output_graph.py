@@ -149,6 +149,7 @@ class OutputGraph:
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
         self.replaced: dict[int, tuple[Any, int]] = {}
         self.picks: list[tuple[Any, Any, int]] = []
+        self.made_leaves: list[Any] = []
         self.quiet_leaves: set[int] = set()
 
     def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:

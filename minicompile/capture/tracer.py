@@ -243,7 +243,7 @@ class Tracer:
         native: native code runs, and what it does to tensors is to be recorded.
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
-        picks: whether 0-d tensors may be indices, and text that shows tensors be made behind the graph.
+        picks: whether 0-d tensors may be indices, results leaves, and text that shows tensors be made behind the graph.
         told_compiling: the program has asked whether it is being compiled, and was told that it is.
         held_numbers: sources and stand-ins of what tensors of the host hold, by what was added and the number before.
         computed_floats: the float that an expression over some sources gives, by both.

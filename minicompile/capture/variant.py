@@ -36,6 +36,7 @@ from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap,
 from minicompile.capture.input_views import take_views_as_inputs
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_classes import forget_classes
+from minicompile.capture.made_leaves import check_made_leaves
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
 from minicompile.capture.overrides import call_overridden
@@ -337,6 +338,7 @@ class Assembly:
         if any(generator.frame.code is not Sequence.__iter__.__code__ for generator in dropped):
             raise RunEager("a generator is dropped inside a `try` or `with`")  # where Python runs code that is in them
         check_picks(tracer, self.emitter.outputs)
+        check_made_leaves(tracer, self.emitter.outputs)
         self.check_mutation()
         guard_aliases(tracer)
         for complaint in check_marks(tracer):
