@@ -18,7 +18,8 @@ def becomes_leaf(tracer: Tracer, owner: Any, value: Any) -> bool:
     """Whether the graph can hold `owner.requires_grad = value`, as it now does."""
     graph = tracer.graph
     made = graph.inside is None and graph.traced[id(owner)].source is None and not owner.is_inference()
-    if value is not True or not (made and tracer.picks and owner.is_floating_point()):
+    fits = owner.is_floating_point() and not owner.requires_grad  # what follows from others' gradients refuses to be set
+    if value is not True or not (made and fits and tracer.picks):
         return False
     tracer.operation("call_method", "requires_grad_", (owner,))
     graph.made_leaves.append(owner)

@@ -87,3 +87,13 @@ def test_a_leaf_that_shows_outside_is_eager_s(function: Any) -> None:
     assert torch.equal(mine, reference)
     for result, wanted in zip(*(it if isinstance(it, tuple) else (it,) for it in (results, expected)), strict=True):
         assert (result.requires_grad, result.is_leaf) == (wanted.requires_grad, wanted.is_leaf)
+
+
+def test_a_result_that_requires_a_gradient_refuses_to_be_set() -> None:
+    def function(x, weight):
+        hidden = weight * 2
+        hidden.requires_grad = True
+        return hidden * x
+
+    with pytest.raises(RuntimeError, match="requires_grad flags of leaf"):
+        minicompile_compile(function)(torch.ones(3), torch.ones(3, requires_grad=True))
