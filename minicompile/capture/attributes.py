@@ -519,7 +519,8 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
     """`owner.name = value`, or deletion if `value` is MISSING."""
     kind = type(owner)
     if isinstance(owner, torch_interface.FakeTensor):
-        if name == "data" and tracer.graph.is_data_of(value, owner) or name == "requires_grad" and value is owner.requires_grad:
+        kept = name == "requires_grad" and owner.is_leaf and value is owner.requires_grad
+        if kept or name == "data" and tracer.graph.is_data_of(value, owner):
             return
         fits = FITTING.get(name)
         if hasattr(torch.Tensor, name) and not (fits is not None and fits(tracer, owner, value)):

@@ -235,6 +235,12 @@ def block_diag(values: list[Tensor]) -> Tensor:
     return torch_interface.torch_decompositions()[aten.block_diag.default](of_one_dtype(values))
 
 
+def huber_loss(value: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
+    """`aten.huber_loss` in eager's dtype, that of the values, whatever the targets are."""
+    made = torch_interface.torch_decompositions()[aten.huber_loss.default](value, target, *how, **named)
+    return made.to(value.dtype)
+
+
 def eye(rows: int, columns: int | None = None, *, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> Tensor:
     """`aten.eye` by ranges of int64: PyTorch's decomposition takes the narrowest dtype that counts so far, uint16 among them."""
     if layout not in (None, torch.strided):
@@ -265,6 +271,7 @@ OWN: dict[str, Decomposition] = {
     "convolution": depthwise.convolution,
     "convolution_backward": depthwise.convolution_backward,
     "eye eye.m": eye,
+    "huber_loss": huber_loss,
     "ldexp.Tensor": ldexp,
     "linspace.default linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor": linspace,
     "soft_margin_loss": soft_margin_loss,

@@ -68,7 +68,7 @@ def laid_out_like(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
 
 
 def plain_layout(values: Iterable[Any]) -> bool:
-    """Whether arguments lie in memory in order, so that results do in any implementation."""
+    """Whether the arguments and results of an operator lie in memory in order, as results of such arguments do in eager."""
     for value in values:
         if isinstance(value, torch.Tensor):
             inner = [math.prod(value.shape[dim + 1 :]) for dim in range(value.dim())]

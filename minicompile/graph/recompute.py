@@ -116,11 +116,13 @@ def choose(view: JointView, mutated: set[Node], budget: float) -> Cut:
     """The cheapest set of values to keep, at most `budget` of what plain speed would keep where that is asked for."""
     banned = ban(view)
     kept = minimum_cut(view, banned, mutated)
+    fixed = view.searched
     if not kept.isdisjoint(view.measured):
+        fixed = fixed | view.measuring
         banned = dict.fromkeys(view.measuring & view.relevant, "it measures what is rounded where it is kept") | banned
         kept = minimum_cut(view, banned, mutated)
     if budget < 1.0:
-        kept, banned = shrink(view, banned, mutated, kept, budget)
+        kept, banned = shrink(view, banned, mutated, kept, budget, fixed)
     ordered = tuple(sorted(kept, key=view.position.__getitem__))
     reasons = {node: banned.get(node, "the cheapest point of its chain to keep") for node in ordered}
     return Cut(ordered, reasons, frozenset(view.nodes) - view.backward)
@@ -217,8 +219,12 @@ def measured_from_the_largest(nodes: list[Node]) -> tuple[set[Node], set[Node]]:
         if isinstance(node.meta.get("val"), torch.Tensor) and is_fusible(node) and any(user in found for user in node.users):
             found.add(node)
     values = found - largest
-    measuring = {node for node in nodes if is_fusible(node) and any(a in values for a in node.all_input_nodes)}
-    return {node for node in values if node.meta["val"].dtype in HALVES}, measuring - values
+    seen = set(values)
+    for node in nodes:
+        if is_view(node) and not seen.isdisjoint(node.all_input_nodes):
+            seen.add(node)
+    measuring = {node for node in nodes if is_fusible(node) and not seen.isdisjoint(node.all_input_nodes)}
+    return {node for node in values if node.meta["val"].dtype in HALVES}, measuring - seen
 
 
 def may_change(view: JointView, node: Node, argument: Node) -> bool:
@@ -318,12 +324,15 @@ def keep_out_of_checkpoint(view: JointView, node: Node) -> bool:
 
 
 def shrink(
-    view: JointView, banned: dict[Node, str], mutated: set[Node], kept: set[Node], budget: float
+    view: JointView, banned: dict[Node, str], mutated: set[Node], kept: set[Node], budget: float, fixed: set[Node]
 ) -> tuple[set[Node], dict[Node, str]]:
-    """Allow more and more to run again, the most bytes for the least work first, until the kept bytes fit."""
+    """Allow more and more to run again, the most bytes for the least work first, until the kept bytes fit.
+
+    `fixed`: what would come out as something else.
+    """
     allowed = budget * kept_bytes(kept)
     candidates = sorted(
-        (n for n in banned if not is_impure(n) and n not in view.searched),
+        (n for n in banned if not is_impure(n) and n not in fixed),
         key=lambda n: (work(n) / max(num_bytes(n), 1), view.position[n]),
     )
 

@@ -170,7 +170,7 @@ class Recorder(DispatchMode):
             self._inside -= 1
         if not self._inside and (problem := eager_errors.problem_of(func, args, kwargs, result)):
             raise Unsupported("refused by eager", f"{func} of {problem}")
-        if not self._inside and not eager_strides.plain_layout((*args, *kwargs.values())):
+        if not self._inside and not eager_strides.plain_layout((*args, *kwargs.values(), result)):
             result = self._as_eager(func, args, kwargs, result)
         if key is not None and unrepeatable == self._unrepeatable:
             template = self._template(start, tensors, result)

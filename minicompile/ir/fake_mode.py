@@ -123,6 +123,8 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             kwargs = {**kwargs, "axis": kwargs.get("axis", 0) % args[0].dim()}  # PyTorch's rule counts from the first only
         if func is aten.block_diag.default:
             args = (of_one_dtype(args[0]),)
+        if func is aten.huber_loss.default:
+            args = (args[0], args[1].to(args[0].dtype), *args[2:])  # eager's result has the dtype of the values
         if func in VIEWS and args[0]._has_symbolic_sizes_strides:
             return super().dispatch(aten.as_strided.default, types, (args[0], *seen_as(*args)))
         if func in FAKE_QUANTIZATIONS:

@@ -222,6 +222,7 @@ def test_gradients_of_an_extreme_find_it(extreme: Callable[[Tensor], Tensor], bu
     lambda x: (torch.softmax(x * 3000.0, -1) + 1, x * 3000.0), lambda x: torch.log_softmax(x * 5000.0, 0),
     lambda x: x.mul(3000.0).logsumexp(-1), lambda x: torch.special.logsumexp(x * 3000.0, (0, 1), keepdim=True),
     lambda x: torch.logsumexp(x * 3000.0, 0),
+    lambda x: (torch.softmax(h := x * 3000.0, -1), h @ h.T), lambda x: (torch.softmax((h := x * 3000.0)[:, :9], -1), h.T @ h),
 ])  # fmt: skip
 @pytest.mark.parametrize("budget", [1.0, 0.0])
 def test_gradients_of_a_softmax_of_large_values(function: Callable[[Tensor], Any], budget: float) -> None:

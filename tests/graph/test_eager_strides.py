@@ -54,6 +54,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = [
     (lambda x: torch.nn.functional.batch_norm(x[:, :, None], torch.zeros(4), torch.ones(4)), images),
     (lambda x: torch.nn.functional.group_norm(x, 2, torch.ones(4), torch.zeros(4)) * 2, images),
     (lambda x: torch.nn.functional.interpolate(x, scale_factor=2), reversed_in_memory),
+    (lambda x: torch.nn.functional.unfold(x, (1, 4), stride=(1, 4)), lambda: torch.randn(2, 1, 5, 4)),
     (lambda x: torch.nn.functional.max_pool1d(x, 2), lambda: torch.randn(2, 7, 4).mT),
     (lambda x: torch.nn.functional.max_pool1d(x, 2, ceil_mode=True), lambda: torch.randn(2, 7, 4).mT.requires_grad_()),
     (lambda x: torch.cat([x, x + 1], 1)[:, 4:], images),
