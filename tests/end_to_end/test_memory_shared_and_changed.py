@@ -613,3 +613,14 @@ def test_a_result_that_lies_elsewhere_than_a_written_view_of_its_shape() -> None
         x = torch.arange(12.0).reshape(3, 4).requires_grad_() * 1
         result = function(x)
         assert (result.storage_offset(), result.item()) == (0, 0.0)
+
+
+def test_a_write_from_the_same_memory_in_another_shape_is_refused() -> None:
+    def by_itself(x: torch.Tensor) -> torch.Tensor:
+        row = x.unsqueeze(0)
+        row *= x
+        return row
+
+    for function in (by_itself, minicompile.compile(by_itself)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            function(torch.ones(3))
