@@ -615,6 +615,22 @@ def test_a_result_that_lies_elsewhere_than_a_written_view_of_its_shape() -> None
         assert (result.storage_offset(), result.item()) == (0, 0.0)
 
 
+@pytest.mark.parametrize("refused", [lambda leaf: leaf, lambda leaf: leaf.view(-1)])
+def test_leaves_are_refused_before_anything_is_written(refused: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def writes_both(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        counts[0] += 1
+        x[1:] = 2.0
+        return counts * 2
+
+    compiled = minicompile.compile(writes_both)
+    for function in (writes_both, compiled):
+        counts, leaf = torch.zeros(2), torch.ones(3, requires_grad=True)
+        function(leaf * 1, counts)
+        with pytest.raises(RuntimeError, match="leaf Variable"):
+            function(refused(leaf), counts)
+        assert counts.tolist() == [2.0, 0.0]
+
+
 def test_a_write_from_the_same_memory_in_another_shape_is_refused() -> None:
     def by_itself(x: torch.Tensor) -> torch.Tensor:
         row = x.unsqueeze(0)
