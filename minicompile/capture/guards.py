@@ -357,18 +357,18 @@ def tensor_check(guards: list[TensorGuard]) -> Callable[..., bool]:
 class NoOverlap:
     """Whether no changed tensor shares its memory with another of the tensors, of which it is one.
 
-    Where the tensors' layouts are guarded (`fixed`), those at the addresses of ones that were apart are apart, and storages
-    need not be looked up. Parts of one storage that lie apart count as shared where gradients are computed (`tracked`): to
-    autograd, what is written to one of them is a change of the others.
+    Parts of one storage that lie apart count as shared where gradients are computed (`tracked`): to autograd, what is written
+    to one of them is a change of the others. Where they do not, and the tensors' layouts are guarded (`fixed`), those at the
+    addresses of ones that were apart are apart, and storages need not be looked up.
     """
 
     def __init__(self, fixed: bool, tracked: bool) -> None:
-        self._fixed, self._tracked = fixed, tracked
+        self._remembers, self._tracked = fixed and not tracked, tracked
         self._addresses_of_apart: list[int] = []
 
     def __call__(self, changed: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
         """The test."""
-        addresses = list(map(torch.Tensor.data_ptr, others)) if self._fixed else []
+        addresses = list(map(torch.Tensor.data_ptr, others)) if self._remembers else []
         if addresses and addresses == self._addresses_of_apart:
             return True
         storages = [tensor.untyped_storage()._cdata for tensor in others]

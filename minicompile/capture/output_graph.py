@@ -54,6 +54,11 @@ class Traced:
         return self.value if self.differentiable == needs_gradient(self.value) else self.value.detach()
 
 
+def is_of_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires a gradient is a leaf or a view of one, which nothing may change in place."""
+    return tensor.is_leaf or tensor._base is not None and tensor._base.is_leaf
+
+
 class InferenceRegion:
     """The `torch.inference_mode` that a graph runs under from its first operation to its last.
 

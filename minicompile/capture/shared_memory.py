@@ -67,7 +67,7 @@ def seen(size: Any) -> int:
 
 
 def span_of(value: torch.Tensor) -> tuple[Any, ...] | None:
-    """Where a tensor begins and ends in its storage, and its strides, if it fills what is between; `None` if not."""
+    """Where a tensor begins and ends in its storage, and its dimensions, if it fills what is between; `None` if not."""
     steps = sorted((seen(step), seen(size)) for size, step in zip(value.shape, value.stride(), strict=True) if size != 1)
     extent = 1
     for step, size in steps:
@@ -75,4 +75,4 @@ def span_of(value: torch.Tensor) -> tuple[Any, ...] | None:
             return None
         extent *= size
     first = seen(value.storage_offset())
-    return first, first + extent, steps if len(steps) < 2 else [seen(step) for step in value.stride()]
+    return first, first + extent, value.dim(), steps if len(steps) < 2 else [seen(step) for step in value.stride()]

@@ -49,8 +49,10 @@ def same(now: Any, before: Any) -> bool:
 
 
 def typed(value: Any) -> Any:
-    """A key or an element with its type: `1`, `True` and `1.0` are equal."""
-    return (type(value), *map(typed, value)) if isinstance(value, (tuple, frozenset)) else (type(value), value)
+    """A key or an element with its type and the sign of its zeros: `1`, `True` and `1.0` are equal, and `0.0` and `-0.0`."""
+    if isinstance(value, (tuple, frozenset)):
+        return (type(value), *map(typed, value))
+    return (type(value), value, repr(value)) if type(value) in (float, complex) and not value else (type(value), value)
 
 
 class SideEffects:

@@ -39,6 +39,7 @@ from minicompile.capture.made_classes import forget_classes
 from minicompile.capture.made_leaves import check_made_leaves
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS
+from minicompile.capture.output_graph import Traced, is_of_leaf
 from minicompile.capture.overrides import call_overridden
 from minicompile.capture.picks import check_picks
 from minicompile.capture.reconstruct import Emitter, write_side_effects
@@ -416,6 +417,14 @@ class Assembly:
                                 "overlap", others=tuple(entry.source for entry in inputs if entry.source))
         if not alone:
             raise RunEager("an input that is changed in place shares memory with another input", "shared memory")
+        self.guard_no_leaves(mutated)
+
+    def guard_no_leaves(self, mutated: Sequence[Traced]) -> None:
+        """Guard that what is changed and requires a gradient stays no leaf, nor a view of one: eager refuses to change these."""
+        for entry in mutated:
+            if entry.real.requires_grad and not is_of_leaf(entry.real):
+                words = "`{0}` is changed, and neither a leaf nor a view of one"
+                self.tracer.guards.test(entry.source, "not {1}({0})", (is_of_leaf,), words, "overlap")
 
     def guard_records(self) -> tuple[GuardRecord, ...]:
         """The guards for people."""

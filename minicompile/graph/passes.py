@@ -121,14 +121,14 @@ def are_told_apart(earlier: Node, node: Node) -> bool:
 
 
 def freeze(value: Any) -> Any:
-    """A hashable form that tells 1, 1.0 and True, and 0.0 and -0.0, apart."""
+    """A hashable form that tells 1, 1.0 and True, and zeros of either sign, apart."""
     if isinstance(value, Node):
         return value
     if isinstance(value, (list, tuple)):
         return tuple(map(freeze, value))
     if isinstance(value, dict):
         return tuple((name, freeze(item)) for name, item in value.items())
-    return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
+    return (type(value), repr(value)) if isinstance(value, (float, complex)) else (type(value), value)
 
 
 def let_go_of_pooled_values(module: GraphModule) -> GraphModule:

@@ -26,7 +26,7 @@ from minicompile.ir.without_dynamo import DispatchMode
 
 Decomposition = Callable[..., Any]
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
-SCALAR_TYPES = (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+SCALAR_TYPES = (str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
@@ -338,8 +338,8 @@ def template_key(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor])
             return (position, tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)
         if isinstance(value, (list, tuple)):
             return (type(value), tuple(map(describe, value)))
-        if isinstance(value, (bool, int, float)):
-            return (type(value), repr(value)) if type(value) is float else (type(value), value)
+        if isinstance(value, (bool, int, float, complex)):
+            return (type(value), repr(value)) if type(value) in (float, complex) else (type(value), value)
         if isinstance(value, SCALAR_TYPES):
             return value
         raise TypeError

@@ -331,3 +331,12 @@ def test_a_function_may_be_called_as_what_its_guards_call(name: str) -> None:
 
     function.__name__ = name
     assert len(same_as_eager(function, torch.ones(2), [1, 2]).records.sources) == 1
+
+
+def test_a_key_of_another_sign_is_another_key() -> None:
+    def copied(x: torch.Tensor, table: dict[float, int]) -> torch.Tensor:
+        return torch.copysign(x, next(iter(table)))
+
+    compiled, x = minicompile.compile(copied), torch.ones(2)
+    for key in (0.0, -0.0, 0.0):
+        assert torch.equal(compiled(x, {key: 1}), copied(x, {key: 1}))

@@ -577,6 +577,19 @@ def test_what_is_written_with_a_gradient_into_a_part_is_known_to_the_others() ->
         assert call(whole[0], whole[1], x)[0] is True and whole.requires_grad
 
 
+def test_parts_of_one_storage_are_not_taken_for_the_two_that_lay_there_before() -> None:
+    def function(one: torch.Tensor, two: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        one.mul_(x)
+        return two * 2
+
+    memory, x = bytearray(24), torch.ones(3, requires_grad=True)
+    one, two = (torch.frombuffer(memory, dtype=torch.float32, count=3, offset=offset) for offset in (0, 12))
+    compiled = minicompile.compile(function)
+    assert not compiled(one, two, x).requires_grad
+    whole = torch.frombuffer(memory, dtype=torch.float32).view(2, 3)
+    assert compiled(whole[0], whole[1], x).requires_grad
+
+
 @pytest.mark.parametrize("part", [
     lambda x: torch.ops.aten.dropout(x, 0.5, False), lambda x: torch.ops.aten.dropout.default(x, 0.5, train=False),
     lambda x: torch.unsafe_chunk(x, 2)[1], lambda x: torch.ops.aten.unsafe_chunk.default(x, 2)[1],
@@ -613,3 +626,30 @@ def test_a_result_that_lies_elsewhere_than_a_written_view_of_its_shape() -> None
         x = torch.arange(12.0).reshape(3, 4).requires_grad_() * 1
         result = function(x)
         assert (result.storage_offset(), result.item()) == (0, 0.0)
+
+
+@pytest.mark.parametrize("refused", [lambda leaf: leaf, lambda leaf: leaf.view(-1)])
+def test_leaves_are_refused_before_anything_is_written(refused: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def writes_both(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        counts[0] += 1
+        x[1:] = 2.0
+        return counts * 2
+
+    compiled = minicompile.compile(writes_both)
+    for function in (writes_both, compiled):
+        counts, leaf = torch.zeros(2), torch.ones(3, requires_grad=True)
+        function(leaf * 1, counts)
+        with pytest.raises(RuntimeError, match="leaf Variable"):
+            function(refused(leaf), counts)
+        assert counts.tolist() == [2.0, 0.0]
+
+
+def test_a_write_from_the_same_memory_in_another_shape_is_refused() -> None:
+    def by_itself(x: torch.Tensor) -> torch.Tensor:
+        row = x.unsqueeze(0)
+        row *= x
+        return row
+
+    for function in (by_itself, minicompile.compile(by_itself)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            function(torch.ones(3))

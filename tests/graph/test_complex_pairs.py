@@ -105,3 +105,13 @@ def test_infinite_and_undefined_products_are_those_of_eager() -> None:
 
     found, expected = minicompile.compile(function)(x, z), function(x, z)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_complex_numbers_with_zeros_of_either_sign_are_told_apart() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = torch.complex(x, x)
+        return tuple(torch.view_as_real(z * number) for number in (complex(0.0, 0.0), complex(-0.0, 0.0), complex(0.0, -0.0)))
+
+    x = torch.ones(2)
+    for found, expected in zip(minicompile.compile(function)(x), function(x), strict=True):
+        assert found.signbit().tolist() == expected.signbit().tolist()
