@@ -42,7 +42,7 @@ def plain_copy(node: Any) -> None:
 
 
 def scattered(node: Any) -> None:
-    """A slice written into zeros is padding; one that doubles what it read is a product with weights."""
+    """A slice written into zeros is padding; one of a spectrum that doubles what it read is a product with weights."""
     into, part, dim, first, end = written_slice(node)
     if end < first:  # not plain
         return
@@ -53,7 +53,8 @@ def scattered(node: Any) -> None:
             widths = [a + b for a, b in itertools.zip_longest(widths, part.args[1], fillvalue=0)]
             part = operand(part)
         replace_if_alike(node, made(node, aten.constant_pad_nd.default, part, widths, 0.0))
-    elif name_of(part) == "mul" and part.args[1] == 2 and is_slice(part.args[0], into, dim, first, end):
+    elif name_of(into) == "_fft_r2c" and name_of(part) == "mul" and part.args[1] == 2 and (
+            is_slice(part.args[0], into, dim, first, end)):
         replace_if_alike(node, made(node, aten.mul.Tensor, into, weights_of(into, dim, first, end, 2.0, node)))
 
 

@@ -68,3 +68,13 @@ def test_a_gradient_is_no_transform_of_zeros(name: str) -> None:
     assert any("fft_c2r" in call for call in calls)
     assert not any("slice_scatter" in call or "zeros" in call or call.endswith("aten.copy.default") for call in calls)
     assert sum("fft_c2c" in call for call in calls) == (1 if name == "modes" else 0)
+
+
+def test_infinite_numbers_beside_a_doubled_slice_stay() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(x, x)
+        z[1:3] *= 2
+        return torch.view_as_real(z)
+
+    x = torch.tensor([torch.inf, 1.0, 2.0, 3.0])
+    torch.testing.assert_close(minicompile.compile(function)(x), function(x), equal_nan=True)
