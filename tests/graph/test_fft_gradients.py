@@ -44,7 +44,7 @@ PROGRAMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
         f"to {size} numbers": (lambda x, size=size: torch.fft.irfft(torch.complex(x, x.sin()), n=size), (leaf(3, 5),))
         for size in (1, 2, 3, 8, 9, 12)
     },
-    "other dimensions": (lambda x: torch.fft.rfftn(x, dim=(0, 2, 1)).abs(), (leaf(3, 4, 5),)),
+    "other dimensions": (lambda x: torch.fft.rfftn(x, dim=(0, 2, 1)).abs().contiguous(), (leaf(3, 4, 5),)),
     "two dimensions, ortho": (lambda x: torch.fft.rfft2(x, norm="ortho").abs(), (leaf(2, 3, 4),)),
     "doubles": (lambda x: torch.fft.rfft(x).abs(), (leaf(3, 6, dtype=torch.float64),)),
     "the gradient is returned as it is": (lambda x: torch.fft.rfft(x).real, (leaf(3, 6),)),
