@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from minicompile.graph import torch_interface
-from minicompile.graph.operators import is_view
+from minicompile.graph.operators import is_view, operand
 from minicompile.graph.recorder import Recorder
 from minicompile.ir.graph import (
     ConstantOutput,
@@ -238,5 +238,5 @@ def view_calls(node: Node, base: Node) -> ViewCalls | None:
 def undetached(node: Node) -> Node:
     """The node whose value, detached from its history, is that of `node`."""
     while node.target is torch.ops.aten.detach.default:
-        node = node.args[0]  # type: ignore[assignment]
+        node = operand(node)
     return node
