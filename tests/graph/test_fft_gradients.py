@@ -78,3 +78,31 @@ def test_infinite_numbers_beside_a_doubled_slice_stay() -> None:
 
     x = torch.tensor([torch.inf, 1.0, 2.0, 3.0])
     torch.testing.assert_close(minicompile.compile(function)(x), function(x), equal_nan=True)
+
+
+def test_spectra_of_a_list_that_grows_and_a_scale_that_changes() -> None:
+    """Along a dimension that is not the last one, of a transposed input, at several sizes."""
+    shown = []
+    for wrap in (lambda function: function, minicompile.compile):
+        scale, results = 2.0, []
+
+        def filtered(x: torch.Tensor, filters: list[torch.Tensor]) -> torch.Tensor:
+            spectrum = torch.fft.rfft(x, dim=-2)
+            for taps in filters:
+                spectrum = spectrum * torch.fft.rfft(taps, n=x.shape[-2], dim=0)[:, None]
+            filters.append(filters[-1] * 1)
+            low = torch.zeros_like(spectrum)
+            low[..., :2, :] = spectrum[..., :2, :] * scale
+            return torch.fft.irfft(low, n=x.shape[-2], dim=-2) + torch.view_as_real(spectrum).sum()
+
+        call = wrap(filtered)
+        for size in (5, 8, 5, 7):
+            x, taps = torch.linspace(-1, 2, 6 * size, dtype=torch.float64), torch.ones(size - 2, dtype=torch.float64)
+            x, taps = x.view(2, 3, size).requires_grad_(), taps.requires_grad_()
+            filters = [taps, taps]
+            result = call(x.mT, filters)
+            results += [result.detach(), *torch.autograd.grad(result.sin().sum(), (x, taps)), torch.tensor(len(filters))]
+            scale += 1
+        shown.append(results)
+    for mine, theirs in zip(*shown, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
