@@ -15,6 +15,7 @@ This module must not decide between a library's kernel and our matrix kernel.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,13 +23,13 @@ from torch.fx import Node
 
 import minicompile.gpu as gpu
 from minicompile.ir.expr import Expr, cast
-from minicompile.ir.index import Index
+from minicompile.ir.index import Index, hint
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.extern import OUT_FORMS, call_operator, qualified_name
 from minicompile.lowering.reduction import working_dtype
 from minicompile.lowering.registry import lowers
 from minicompile.lowering.scalar import Scalar, both, index_below, masked, number
-from minicompile.lowering.sizes import size_index
+from minicompile.lowering.sizes import is_empty, is_one, size_index
 from minicompile.lowering.values import HALVES, TensorValue
 
 REASON = "a matrix product"
@@ -39,6 +40,8 @@ LEAST_OPERATIONS_A_BYTE = {2: 100, 4: 50}
 cut them off. Products in tf32 gain more of fewer: what they are given is mostly made by a loop that appends them, too."""
 SMALL = 2**20
 """Multiplications that a loop does in the time that the host takes to call a library."""
+FEW_ROWS = 128
+"""Fewer rows than this leave a tile of a library's kernel partly empty, which costs more than rows in another order do."""
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 LONGEST_ACROSS = 512
 """Inner size up to which a loop adds up what does not lie side by side in memory; longer ones would take it two kernels."""
@@ -49,6 +52,8 @@ def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
     """A matrix product: a loop if it is small, else a library call, with padded factors where that is faster."""
     if is_small(builder, args, kwargs):
         return product_loop(builder, *args, **kwargs)
+    if (product := product_of_all_rows(builder, *args)) is not None:
+        return product
     stays = builder.config.matmul == "aten" or not is_returned(builder.node)
     sizes = padded_sizes(*args, columns=stays or contiguous_dim(args[-1]) == 1)
     if sizes is None:
@@ -57,14 +62,46 @@ def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
     *added, a, b = args
     factors = [padded(builder, value, (n,)) for value in added]
     factors += [padded(builder, a, (m, k), contiguous_dim(a)), padded(builder, b, (k, n), contiguous_dim(b))]
-    made = builder.new_buffer((m, n), a.dtype, suffix="padded")
+    product = library_product(builder, builder.node.target, factors, kwargs, "padded", f"{REASON}, of padded sizes")
+    return builder.like_node(product.load)
+
+
+def library_product(
+    builder: GraphBuilder, target: Any, factors: Sequence[TensorValue], kwargs: dict[str, Any], suffix: str, reason: str
+) -> TensorValue:
+    """A library's product of two matrices, the last of `factors`, in memory of its own."""
+    *_, a, b = factors
+    made = builder.new_buffer((a.sizes[0], b.sizes[1]), a.dtype, suffix=suffix)
     options = tuple((name, builder.argument(value)) for name, value in kwargs.items())
     builder.extern(
-        f"torch.ops.{OUT_FORMS[qualified_name(builder.node.target)]}", builder.argument(tuple(factors)), options, (made,),
-        reason=f"{REASON}, of padded sizes", out_argument=True,
+        f"torch.ops.{OUT_FORMS[qualified_name(target)]}", builder.argument(tuple(factors)), options, (made,),
+        reason=reason, out_argument=True,
     )  # fmt: skip
-    product = builder.whole(made)
-    return builder.like_node(product.load)
+    return builder.whole(made)
+
+
+def product_of_all_rows(builder: GraphBuilder, a: TensorValue, b: TensorValue, *more: TensorValue) -> TensorValue | None:
+    """A batch of products with one matrix as one product, if the rows of the whole batch lie at equal distances.
+
+    PyTorch makes such a batch of a linear layer over transposed activations, as in `nn.MultiheadAttention` with
+    `batch_first` and without gradients: thousands of products of few rows, in several times the time of one.
+    """
+    if a.rank != 3 or more or a.strides is None or b.strides is None or b.strides[0].terms or not gpu.holds(a):
+        return None
+    (batch, rows, inner), (far, near, step) = a.sizes, a.strides
+    if is_one(batch) or is_empty((*a.sizes, *b.sizes)):
+        return None
+    if far == near * rows:
+        distance, place = near, lambda i: (i[0] * rows + i[1], i[2])
+    elif near == far * batch and hint(rows) < FEW_ROWS:
+        distance, place = far, lambda i: (i[1] * batch + i[0], i[2])
+    else:
+        return None
+    all_rows = dataclasses.replace(a, sizes=(batch * rows, inner), strides=(distance, step))
+    matrix = dataclasses.replace(b, sizes=b.sizes[1:], strides=b.strides[1:])
+    reason = f"{REASON}, of all rows of a batch"
+    product = library_product(builder, torch.ops.aten.mm.default, (all_rows, matrix), {}, "rows", reason)
+    return product.reindexed((batch, rows, b.sizes[2]), place, copied=True)
 
 
 def is_small(builder: GraphBuilder, args: tuple[TensorValue, ...], kwargs: dict[str, Any]) -> bool:

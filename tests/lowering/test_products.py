@@ -68,6 +68,29 @@ def test_products_in_tf32_are_padded_where_the_user_allows_it(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    ("x", "sizes"),
+    [
+        (torch.randn(4, 6, 16).transpose(0, 1), [24, 16, 16, 8]),
+        (torch.randn(4, 6, 16), [24, 16, 16, 8]),
+        (torch.randn(16, 6, 4).permute(1, 2, 0), [24, 16, 16, 8]),
+        (torch.randn(5, 6, 16)[:4].transpose(0, 1)[1:], [5, 4, 16, 5, 16, 8]),
+        (torch.randn(150, 6, 16).transpose(0, 1), [6, 150, 16, 6, 16, 8]),
+        (torch.randn(1, 6, 16), [1, 6, 16, 1, 16, 8]),
+        (torch.randn(4, 0, 16), [4, 0, 16, 4, 16, 8]),
+    ],
+)
+def test_a_batch_of_products_with_one_matrix_is_one_product_where_its_rows_lie_at_equal_distances(
+    x: torch.Tensor, sizes: list[int]
+) -> None:
+    weight = torch.randn(8, 16).t()
+    assert multiplied_sizes(check(lambda x, w: torch.bmm(x, w.expand(len(x), -1, -1)) + 1, x, weight)) == [sizes]
+    check(lambda x, w: torch.bmm(x, w.expand(len(x), -1, -1)), x, weight)
+    check(lambda x, w: torch.bmm(x, w.expand(len(x), -1, -1)).view(-1).sin(), x, weight)
+    check(lambda x, w: torch.bmm(x, w.expand(len(x), -1, -1)).transpose(0, 1) @ w.t(), x, weight)
+
+
+@pytest.mark.usefixtures("always")
 def test_a_factor_of_two_products_is_padded_once() -> None:
     graph = lower(lambda g, w, x: (g @ w, g.t() @ x), (matrix(5, 9), matrix(9, 16), matrix(5, 16)))
     assert multiplied_sizes(graph) == [[5, 16, 16, 16], [16, 5, 5, 16]]
