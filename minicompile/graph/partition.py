@@ -48,18 +48,18 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
     outputs = list(closing.args[0])
     forward_outputs, rest = outputs[: joint.forward_outputs], outputs[joint.forward_outputs :]
     gradients, passed_on = rest[: len(joint.differentiable_inputs)], rest[len(joint.differentiable_inputs) :]
-    mutated = {inputs[entry.input_index] for entry in joint.mutated_inputs}
+    mutated = frozenset(inputs[entry.input_index] for entry in joint.mutated_inputs)
     cut, view = None, None
     if gradients:
-        view = JointView(graph, tangents, [node for node in rest if node is not None])
-        cut = choose(view, mutated, config.activation_memory_budget)
-    forward = _Forward(joint, inputs, forward_outputs, cut, mutated)
+        view = JointView(graph, tangents, [node for node in rest if node is not None], mutated)
+        cut = choose(view, config.activation_memory_budget)
+    forward = _Forward(joint, inputs, forward_outputs, cut)
     backward = _backward(joint, tangents, gradients, forward, view) if view is not None else None
     varies = any(torch_interface.has_symbols(entry.meta["val"]) for entry in inputs)
     unreadable = unreadable_sizes(backward) if backward is not None and varies else set()
     if unreadable and cut is not None and view is not None:
         cut = dataclasses.replace(cut, kept=(*cut.kept, *size_nodes(graph, inputs, unreadable)))
-        forward = _Forward(joint, inputs, forward_outputs, cut, mutated)
+        forward = _Forward(joint, inputs, forward_outputs, cut)
         backward = _backward(joint, tangents, gradients, forward, view)
     split = None
     if view is not None and joint.connections:
@@ -126,7 +126,7 @@ class _Forward:
     """The forward graph, and where its results went."""
 
     def __init__(
-        self, joint: JointGraph, inputs: list[Node], outputs: list[Any], cut: Cut | None, mutated: set[Node]
+        self, joint: JointGraph, inputs: list[Node], outputs: list[Any], cut: Cut | None
     ) -> None:
         self.copier = _Copier()
         for node in inputs:
@@ -151,7 +151,7 @@ class _Forward:
         self.saved_inputs: dict[Node, int] = {}
         read_later = {index for index, _ in joint.history.inputs}
         quiet = {outputs[at]: m.input_index for at, m in in_graph.items() if not m.counted and m.input_index in read_later}
-        self._save(cut, inputs, mutated, quiet)
+        self._save(cut, inputs, quiet)
         for index, entry in in_graph.items():
             self._write(inputs[entry.input_index], outputs[index])
         self.copier.graph.output(tuple(self.results))
@@ -167,17 +167,17 @@ class _Forward:
             self._index_of.setdefault(node, len(self.results) - 1)
         return len(self.results) - 1
 
-    def _save(self, cut: Cut | None, inputs: list[Node], mutated: set[Node], quiet: dict[Node, int]) -> None:
+    def _save(self, cut: Cut | None, inputs: list[Node], quiet: dict[Node, int]) -> None:
         """`quiet`: new values of inputs that eager reads in the backward, where later writes through `.data` show."""
-        kept = [] if cut is None else list(cut.kept)
+        kept, copied = ((), frozenset()) if cut is None else (cut.kept, cut.copied)
         for node in sorted(kept, key=is_size):
             if node in quiet:
                 self.saved_inputs[node] = quiet[node]
-            elif node.op == "placeholder" and node not in mutated and not is_size(node):
+            elif node.op == "placeholder" and node not in copied and not is_size(node):
                 self.saved_inputs[node] = inputs.index(node)
             elif node in self._index_of and node.op != "placeholder":
                 self.saved[node] = self._index_of[node]
-            elif node in mutated:
+            elif node in copied:
                 copy = self.copier.graph.call_function(aten.clone.default, (self.copier.copies[node],))
                 copy.meta.update(self.copier.copies[node].meta)
                 self.results.append(copy)

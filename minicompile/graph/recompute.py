@@ -39,11 +39,15 @@ LAST_RESORT = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The choice: forward nodes to keep, in graph order, and why each could not be recomputed for less."""
+    """The choice: forward nodes to keep, in graph order, and why each could not be recomputed for less.
+
+    `copied`: those of which a copy is kept, inputs that the graph writes, or the user may.
+    """
 
     kept: tuple[Node, ...]
     reasons: dict[Node, str]
     forward: frozenset[Node]
+    copied: frozenset[Node]
 
 
 class JointView:
@@ -55,9 +59,14 @@ class JointView:
         searched: forward values in which the backward looks for what is equal to their extreme: it needs the very same ones.
         measured: forward values that had better not be rounded by being kept, or else `measuring` does not run again.
         wanted: forward values that the backward reads.
+        kept_by_eager: what eager's backward reads, without the views in between.
+        mutated: inputs that the graph writes.
     """
 
-    def __init__(self, graph: Graph, tangents: Iterable[Node], gradients: Iterable[Node]) -> None:
+    def __init__(
+        self, graph: Graph, tangents: Iterable[Node], gradients: Iterable[Node], mutated: frozenset[Node] = frozenset()
+    ) -> None:
+        self.mutated = mutated
         self.nodes = [node for node in graph.nodes if node.op != "output"]
         self.position = {node: index for index, node in enumerate(self.nodes)}
         self.backward: set[Node] = set(tangents)
@@ -73,8 +82,9 @@ class JointView:
         self.relevant = ancestors(self.wanted)
         self.order = [node for node in self.nodes if node in self.relevant]
         self.level = self._levels()
-        casts = [node for node in self.order if name_of(node) == "_to_copy" and node.meta.get("also_backward")]
-        self.read_by_backward = {storage_root(node) for node in (*self.wanted, *(cast.args[0] for cast in casts))}
+        in_eager = [n for n in self.order if n.meta.get("stage") == "backward" or n.meta.get("also_backward")]
+        read = (argument for node in in_eager for argument in node.all_input_nodes)
+        self.kept_by_eager = {storage_root(node) for node in (*self.wanted, *read)}
 
     def _levels(self) -> dict[Node, int]:
         """How many unfusible operators lie before each node: nodes of different levels are in different kernels."""
@@ -98,6 +108,12 @@ class JointView:
                 return True
         return False
 
+    def is_kept_as_a_copy(self, node: Node) -> bool:
+        """Whether an input, or a view of one, is written by the graph or may be by the user, as far as eager cares."""
+        root = storage_root(node)
+        may_change = root.meta.get("kind") in ("tensor", "buffer") and root not in self.kept_by_eager
+        return (may_change or root in self.mutated) and not is_size(node)
+
     def is_read_by_unfusible_backward(self, node: Node) -> Node | None:
         """The product or other extern operator of the backward that reads the value, straight or through views."""
         for user in node.users:
@@ -112,20 +128,21 @@ class JointView:
         return None
 
 
-def choose(view: JointView, mutated: set[Node], budget: float) -> Cut:
+def choose(view: JointView, budget: float) -> Cut:
     """The cheapest set of values to keep, at most `budget` of what plain speed would keep where that is asked for."""
     banned = ban(view)
-    kept = minimum_cut(view, banned, mutated)
+    kept = minimum_cut(view, banned)
     fixed = view.searched
     if not kept.isdisjoint(view.measured):
         fixed = fixed | view.measuring
         banned = dict.fromkeys(view.measuring & view.relevant, "it measures what is rounded where it is kept") | banned
-        kept = minimum_cut(view, banned, mutated)
+        kept = minimum_cut(view, banned)
     if budget < 1.0:
-        kept, banned = shrink(view, banned, mutated, kept, budget, fixed)
+        kept, banned = shrink(view, banned, kept, budget, fixed)
     ordered = tuple(sorted(kept, key=view.position.__getitem__))
     reasons = {node: banned.get(node, "the cheapest point of its chain to keep") for node in ordered}
-    return Cut(ordered, reasons, frozenset(view.nodes) - view.backward)
+    copied = frozenset(filter(view.is_kept_as_a_copy, ordered))
+    return Cut(ordered, reasons, frozenset(view.nodes) - view.backward, copied)
 
 
 def ban(view: JointView) -> dict[Node, str]:
@@ -180,8 +197,8 @@ def why_not_again(view: JointView, node: Node) -> str | None:
         return None  # eager computes it in the backward too
     if node.op == "get_attr" or is_size(node) or is_view(node) or is_item(node):
         return None
-    if any(may_change(view, node, argument) for argument in node.all_input_nodes):
-        return "it reads an input that eager does not keep, so that it may change before the backward"
+    if any(comes_of_a_parameter(view, node, argument) for argument in node.all_input_nodes):
+        return "it reads a parameter that eager does not keep, so that it may change before the backward"
     if is_reduction(node):
         return "a reduction reads all of its argument again"
     if node in view.searched:
@@ -227,25 +244,25 @@ def measured_from_the_largest(nodes: list[Node]) -> tuple[set[Node], set[Node]]:
     return {node for node in values if node.meta["val"].dtype in HALVES}, measuring - seen
 
 
-def may_change(view: JointView, node: Node, argument: Node) -> bool:
-    """Whether a node reads an input (or a view of one) that the user may write before the backward, as far as eager cares.
+def comes_of_a_parameter(view: JointView, node: Node, argument: Node) -> bool:
+    """Whether a node is made of a parameter alone that the user may write before the backward, as far as eager cares.
 
-    Of parameters only what is made of them alone is kept: after a norm's or another bias there is a whole activation to keep,
-    and to keep the small casts of norms would take a kernel each.
+    After a norm's or another bias there is a whole activation to keep, which is not worth it, and to keep the small casts of
+    norms would take a kernel each.
     """
     root = storage_root(argument)
-    kind, alone = root.meta.get("kind"), name_of(node) != "_to_copy" and num_bytes(node) <= num_bytes(root)
-    return (kind in ("tensor", "buffer") or kind == "parameter" and alone) and root not in view.read_by_backward
+    alone = name_of(node) != "_to_copy" and num_bytes(node) <= num_bytes(root)
+    return root.meta.get("kind") == "parameter" and alone and root not in view.kept_by_eager
 
 
-def minimum_cut(view: JointView, banned: dict[Node, str], mutated: set[Node]) -> set[Node]:
+def minimum_cut(view: JointView, banned: dict[Node, str]) -> set[Node]:
     """The nodes whose keeping separates source from sink at the least cost.
 
     What hangs on the source needs no edges into it, so the network falls apart into small pieces (a few per layer of a
     model); each is cut on its own.
     """
     distance = recompute_distance(view)
-    costs = {node: keeping_cost(view, node, mutated, distance[node]) for node in view.order}
+    costs = {node: keeping_cost(view, node, distance[node]) for node in view.order}
     near_source = {node for node in view.order if node.op == "placeholder" or node in banned}
     kept = {node for node in near_source if node in view.wanted and costs[node] is not None}
     edges: list[Edge] = []
@@ -290,7 +307,7 @@ def recompute_distance(view: JointView) -> dict[Node, int]:
     return distance
 
 
-def keeping_cost(view: JointView, node: Node, mutated: set[Node], distance: int) -> int | None:
+def keeping_cost(view: JointView, node: Node, distance: int) -> int | None:
     """What keeping a value costs, in bytes times 64; `None` if it cannot be kept.
 
     A value that the forward would not otherwise write costs the write too; among equals the one nearest to its use wins.
@@ -301,9 +318,10 @@ def keeping_cost(view: JointView, node: Node, mutated: set[Node], distance: int)
     if not isinstance(value, torch.Tensor) or node.op == "get_attr":
         return None
     size = num_bytes(node)
+    if view.is_kept_as_a_copy(node):
+        dense = torch.ops.aten.is_non_overlapping_and_dense(value)
+        return max(size, 1) * (128 + min(distance, 32)) if dense or node in view.mutated else None
     if node.op == "placeholder":
-        if node in mutated:
-            return size * 128
         return 1 + size // 16 if node.meta.get("kind") in ("parameter", "buffer") else 1 + size * 32
     if keep_out_of_checkpoint(view, node):
         return None
@@ -324,13 +342,13 @@ def keep_out_of_checkpoint(view: JointView, node: Node) -> bool:
 
 
 def shrink(
-    view: JointView, banned: dict[Node, str], mutated: set[Node], kept: set[Node], budget: float, fixed: set[Node]
+    view: JointView, banned: dict[Node, str], kept: set[Node], budget: float, fixed: set[Node]
 ) -> tuple[set[Node], dict[Node, str]]:
     """Allow more and more to run again, the most bytes for the least work first, until the kept bytes fit.
 
     `fixed`: what would come out as something else.
     """
-    allowed = budget * kept_bytes(kept)
+    allowed = budget * kept_bytes(view, kept)
     candidates = sorted(
         (n for n in banned if not is_impure(n) and n not in fixed),
         key=lambda n: (work(n) / max(num_bytes(n), 1), view.position[n]),
@@ -338,15 +356,15 @@ def shrink(
 
     def freeing(count: int) -> tuple[set[Node], dict[Node, str]]:
         left = {node: banned[node] for node in banned.keys() - candidates[:count]}
-        return minimum_cut(view, left, mutated), left
+        return minimum_cut(view, left), left
 
     counts = range(len(candidates))
-    return freeing(bisect.bisect_left(counts, True, key=lambda count: kept_bytes(freeing(count)[0]) <= allowed))
+    return freeing(bisect.bisect_left(counts, True, key=lambda count: kept_bytes(view, freeing(count)[0]) <= allowed))
 
 
-def kept_bytes(kept: Iterable[Node]) -> int:
+def kept_bytes(view: JointView, kept: Iterable[Node]) -> int:
     """Bytes that live from forward to backward, inputs (alive anyway) apart."""
-    return sum(num_bytes(node) for node in kept if node.op != "placeholder")
+    return sum(num_bytes(node) for node in kept if node.op != "placeholder" or view.is_kept_as_a_copy(node))
 
 
 def work(node: Node) -> float:

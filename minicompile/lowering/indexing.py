@@ -202,7 +202,26 @@ def lower_scatter(builder: GraphBuilder, value: TensorValue, dim: int, index: Te
     def element(indices: Indices) -> Expr:
         return source.load(indices) if isinstance(source, TensorValue) else stored(source, value.dtype)
 
+    rows = tuple(replaced(value.sizes, dim, ONE))
+    if index.sizes == rows and value.rank and builder.in_place is None and not (accumulate and value.dtype == torch.bool):
+        return _chosen_in_each_row(builder, value, dim, index, element, accumulate)
     return _scattered(builder, value, index.sizes, element, places(value, dim, index.load), accumulate)
+
+
+def _chosen_in_each_row(
+    builder: GraphBuilder, value: TensorValue, dim: int, index: TensorValue, element: Callable[[Indices], Expr], accumulate: bool
+) -> TensorValue:
+    """One element written (or added) along `dim` in each row: a choice at every element, which fuses with what reads it."""
+    wide = working_dtype(value.dtype) if accumulate else value.dtype
+
+    def body(indices: Indices) -> Expr:
+        row = tuple(replaced(indices, dim, ZERO))
+        (read,) = indirect_values(position(index.load(row), value.sizes[dim]))
+        old, new = Scalar(value.load(indices)), Scalar(element(row))
+        new = (old.to(wide) + new.to(wide)).to(value.dtype) if accumulate else new
+        return where(Scalar(read).equals(index_value(indices[dim])), new, old).expr
+
+    return builder.like_node(body)
 
 
 @lowers("index_put _unsafe_index_put")

@@ -262,6 +262,18 @@ def an_input_that_is_not_saved_may_change(wrap: Wrap) -> Any:
 
 
 @scenario
+def inputs_that_are_not_saved_change_where_the_backward_reads_them(wrap: Wrap) -> Any:
+    x, y, rows = leaf(6, 1), torch.randn(9), torch.randn(4, 9)
+    step = wrap(lambda x, y, rows: (((x - y).abs() * (x + 1 < y)).sum(), ((rows[1] + 1).exp() * x).sum(), rows.mul_(3)))
+    first, second, _ = step(x, y, rows)
+    y.zero_(), rows.zero_()
+    with torch.no_grad():
+        x.add_(1)
+    first.backward()
+    return attempt(lambda: second.backward()), x.grad, rows
+
+
+@scenario
 def parameters_change_between_forward_and_backward(wrap: Wrap) -> Any:
     w, x = leaf(4, 4), leaf(3, 4)
     out = wrap(lambda x, w: (x @ w).sum())(x, w)

@@ -39,6 +39,25 @@ def test_scatters(dtype):
     check(lambda a: torch.where(a > 3, a, 0).masked_fill(a == 1, 2), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_a_scatter_of_one_element_to_each_row_writes_nothing_apart(dtype, dim):
+    x = torch.randint(-9, 9, (3, 4, 5)).to(dtype)
+    i, source = torch.randint(0, 3, x.shape).narrow(dim, 0, 1).contiguous(), torch.randint(-9, 9, x.shape).to(dtype)
+    graphs = [check(lambda a, b, s: (a.scatter(dim, b, s), a.scatter(dim, b, 1)), x, i, source)]
+    if dtype != torch.bool:
+        graphs.append(check(lambda a, b, s: (a.scatter_add(dim, b, s), 0 * a.scatter_add(dim, b, s)), x, i, source))
+    for graph in graphs:
+        assert not any(loop.overwrites for loop in graph.operations)
+        with pytest.raises(EvaluationFailed, match="a value out of range"):
+            evaluate_graph(graph, [x, i + 5, source])
+
+
+def test_negative_zeros_beside_what_a_scatter_adds_stay():
+    x = torch.full((2, 3), -0.0)
+    check(lambda a, b: 1 / a.scatter_add(1, b, torch.zeros(2, 1)), x, torch.tensor([[1], [0]]))
+
+
 def test_masks():
     x = torch.randn(4, 5)
     assert not externs(check(lambda a: a.index_put((a > 0,), torch.tensor(3.0)), x))
