@@ -20,7 +20,7 @@ from minicompile.capture.calls import call, special
 from minicompile.capture.output_graph import InnerGraph
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.torch_rules import same_state, state_of
-from minicompile.capture.tracer import Args, Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 
 KIND = "custom autograd function"
 
@@ -104,7 +104,7 @@ class JoinedOnce(Joined):
 
 
 @special(getattr(torch.autograd.Function.apply, "__func__", vars(torch._C._FunctionBase)["apply"]))  # torch 2.15: written in C
-def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
+def rule_apply(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`kind.apply(*inputs)`."""
     kind, *inputs = args
     if kwargs or not all(isinstance(vars(base).get(name, staticmethod(len)), (staticmethod, classmethod))
