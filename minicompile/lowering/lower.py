@@ -204,7 +204,6 @@ class GraphLowering:
                 raise UseExtern(f"loops do not read {argument.dtype}")
 
     def _on_main_device(self, argument: Any) -> Any:
-
         def leaf(part: Any) -> Any:
             if isinstance(part, TensorValue):
                 return self.builder.moved_to(part, self.builder.device)
