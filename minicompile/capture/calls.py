@@ -176,8 +176,7 @@ def call(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     if kind is Callback:
         return call(tracer, function.function, args, kwargs)
     if isinstance(function, functools.partial):
-        keywords = {**function.keywords, **kwargs}
-        return call(tracer, function.func, (*function.args, *args), keywords)
+        return call(tracer, function.func, (*function.args, *args), {**function.keywords, **kwargs})
     if isinstance(function, functools._lru_cache_wrapper):
         return call_cached(tracer, function, args, kwargs)
     if isinstance(function, NATIVE_CALLABLES):
@@ -253,7 +252,7 @@ def fetched_again(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, r
     return tracer.wrapped_once(key, real, CachedCall(source, args, dict(kwargs), (*known, *kwargs)))
 
 
-def resolved(tracer: Tracer, args: Args, kwargs: Keywords) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def resolved(tracer: Tracer, args: Args, kwargs: Keywords) -> tuple[Args, Keywords]:
     """Arguments that are not lazy themselves."""
     return tuple(map(tracer.resolve, args)), {key: tracer.resolve(item) for key, item in kwargs.items()}
 
