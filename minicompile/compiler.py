@@ -28,7 +28,7 @@ from minicompile.graph.missing_gradients import backward_without
 from minicompile.ir import printer, verify
 from minicompile.ir.graph import CapturedGraph, PartitionedGraph
 from minicompile.ir.loops import LoweredGraph
-from minicompile.ir.program import Program
+from minicompile.ir.program import FlatCall, Program
 from minicompile.ir.schedule import DeviceProperties, FusionRefusal
 from minicompile.kernels import interpret
 from minicompile.kernels.attention_problem import tf32_allowed
@@ -54,7 +54,6 @@ from minicompile.scheduling.matmul import Chooser
 from minicompile.scheduling.schedule import schedule_graph
 
 KERNELS_OF_ATTENTION = 24
-FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
 
 class Compiler:
@@ -337,7 +336,7 @@ def expected_kernels(module: torch.fx.GraphModule) -> int:
     return len(distinct) // 2 + KERNELS_OF_ATTENTION * attention
 
 
-def eager_call(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple[Any, ...]]:
+def eager_call(module: torch.fx.GraphModule) -> FlatCall:
     """Run an ATen graph operator by operator; the list of inputs is emptied as a generated program does."""
     for view in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         view.target = torch.ops.aten.reshape.default  # eager's kernels may give strides of which no view is possible

@@ -127,6 +127,11 @@ def class_lookup(tracer: Tracer, kind: type, name: str, mro: tuple[type, ...] | 
     return MISSING, None
 
 
+def defines(tracer: Tracer, kind: type, name: str) -> bool:
+    """Whether a class, or one that it is made of, defines a method in Python."""
+    return isinstance(class_lookup(tracer, kind, name)[0], types.FunctionType)
+
+
 def class_value(tracer: Tracer, base: type, name: str, raw: Any) -> Any:
     """A class attribute as a value on the stack: guarded unless the class belongs to a trusted library."""
     key = (id(base), name)
@@ -355,9 +360,8 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
     """Data descriptors, the instance dictionary, then class attributes."""
     raw, base = class_lookup(tracer, kind, name)
-    if raw is not MISSING and is_data_descriptor(tracer, raw) and hasattr(type(raw), "__get__"):
-        return bind_descriptor(tracer, class_value(tracer, base, name, raw), owner, kind)
-    value = stored_attribute(tracer, owner, name)
+    wins = raw is not MISSING and is_data_descriptor(tracer, raw) and hasattr(type(raw), "__get__")
+    value = MISSING if wins else stored_attribute(tracer, owner, name)
     if value is not MISSING:
         guard_hidden(tracer, base, name, raw)
         return value

@@ -24,6 +24,7 @@ from minicompile.capture.attributes import (
     bind_descriptor,
     class_lookup,
     class_value,
+    defines,
     generic_attribute,
     generic_set,
     get_attribute,
@@ -245,8 +246,7 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         if value.dim() == 0:
             raise RaisedInUserCode(TypeError("len() of a 0-d tensor"))
         return value.shape[0]
-    method, _ = class_lookup(tracer, type(value), "__len__")
-    if isinstance(method, types.FunctionType):
+    if defines(tracer, type(value), "__len__"):
         return judged(tracer, len, "__len__", invoke_special(tracer, value, "__len__"))
     if isinstance(value, (list, dict)):
         guard_structure(tracer, value)
@@ -332,7 +332,7 @@ def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return run_native(tracer, reversed, args, {})  # raises
     if isinstance(method, types.FunctionType):
         return call(tracer, get_attribute(tracer, value, "__reversed__"), (), {})
-    if isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType):
+    if defines(tracer, type(value), "__getitem__"):
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
         return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
     return over_iterables(reversed, None, tracer, args, kwargs)
@@ -772,7 +772,7 @@ def allocate(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any:
         if issubclass(kind, (BaseExceptionGroup, SyntaxError)):  # which look into what they are given
             args = tuple(native_argument(tracer, item, False) for item in args)
         return tracer.made(run_native(tracer, kind.__new__, (kind, *args), {}))
-    if isinstance(class_lookup(tracer, kind, "__del__")[0], types.FunctionType):
+    if defines(tracer, kind, "__del__"):
         raise RunEager(f"an object of type {kind.__name__} is made, and `__del__` would run when capture drops it")
     if kind.__new__ is object.__new__ or issubclass(kind, (dict, list, set, collections.deque, *MADE_OF_ARGUMENTS)):
         return rule_new(tracer, (kind, *args), kwargs)

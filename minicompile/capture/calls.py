@@ -58,7 +58,7 @@ from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
 from minicompile.capture.texts import check_printable, is_of_users_class, leaves
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Generator, Tracer
+from minicompile.capture.tracer import Args, Generator, Keywords, Tracer
 from minicompile.capture.values import (
     CONSTANT_TYPES,
     IDENTITY_TYPES,
@@ -152,7 +152,7 @@ class KeyFunction(Callback):
         return refuse_objects(self.tracer, args[0] if self.function is None else super().__call__(*args, **kwargs))
 
 
-def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     """The value of `function(*args, **kwargs)`."""
     kind = type(function)
     if kind is types.FunctionType:
@@ -176,8 +176,7 @@ def call(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if kind is Callback:
         return call(tracer, function.function, args, kwargs)
     if isinstance(function, functools.partial):
-        keywords = {**function.keywords, **kwargs}
-        return call(tracer, function.func, (*function.args, *args), keywords)
+        return call(tracer, function.func, (*function.args, *args), {**function.keywords, **kwargs})
     if isinstance(function, functools._lru_cache_wrapper):
         return call_cached(tracer, function, args, kwargs)
     if isinstance(function, NATIVE_CALLABLES):
@@ -195,7 +194,7 @@ def is_constant(value: Any) -> bool:
     return all(map(is_constant, value)) if type(value) in (tuple, torch.Size) else type(value) in CONSTANT_TYPES
 
 
-def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_cached(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     """Call a function with a cache, for constants: what it returns is a value from outside, fetched again in each call."""
     label = getattr(function, "__qualname__", "a function")  # a `partial` with a cache has no name
     items, marked = (*args, *kwargs.values()), "_dynamo_marked_constant" in getattr(function, "__dict__", ())
@@ -219,12 +218,12 @@ def call_cached(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: di
     return fetched_again(tracer, function, args, kwargs, real)
 
 
-def dispatched(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatched(tracer: Tracer, function: types.FunctionType, args: Args, kwargs: Keywords) -> Any:
     """The function that `functools.singledispatch` chooses for a class, asked for again in each call."""
     return fetched_again(tracer, function, args, kwargs, function(*args, **kwargs))
 
 
-def shown_once(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def shown_once(tracer: Tracer, function: types.FunctionType, args: Args, kwargs: Keywords) -> Any:
     """The result of a `__repr__` that prints an object nested in itself as three dots, or whatever was asked for."""
     held = {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())}
     text = held["user_function"]
@@ -243,7 +242,7 @@ CLOSURE_RULES: dict[tuple[str, str], Callable[..., Any]] = {
 (tracer, function, args, kwargs)."""
 
 
-def fetched_again(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any) -> Any:
+def fetched_again(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, real: Any) -> Any:
     """The stand-in for `real`, which `function(*args, **kwargs)` gives in every call."""
     shown = [item if is_constant(item) else id(item) for item in (*args, *kwargs.values())]
     key = (id(function), repr((shown, *kwargs)))
@@ -253,7 +252,7 @@ def fetched_again(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: 
     return tracer.wrapped_once(key, real, CachedCall(source, args, dict(kwargs), (*known, *kwargs)))
 
 
-def resolved(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def resolved(tracer: Tracer, args: Args, kwargs: Keywords) -> tuple[Args, Keywords]:
     """Arguments that are not lazy themselves."""
     return tuple(map(tracer.resolve, args)), {key: tracer.resolve(item) for key, item in kwargs.items()}
 
@@ -262,7 +261,7 @@ METHODS_OF_CLASSES = (types.MethodDescriptorType, types.WrapperDescriptorType)
 NATIVE_CALLABLES = (types.BuiltinFunctionType, *METHODS_OF_CLASSES, types.MethodWrapperType, types.ClassMethodDescriptorType)
 
 
-def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_function(tracer: Tracer, function: types.FunctionType, args: Args, kwargs: Keywords) -> Any:
     """Call a Python function: a rule of its own, a torch operation, or inline."""
     if function.__globals__.get("__name__") == "torch._compile" and hasattr(function, "__wrapped__"):
         function = function.__wrapped__  # hides the function from torch's own compiler
@@ -306,7 +305,7 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: tuple[Any,
     return tracer.inline(function, args, kwargs)
 
 
-def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_torch(tracer: Tracer, function: Any, role: str, args: Args, kwargs: Keywords) -> Any:
     """Call a torch function according to its role."""
     name = getattr(function, "__name__", str(function))
     if role == "never":
@@ -336,7 +335,7 @@ def call_torch(tracer: Tracer, function: Any, role: str, args: tuple[Any, ...], 
     return tracer.operation("call_function", function, args, torch_interface.with_default_device(function, kwargs))
 
 
-def custom_overload(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def custom_overload(function: Any, args: Args, kwargs: Keywords) -> Any:
     """The overload of an operator of somebody else's that is called, `None` for any other function."""
     kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     if not isinstance(function, kinds) or str(function).startswith(("aten.", "prims.")):
@@ -359,7 +358,7 @@ def written(value: Any) -> str:
     return repr(str(value) if isinstance(value, torch.device) else value)
 
 
-def never_in_graph(kind: str, label: str, kwargs: dict[str, Any], of_intermediates: bool) -> Stop:
+def never_in_graph(kind: str, label: str, kwargs: Keywords, of_intermediates: bool) -> Stop:
     """The graph break for an operation that no graph holds."""
     if kwargs.get("create_graph"):
         return RunEager("a gradient is differentiated again, which compiled graphs do not support", "autograd call")
@@ -368,7 +367,7 @@ def never_in_graph(kind: str, label: str, kwargs: dict[str, Any], of_intermediat
     return stop
 
 
-def call_with_out(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_with_out(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     """A torch function with `out=`: the function, and a copy into the output where that is the same."""
     out = kwargs["out"]
     refuse_shared_writes("copy_" if is_pointwise(function) else "scatter_", (out, args))
@@ -392,7 +391,7 @@ def guard_tensor_method(tracer: Tracer, name: str) -> None:
         tracer.read_of_library(torch.Tensor, name, method)
 
 
-def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: Args, kwargs: Keywords) -> Any:
     """Call a method of a tensor."""
     guard_tensor_method(tracer, name)
     if name in torch_interface.TENSOR_QUERY_METHODS:
@@ -426,7 +425,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: tuple[Any, 
     return tracer.operation("call_method", name, (tensor, *args), kwargs)
 
 
-def call_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     """Call something written in C."""
     if isinstance(function, METHODS_OF_CLASSES) and args and not isinstance(args[0], Generator):
         if not isinstance(EXAMPLES.get(type(args[0]), args[0]), function.__objclass__):
@@ -488,7 +487,7 @@ WITH_KEYWORDS = (dict.update, collections.OrderedDict.update, str.format)
 """Methods of containers and texts that take any and do not say so; the others take none."""
 
 
-def ruled(tracer: Tracer, rule: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def ruled(tracer: Tracer, rule: Callable[..., Any], function: Any, args: Args, kwargs: Keywords) -> Any:
     """What the rule of a function gives; arguments that it does not expect are for Python to refuse."""
     if not fits(function, len(args), *kwargs):
         return run_native(tracer, function, args, kwargs)  # raises
@@ -510,7 +509,7 @@ NATIVE_PACKAGES = frozenset({"builtins", "itertools", "re", "datetime", "decimal
                              "types", "functools"})
 
 
-def call_native_method(tracer: Tracer, owner: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_native_method(tracer: Tracer, owner: Any, function: Any, args: Args, kwargs: Keywords) -> Any:
     """Call a C method of a container, string, number, iterator or exception."""
     kind = type(owner)
     if isinstance(owner, types.GeneratorType) and is_outside(tracer, owner):
@@ -557,7 +556,7 @@ LIBRARIES = frozenset({"inspect", "string", "textwrap", "difflib", "ast"})
 """Modules whose functions may run while tracing, though not on their objects from outside, which no guard sees into."""
 
 
-def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_pure(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     """Call a native function that has no side effects, on values it may look into."""
     if any(type(item) is torch.SymFloat and (function not in SYMBOLIC_MATH or has_rounded_numbers(item)) for item in args):
         args = tuple(in_python(tracer, item) for item in args)
@@ -580,7 +579,7 @@ def call_pure(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict
     return tracer.resolve(run_native(tracer, function, values, keywords))
 
 
-def call_numpy(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_numpy(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     """NumPy's number made of numbers, a constant. Of anything else, or where NumPy warns, it is made behind the graph."""
     values = tuple(spelled_out(native_argument(tracer, item)) for item in args)
     if not kwargs and all(type(item) in CONSTANT_TYPES for item in leaves(values)):
@@ -654,7 +653,7 @@ KEEPERS, KEEP = (list, dict, collections.deque), {"append": 0, "appendleft": 0, 
 VALUE_METHODS = ("__float__", "__int__", "__index__", "__len__", "__getitem__", "__eq__", "__lt__", "__bool__", "__contains__")
 
 
-def run_native(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], record: bool = True) -> Any:
+def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, record: bool = True) -> Any:
     """Let Python run a native function; what it raises is raised in the traced program."""
     if function not in SYMBOLIC_ARITHMETIC or any(type(item) in OTHER_NUMBERS for item in args):
         kept = KEEP.get(function.__name__) if isinstance(getattr(function, "__self__", 0), KEEPERS) else None
@@ -733,22 +732,26 @@ def is_called_plainly(tracer: Tracer, kind: type) -> bool:
     return caller is PLAIN_CALL
 
 
-def call_module(tracer: Tracer, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an `nn.Module`: its `forward` directly if there are no hooks."""
-    kind = type(module)
-    if not is_called_plainly(tracer, kind):
-        caller, base = class_lookup(tracer, kind, "__call__")
-        return call(tracer, class_value(tracer, base, "__call__", caller), (module, *args), kwargs)
+def called_by_module(tracer: Tracer, module: Module, args: Args) -> tuple[Any, Args]:
+    """What PyTorch's own `__call__` of a module runs, and on what: its `forward` if there are no hooks."""
     if isinstance(module, torch.jit.ScriptModule):
         raise Break("unknown call", "a scripted module is called")
     if not module_has_hooks(tracer, module):
-        return call(tracer, get_attribute(tracer, module, "forward"), args, kwargs)
+        return get_attribute(tracer, module, "forward"), args
     if has_backward_hooks(module):
-        raise Break("tensor hook", f"the module {kind.__name__} has backward hooks")
-    return tracer.inline(Module._call_impl, (module, *args), kwargs)
+        raise Break("tensor hook", f"the module {type(module).__name__} has backward hooks")
+    return Module._call_impl, (module, *args)
 
 
-def call_object(tracer: Tracer, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_module(tracer: Tracer, module: Module, args: Args, kwargs: Keywords) -> Any:
+    """Call an `nn.Module`."""
+    if not is_called_plainly(tracer, type(module)):
+        caller, base = class_lookup(tracer, type(module), "__call__")
+        return call(tracer, class_value(tracer, base, "__call__", caller), (module, *args), kwargs)
+    return call(tracer, *called_by_module(tracer, module, args), kwargs)
+
+
+def call_object(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
     """Call an instance through its class's `__call__`."""
     kind = type(function)
     role = torch_interface.classify(function)

@@ -14,7 +14,7 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
 
 PLAIN_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
@@ -25,7 +25,7 @@ COPY_METHODS = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__ge
 
 
 @special(copy.copy)
-def rule_copy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rule_copy(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`copy.copy(value)`."""
     value = args[0]
     if type(value) in PLAIN_CONTAINERS:
@@ -43,7 +43,7 @@ def rule_copy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @special(copy.deepcopy)
-def rule_deepcopy(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rule_deepcopy(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`copy.deepcopy(value)`."""
     memo = args[1] if args[1:] else Memo()
     if kwargs or type(memo) is not Memo:

@@ -20,7 +20,7 @@ from minicompile.capture.calls import call, special
 from minicompile.capture.output_graph import InnerGraph
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.torch_rules import same_state, state_of
-from minicompile.capture.tracer import Args, Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 
 KIND = "custom autograd function"
 
@@ -32,9 +32,9 @@ class Context(FunctionCtx):
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
-        self.to_save: Args = ()
-        self.dirty_tensors: Args = ()
-        self.non_differentiable: Args = ()
+        self.to_save: tuple[Any, ...] = ()
+        self.dirty_tensors: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[Any, ...] = ()
         self.materialize_grads = True
 
 
@@ -61,7 +61,7 @@ class Join:
     def __post_init__(self) -> None:
         self.__name__ = self.__qualname__ = self.name
 
-    def __call__(self, values: Args, *tensors: torch.Tensor) -> Any:
+    def __call__(self, values: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
         kind = type(self.name, (JoinedOnce if self.once else Joined,), {})  # errors and `grad_fn` name the user's class
         return kind.apply(self, values, *tensors)
 
@@ -70,7 +70,7 @@ class Joined(torch.autograd.Function):
     """Results that exist already become results of this function."""
 
     @staticmethod
-    def forward(ctx: Any, join: Join, values: Args, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, join: Join, values: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
         """The results, as they are."""
         ctx.join, ctx.count = join, len(tensors)
         results = {id(tensors[place]) for place in join.dirty}
@@ -104,7 +104,7 @@ class JoinedOnce(Joined):
 
 
 @special(getattr(torch.autograd.Function.apply, "__func__", vars(torch._C._FunctionBase)["apply"]))  # torch 2.15: written in C
-def rule_apply(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
+def rule_apply(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`kind.apply(*inputs)`."""
     kind, *inputs = args
     if kwargs or not all(isinstance(vars(base).get(name, staticmethod(len)), (staticmethod, classmethod))

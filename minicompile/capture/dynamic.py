@@ -19,7 +19,7 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.source import Argument, Computed, Source
 from minicompile.capture.symbolic_float import SymbolicFloat, fixed
 from minicompile.capture.torch_interface import fake_input, new_symbol, shape_env_of, symbolic_fake
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.ir.float_input import new_float
 from minicompile.ir.size_nodes import append_expression
 
@@ -44,8 +44,6 @@ class SymbolPrinter(PythonPrinter):
         self.names = names
 
     def _print_Symbol(self, symbol: sympy.Symbol) -> str:  # sympy's name
-        if symbol not in self.names:
-            raise RunEager(f"a size without a source ({symbol})")
         return self.names[symbol]
 
 
@@ -104,7 +102,7 @@ class DynamicPlan:
         value = self.symbol(tracer, abs(real), Source(source, "-{0}") if real < 0 else source, int(real < 0), None)
         return -value if real < 0 else value
 
-    def operation(self, tracer: Tracer, record: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, tracer: Tracer, record: Callable[..., Any], args: Args, kwargs: Keywords) -> Any:
         """Record an operation; floats that vary are inputs of it, unless PyTorch needs to know their values."""
         floats = [item for item in tree_leaves((args, kwargs)) if type(item) is SymbolicFloat]
         if not floats:

@@ -16,7 +16,7 @@ from minicompile.capture.calls import call, run_native, special
 from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
 from minicompile.capture.torch_interface import FakeTensor, named, restore_state
-from minicompile.capture.tracer import TraceAgain, Tracer
+from minicompile.capture.tracer import Args, Keywords, TraceAgain, Tracer
 from minicompile.ir.autocast import open_blocks
 
 LONGEST = 200
@@ -35,7 +35,7 @@ def truth_for_jump(tracer: Tracer, at: Instruction, value: Any) -> bool:
 
 
 @special(torch._check_with)
-def rule_check(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def rule_check(tracer: Tracer, args: Args, kwargs: Keywords) -> None:
     """Raises what `torch._check` and its kin do, where a condition is not true."""
     if args[1] is not True:
         text = args[2] and call(tracer, str, (call(tracer, args[2], (), {}),), {})
@@ -43,7 +43,7 @@ def rule_check(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @special(torch._check_tensor_all_with)
-def rule_check_tensor_all(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def rule_check_tensor_all(tracer: Tracer, args: Args, kwargs: Keywords) -> None:
     """Raises where a tensor is not true throughout."""
     known = isinstance(args[1], FakeTensor) and args[1].dtype is torch.bool
     right = tracer.operation("call_method", "all", args[1:2]) if known else None
@@ -53,7 +53,7 @@ def rule_check_tensor_all(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[st
 
 
 @special(*named("distributions.distribution._all_true_or_runtime_assert"))  # torch 2.15
-def rule_all_true(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def rule_all_true(tracer: Tracer, args: Args, kwargs: Keywords) -> torch.Tensor:
     """Whether a tensor is true throughout, which the caller tests by a jump: still a tensor."""
     return tracer.operation("call_function", torch._is_all_true, args[:1])
 

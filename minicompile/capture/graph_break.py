@@ -81,17 +81,12 @@ class Cutter:
         place = self.emitter.constant(functools.partial(with_user_line, self.frame.code, self.instruction.line), "user_line")
         handled = self.frame.handled()
         if handled is not None:
-            lines = self.while_handling(self.emitter.value(handled), lines)
+            lines = while_handling(self.emitter.value(handled), lines)
         if self.program.handler_of(self.frame.index) is None:
             dropped = [f"    del {self.emitter.value(value)}.generator" for value in base if self.emitter.is_held(value)]
             return ["try:", *indented(lines), "except BaseException as error:", *reversed(dropped), f"    raise {place}(error)"]
         return ["failure = None", "try:", *indented(lines), "except BaseException as error:", f"    failure = {place}(error)",
                 "if failure is not None:", f"    {self.resume(self.frame.index, base, [], raised='failure')}"]
-
-    def while_handling(self, error: str, lines: Lines) -> Lines:
-        """Statements that run while an exception is handled, which what they call may look at."""
-        return [f"trace, context = {error}.__traceback__, {error}.__context__", "try:", f"    raise {error}",
-                "except BaseException:", f"    {error}.__traceback__, {error}.__context__ = trace, context", *indented(lines)]
 
     def save(self, base: list[Any], *places: int) -> None:
         """Build the stack and the locals that are live at some instructions before the cut one runs."""
@@ -184,6 +179,12 @@ def code_called_by(function: Any) -> Any:
 def indented(lines: Lines) -> Lines:
     """Statements one level deeper."""
     return [f"    {line}" for line in lines]
+
+
+def while_handling(error: str, lines: Lines) -> Lines:
+    """Statements that run while an exception is handled, which what they call may look at."""
+    return [f"trace, context = {error}.__traceback__, {error}.__context__", "try:", f"    raise {error}",
+            "except BaseException:", f"    {error}.__traceback__, {error}.__context__ = trace, context", *indented(lines)]
 
 
 def with_exit_step(cutter: Cutter) -> Step:

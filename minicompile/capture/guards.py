@@ -34,6 +34,7 @@ class Guard:
         sentence: the condition in words, with `{0}` for the value's name.
         kind: `constant`, `type`, `identity`, `structure`, `absent`, `tensor`, `same`, `shape` or `overlap`.
         expected: the value at capture, for records of recompiles.
+        others: the other sources; location: the line of the program that needs the condition, where that is known.
     """
 
     source: Source

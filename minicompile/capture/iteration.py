@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import types
 from collections.abc import Iterator
@@ -10,17 +9,15 @@ from typing import Any
 
 import torch
 
-from minicompile.capture.attributes import class_lookup
+from minicompile.capture.attributes import class_lookup, defines
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode
 from minicompile.capture.calls import RecordTorch, invoke_special
 from minicompile.capture.kinds import isinstance
-from minicompile.capture.side_effects import MISSING
+from minicompile.capture.side_effects import MISSING, NATIVE_BASES
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Generator, Tracer
 from minicompile.capture.values import force, guard_order, is_outside
-
-DIRECT = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
 
 
 def get_iterator(tracer: Tracer, value: Any) -> Any:
@@ -36,12 +33,12 @@ def get_iterator(tracer: Tracer, value: Any) -> Any:
         if not hasattr(type(iterator), "__next__"):
             raise RaisedInUserCode(TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'"))
         return iterator
-    if isinstance(value, DIRECT):
+    if isinstance(value, NATIVE_BASES):
         force(tracer, value, False)
         if isinstance(value, (set, frozenset)):
             guard_order(tracer, value)
         return tracer.made(iter(value))
-    if method is MISSING and isinstance(class_lookup(tracer, kind, "__getitem__")[0], types.FunctionType):
+    if method is MISSING and defines(tracer, kind, "__getitem__"):
         return tracer.call(by_index, (value,))
     if is_outside(tracer, value):
         if hasattr(kind, "__next__"):
@@ -90,8 +87,7 @@ OURS = (Generator, Remaining)
 
 def advance(tracer: Tracer, iterator: Any) -> Any:
     """`next(iterator)`, possibly lazy; raises `StopIteration` at the end."""
-    method, _ = class_lookup(tracer, type(iterator), "__next__")
-    if isinstance(method, types.FunctionType) and not isinstance(iterator, OURS):
+    if defines(tracer, type(iterator), "__next__") and not isinstance(iterator, OURS):
         try:
             return tracer.resolve(invoke_special(tracer, iterator, "__next__"))
         except RaisedInUserCode as error:
@@ -113,8 +109,8 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
 
 def native_iterable(tracer: Tracer, value: Any) -> Any:
     """A value over which native code can iterate."""
-    if isinstance(value, DIRECT):
-        if isinstance(class_lookup(tracer, type(value), "__iter__")[0], types.FunctionType):
+    if isinstance(value, NATIVE_BASES):
+        if defines(tracer, type(value), "__iter__"):
             return list(drain(tracer, value))
         force(tracer, value, False)
         if isinstance(value, (set, frozenset)):
@@ -122,7 +118,7 @@ def native_iterable(tracer: Tracer, value: Any) -> Any:
         return value
     if (type(value).__module__ == "builtins" or type(value) is itertools._tee) and not is_outside(tracer, value):
         return value
-    by_index = isinstance(class_lookup(tracer, type(value), "__getitem__")[0], types.FunctionType)
+    by_index = defines(tracer, type(value), "__getitem__")
     if isinstance(value, torch.Tensor) or is_outside(tracer, value) or hasattr(type(value), "__iter__") or by_index:
         if isinstance(value, OURS):
             return value

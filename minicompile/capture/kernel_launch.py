@@ -54,7 +54,7 @@ class Launch:
     args: Args
     kwargs: Keywords
     chosen: tuple[str, ...]
-    grids: dict[Args, Args]
+    grids: dict[tuple[Any, ...], tuple[Any, ...]]
     written: tuple[int, ...]
     fresh: frozenset[int]
 

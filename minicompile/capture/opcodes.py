@@ -266,8 +266,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "LOAD_GLOBAL": (0, lambda tracer, at: tracer.load_global(tracer.frames[-1].globals, at.value)),
     "LOAD_NAME": (0, lambda tracer, at: load_name(tracer, at.value)),
     "LOAD_DEREF": (0, lambda tracer, at: cell_value(tracer, filled_cell(tracer.frames[-1], at.value))),
-    "LOAD_ATTR": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
-    "LOAD_METHOD": (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value)),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD"), (1, lambda tracer, at, owner: get_attribute(tracer, owner, at.value))),
     "LOAD_SUPER_ATTR": (3, attribute_of_super),
     "RETURN_GENERATOR": (0, lambda tracer, at: None),  # is already suspended when it is made; what follows pops a value
     "BUILD_TUPLE": (int, lambda tracer, at, *values: values),

@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
-from minicompile.capture.attributes import class_lookup, get_attribute
+from minicompile.capture.attributes import class_lookup, defines, get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import KEY_WRAPPER, TORCH_NUMBERS, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
@@ -22,7 +22,7 @@ from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.iteration import drain
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.picks import picked
-from minicompile.capture.side_effects import MISSING, elements, native_base, put
+from minicompile.capture.side_effects import MISSING, NATIVE_BASES, elements, native_base, put
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, in_python, real_of
 from minicompile.capture.symbolic_size import SYMBOLIC, concrete, is_symbolic, known_number, spelled_out
 from minicompile.capture.texts import check_printable
@@ -57,13 +57,12 @@ COMPARED_BY: dict[type, tuple[str, ...]] = {types.MethodType: ("__func__", "__se
                                             types.SimpleNamespace: ("__dict__",)}
 NUMBERS = (int, float, *SYMBOLIC)
 VIEWS = (type({}.keys()), type({}.items()))
-NATIVE_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, range, collections.deque)
 
 
 def is_native(value: Any) -> bool:
     """Whether Python's own operators may run on a value."""
     kind = type(value)
-    return kind in CONSTANT_TYPES or isinstance(value, NATIVE_CONTAINERS) or is_symbolic(value)
+    return kind in CONSTANT_TYPES or isinstance(value, NATIVE_BASES) or is_symbolic(value)
 
 
 def operator_functions(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -305,10 +304,9 @@ def truth(tracer: Tracer, value: Any) -> bool:
         if known is None:
             raise Break("branch on a tensor", "Python asks whether a tensor is true")
         return known
-    if isinstance(value, NATIVE_CONTAINERS) and not isinstance(class_lookup(tracer, kind, "__bool__")[0], types.FunctionType):
-        if not isinstance(class_lookup(tracer, kind, "__len__")[0], types.FunctionType):
-            guard_structure(tracer, value)
-            return len(value) > 0
+    if isinstance(value, NATIVE_BASES) and not (defines(tracer, kind, "__bool__") or defines(tracer, kind, "__len__")):
+        guard_structure(tracer, value)
+        return len(value) > 0
     result = invoke_special(tracer, value, "__bool__")
     if result is not MISSING:
         return result if type(result) is bool else judged(tracer, bool, "__bool__", concrete(result))
@@ -339,7 +337,7 @@ def contains(tracer: Tracer, item: Any, container: Any) -> Any:
         return truth(tracer, result)
     if isinstance(container, FakeTensor):
         raise Break("tensor value", "`in` on a tensor")
-    if isinstance(container, NATIVE_CONTAINERS):
+    if isinstance(container, NATIVE_BASES):
         return native_contains(tracer, item, container)
     if isinstance(container, type) or cannot(container, "__iter__") and cannot(container, "__getitem__") or (
             type(container) is VIEWS[0] and standing(tracer, item) is item):
@@ -405,7 +403,7 @@ def get_item(tracer: Tracer, owner: Any, key: Any) -> Any:
     result = invoke_special(tracer, owner, "__getitem__", key)
     if result is not MISSING:
         return result
-    if isinstance(owner, NATIVE_CONTAINERS) and not isinstance(owner, SETS):
+    if isinstance(owner, NATIVE_BASES) and not isinstance(owner, SETS):
         return native_item(tracer, owner, key)
     if isinstance(owner, type):
         method, base = class_lookup(tracer, owner, "__class_getitem__")
@@ -447,8 +445,7 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
         value = look_up(tracer, owner, key)
         if value is not MISSING:
             return value
-        missing, _ = class_lookup(tracer, type(owner), "__missing__")
-        if isinstance(missing, types.FunctionType):
+        if defines(tracer, type(owner), "__missing__"):
             return call(tracer, get_attribute(tracer, owner, "__missing__"), (key,), {})
         if isinstance(owner, collections.defaultdict) and owner.default_factory is not None:
             value = call(tracer, owner.default_factory, (), {})
@@ -463,8 +460,7 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
             run_native(tracer, list.__getitem__, (owner, key), {})  # raises
         return slot(tracer, owner, key)
     force(tracer, owner, False)
-    overridden = isinstance(class_lookup(tracer, type(owner), "__getitem__")[0], types.FunctionType)
-    reader: Any = native_base(owner) if overridden else type(owner)
+    reader: Any = native_base(owner) if defines(tracer, type(owner), "__getitem__") else type(owner)
     result = run_native(tracer, functools.partial(reader.__getitem__, owner, key), (), {})
     if type(key) is slice and not isinstance(owner, (str, bytes, range)):
         return tracer.made(result)

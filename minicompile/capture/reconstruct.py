@@ -763,10 +763,9 @@ def write_dict(emitter: Emitter, shadow: Shadow, now: dict[Any, Any], name: str)
         owner = emitter.constant(collections.OrderedDict, "OrderedDict")
     kept = [key for key in before if key in now]
     if list(map(typed, now))[: len(kept)] != list(map(typed, kept)):
-        lines = [f"{owner}.clear({name})"]
-        return lines + [f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})"
-                        for key, item in now.items()]
-    lines = [f"{owner}.__delitem__({name}, {emitter.value(key)})" for key in before if key not in now]
+        lines, before = [f"{owner}.clear({name})"], {}
+    else:
+        lines = [f"{owner}.__delitem__({name}, {emitter.value(key)})" for key in before if key not in now]
     for key, item in now.items():
         if key not in before or not same(item, before[key]):
             lines.append(f"{owner}.__setitem__({name}, {emitter.value(key)}, {emitter.value(item)})")

@@ -9,11 +9,9 @@ import types
 from typing import Any
 
 from minicompile.capture.kinds import isinstance
+from minicompile.capture.side_effects import contents
 
 FIELD: Any = type(vars(collections.namedtuple("Pair", "one two"))["one"])
-
-EMPTY = object()
-
 
 def is_remade(kind: type) -> bool:
     """Whether a class is one that `namedtuple` makes in each call of a function: no module holds it by its name."""
@@ -48,11 +46,3 @@ def alike(one: Any, other: Any) -> bool:
     if type(one) is dict:
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in other)
     return one is other or type(one) in (str, int, bool, float) and one == other
-
-
-def contents(cell: Any) -> Any:
-    """What a closure cell holds, if anything."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return EMPTY

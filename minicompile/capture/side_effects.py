@@ -106,6 +106,7 @@ def native_base(value: Any) -> Any:
 
 
 NATIVE_BASES = (list, tuple, set, frozenset, collections.deque, collections.OrderedDict, dict, str, bytes, range)
+"""Those containers, each ahead of what it is a subclass of, and what else Python iterates over by itself."""
 
 
 def elements(container: Any) -> list[Any]:

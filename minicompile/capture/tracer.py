@@ -124,9 +124,9 @@ class Rules:
 
     handlers: dict[str, Handler]
     wrap: Callable[[Tracer, Any, Source], Any]
-    call: Callable[[Tracer, Any, tuple[Any, ...], dict[str, Any]], Any]
-    make: Callable[[Tracer, type, tuple[Any, ...], dict[str, Any]], Any]
-    call_overridden: Callable[[Tracer, Any, tuple[Any, ...], dict[str, Any]], Any]
+    call: Callable[[Tracer, Any, Args, Keywords], Any]
+    make: Callable[[Tracer, type, Args, Keywords], Any]
+    call_overridden: Callable[[Tracer, Any, Args, Keywords], Any]
 
 
 def overrides_torch(value: Any) -> bool:
@@ -398,7 +398,7 @@ class Tracer:
 
     # Running.
 
-    def operation(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def operation(self, op: str, target: Any, args: Args, kwargs: Keywords | None = None) -> Any:
         """Record a torch operation, or leave it to the class of an argument that overrides it."""
         if any(map(overrides_torch, (*args, *(kwargs or {}).values()))):
             return self.rules.call_overridden(self, target, args, kwargs or {})
@@ -495,11 +495,11 @@ class Tracer:
         outer: BaseException | None = self.wrapped_once((id(sys), "exception"), self.handled_at_call, place)
         return outer
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def call(self, function: Any, args: Args, kwargs: Keywords | None = None) -> Any:
         """The value of `function(*args, **kwargs)`."""
         return self.rules.call(self, function, args, kwargs or {})
 
-    def call_from_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def call_from_native(self, function: Any, args: Args, kwargs: Keywords | None = None) -> Any:
         """The same, for native code that runs while tracing."""
         native, self.native = self.native, False
         try:
@@ -507,7 +507,7 @@ class Tracer:
         finally:
             self.native = native
 
-    def inline(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def inline(self, function: types.FunctionType, args: Args, kwargs: Keywords) -> Any:
         """Interpret a call of a Python function."""
         frame = self.enter(function, args, kwargs)
         flags = frame.code.co_flags
@@ -517,7 +517,7 @@ class Tracer:
             return self.made(Generator(self, frame))
         return self.run(frame).value
 
-    def enter(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+    def enter(self, function: types.FunctionType, args: Args, kwargs: Keywords) -> Frame:
         """A frame with the arguments bound and the cells made."""
         return self.with_cells(Frame(function, self.bind(function, args, kwargs)))
 
@@ -536,7 +536,7 @@ class Tracer:
                     frame.cells[name] = self.wrapped_once((id(function), place.text), cell, place)
         return frame
 
-    def bind(self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, function: types.FunctionType, args: Args, kwargs: Keywords) -> dict[str, Any]:
         """What a call binds the parameters to: Python binds them, in a function with the same ones that returns them."""
         code, defaults, by_keyword = function.__code__, function.__defaults__, function.__kwdefaults__
         if id(function) not in self.fresh:

@@ -21,7 +21,7 @@ from minicompile.capture.side_effects import MISSING
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.torch_interface import dispatcher_kept
 from minicompile.capture.torch_rules import same_state, state_of
-from minicompile.capture.tracer import Args, Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, force
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -69,7 +69,7 @@ class Application:
             return self.transform(function)(*args, **kwargs)
 
 
-def applied(tracer: Tracer, transform: Transform, name: str, target: Any, args: Args, kwargs: dict[str, Any]) -> Any:
+def applied(tracer: Tracer, transform: Transform, name: str, target: Any, args: Args, kwargs: Keywords) -> Any:
     """What a transform of `target` gives for some arguments."""
     return recorded(tracer, *traced(tracer, transform, name, target, args, kwargs))
 
@@ -80,7 +80,7 @@ def recorded(tracer: Tracer, application: Application, tensors: Args, read: Args
     return tree_unflatten([*parts], application.found)
 
 
-def traced(tracer: Tracer, transform: Transform, name: str, target: Any, args: Args, kwargs: dict[str, Any]) -> Any:
+def traced(tracer: Tracer, transform: Transform, name: str, target: Any, args: Args, kwargs: Keywords) -> Any:
     """A transform of `target` with the graph of it, the tensors among its arguments, and what the graph reads besides."""
     force(tracer, (args, kwargs))
     leaves, structure = tree_flatten((args, kwargs))
@@ -129,7 +129,7 @@ def seen_inside(tracer: Tracer, application: Application, tensors: Args, inner: 
     return tree_unflatten(made, structure), grad_mode
 
 
-def rule_wrapper(tracer: Tracer, function: types.FunctionType, args: Args, kwargs: dict[str, Any]) -> Any:
+def rule_wrapper(tracer: Tracer, function: types.FunctionType, args: Args, kwargs: Keywords) -> Any:
     """A call of what one of `WRAPPERS` returned."""
     frame = tracer.enter(function, args, kwargs)
     make = BY_CODE[function.__code__]
@@ -147,13 +147,13 @@ CLOSURE_RULES.update({(transform(force).__globals__["__name__"], code.co_qualnam
 
 
 @special(torch.func.jvp)
-def rule_jvp(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
+def rule_jvp(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`jvp(function, primals, tangents)`."""
     return applied(tracer, lambda target: functools.partial(torch.func.jvp, target, **kwargs), "jvp", args[0], args[1:], {})
 
 
 @special(torch.func.vjp)
-def rule_vjp(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
+def rule_vjp(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`vjp(function, *primals)`: the value, and a function of which every call is a node of its own."""
     function, *primals = args
 
@@ -184,7 +184,7 @@ def pulled_back(*args: Any) -> Any:
 
 
 @special(pulled_back)
-def rule_pulled_back(tracer: Tracer, args: Args, kwargs: dict[str, Any]) -> Any:
+def rule_pulled_back(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """The gradients that the function returned by `vjp` makes of those of the value."""
     values, read, before, has_aux, *given = args
 

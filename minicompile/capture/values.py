@@ -371,9 +371,8 @@ def wrap_object(tracer: Tracer, real: Any, source: Source) -> Any:
 def wrap_partial(tracer: Tracer, real: functools.partial[Any], source: Source) -> Any:
     """A partial call: the callable and the arguments by their own rules."""
     tracer.guards.type(source, real)
-    function = wrap(tracer, real.func, Attribute(source, "func"))
-    args = wrap(tracer, real.args, Attribute(source, "args"))
-    keywords = wrap(tracer, real.keywords, Attribute(source, "keywords"))
+    names = ("func", "args", "keywords")
+    function, args, keywords = (wrap(tracer, getattr(real, name), Attribute(source, name)) for name in names)
     force(tracer, keywords, False)
     copy = functools.partial(function)
     copy.__setstate__((function, args, keywords, None))  # which keeps them as they are, for whoever changes them

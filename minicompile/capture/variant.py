@@ -20,14 +20,7 @@ from minicompile.capture import copying, custom_function, kernel_launch, opcodes
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.builtin_rules import call_class
-from minicompile.capture.calls import (
-    COMPILED_MARK,
-    DISABLED_MARK,
-    call,
-    has_backward_hooks,
-    is_called_plainly,
-    module_has_hooks,
-)
+from minicompile.capture.calls import COMPILED_MARK, DISABLED_MARK, call, called_by_module, is_called_plainly
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.dynamic import DynamicPlan, check_marks, shape_guards, symbol_node
 from minicompile.capture.expectations import Rewind, check_expectations
@@ -45,7 +38,7 @@ from minicompile.capture.picks import check_picks
 from minicompile.capture.reconstruct import Emitter, write_side_effects
 from minicompile.capture.side_effects import Lazy
 from minicompile.capture.source import Argument, Attribute, Baked, Source, identifier, is_trusted, is_trusted_module
-from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Frame, Rules, TraceAgain, Tracer
+from minicompile.capture.tracer import COROUTINE_FLAGS, GENERATOR_FLAG, Args, Frame, Keywords, Rules, TraceAgain, Tracer
 from minicompile.capture.user_line import name_of, seen_from_user_lines
 from minicompile.capture.values import IDENTITY_TYPES, is_structural, wrap
 from minicompile.config import Config
@@ -101,7 +94,7 @@ class Context:
 class Attempt:
     """One run of the tracer over one call."""
 
-    def __init__(self, context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, context: Context, function: Any, args: Args, kwargs: Keywords) -> None:
         self.context = context
         self.tracer = Tracer(context.config, RULES, context.plan)
         self.tracer.expects, self.tracer.graph.inference.allowed = context.expects, context.inference
@@ -149,10 +142,10 @@ class Attempt:
         else:
             tracer.guards.test(keyword, "not {0}", (), "the call has no keyword arguments", "structure", names)
         labels = parameter_names(self.function)
-        args: tuple[Any, ...] = tuple(
+        args: Args = tuple(
             Lazy(Argument(positional, place, labels[place] if place < len(labels) else f"args[{place}]"), value)
             for place, value in enumerate(self.args))
-        kwargs: dict[str, Any] = {key: Lazy(Argument(keyword, key, key), value) for key, value in self.kwargs.items()}
+        kwargs: Keywords = {key: Lazy(Argument(keyword, key, key), value) for key, value in self.kwargs.items()}
         target = tracer.wrap(self.function, root)
         while not isinstance(target, types.FunctionType):
             target, args, kwargs = self.unwrap(target, args, kwargs)
@@ -163,7 +156,7 @@ class Attempt:
             raise RunEager(f"`{target.__module__}.{target.__qualname__}` is called as it is", untraced)
         return target, args, kwargs
 
-    def unwrap(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def unwrap(self, target: Any, args: Args, kwargs: Keywords) -> tuple[Any, Any, Any]:
         """One step from a callable towards the Python function that it calls."""
         tracer = self.tracer
         if isinstance(target, types.MethodType):
@@ -173,13 +166,7 @@ class Attempt:
         if hasattr(type(target), COMPILED_MARK):
             return get_attribute(tracer, target, getattr(type(target), COMPILED_MARK)), args, kwargs
         if isinstance(target, torch.nn.Module) and is_called_plainly(tracer, type(target)):
-            if isinstance(target, torch.jit.ScriptModule):
-                raise RunEager("a scripted module")
-            if not module_has_hooks(tracer, target):
-                return get_attribute(tracer, target, "forward"), args, kwargs
-            if has_backward_hooks(target):
-                raise RunEager("the module has backward hooks")
-            return torch.nn.Module._call_impl, (target, *args), kwargs
+            return *called_by_module(tracer, target, args), kwargs
         caller = type(target).__call__ if not isinstance(target, type) else None
         if isinstance(caller, types.FunctionType) or hasattr(type(caller), COMPILED_MARK):
             return get_attribute(tracer, target, "__call__"), args, kwargs
@@ -218,7 +205,7 @@ def parameter_names(function: Any) -> list[str]:
     return list(code.co_varnames[skip : code.co_argcount]) if code is not None else []
 
 
-def capture_call(context: Context, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+def capture_call(context: Context, function: Any, args: Args, kwargs: Keywords) -> Variant:
     """Trace a call and write the function that replaces it."""
     stop: Break | None = None
     step = -1

@@ -451,9 +451,6 @@ _BY_CONSTANT = frozenset({"floordiv", "remainder", "fmod"})
 """Operations on integers that take a bare literal as their second operand."""
 
 
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-
-
 def _compares_positions(expression: Expr) -> bool:
     """Whether only the order of positions matters, so that they need not be widened to the dtype they have in eager."""
     return (

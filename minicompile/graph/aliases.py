@@ -24,12 +24,12 @@ from minicompile.ir.graph import (
     OutputBinding,
     RepeatedOutput,
     SizeOutput,
+    ViewCall,
     ViewOutput,
 )
 
 DETACHED = "outputs share memory, with each other or an input, but not its history"
-ViewCalls = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
-CUT: tuple[Any, tuple[Any, ...], dict[str, Any]] = (torch.ops.aten.detach.default, (), {})
+CUT: ViewCall = (torch.ops.aten.detach.default, (), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,12 +216,12 @@ def root_of(value: torch.Tensor) -> torch.Tensor:
     return value if base is None else base
 
 
-def view_calls(node: Node, base: Node) -> ViewCalls | None:
+def view_calls(node: Node, base: Node) -> tuple[ViewCall, ...] | None:
     """The chain of view operators from `base` to `node`, first to be applied first; `None` if there is no plain one.
 
     Their arguments may hold nodes of sizes. Written memory is read anew by each of its views, from one value detached.
     """
-    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    calls: list[ViewCall] = []
     current, base = undetached(node), undetached(base)
     while current is not base:
         target = current.target

@@ -38,7 +38,7 @@ def plain_copy(node: Any) -> None:
     value, source = node.meta["val"], node.args[1]
     if is_complex(source) and (source.meta["val"].dtype, source.meta["val"].shape) == (value.dtype, value.shape):
         if all(name_of(user) == "slice_scatter" for user in node.users):
-            node.replace_all_uses_with(node.args[1])
+            node.replace_all_uses_with(source)
 
 
 def scattered(node: Any) -> None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 import minicompile.gpu as gpu
 from minicompile.graph.operators import is_foreign, is_item, is_view, name_of
 from minicompile.graph.torch_interface import fake_mode_of
+from minicompile.ir.graph import parts_of
 
 aten = torch.ops.aten
 
@@ -50,7 +51,7 @@ def channels_last(module: GraphModule) -> GraphModule:
     if any(name_of(node) in READ_STRIDES or node.target is aten.view.dtype for node in module.graph.nodes):
         return module
     before = {node: node.meta.get("val") for node in module.graph.nodes}
-    closing = next(iter(reversed(module.graph.nodes)))
+    closing: Any = module.graph.output_node()
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in closing.args[0]]
     wanted = [value if isinstance(value, torch.Tensor) else None for value in values]
     copies: dict[tuple[Node, torch.memory_format], Node] = {}
@@ -220,8 +221,7 @@ def reads_alike(node: Node, old: Node, new: Node) -> bool:
 
 def layouts(value: Any) -> list[Any]:
     """The strides of every tensor in a result."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [item.stride() if isinstance(item, torch.Tensor) else None for item in values]
+    return [item.stride() if isinstance(item, torch.Tensor) else None for item in parts_of(value)]
 
 
 def laid_out_as(module: GraphModule, node: Node, like: torch.Tensor) -> Node:

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 def backward_without(backward: GraphModule, binding: Binding, given: Collection[int]) -> GraphModule:
     """The backward that takes the tangents numbered in `given` only, and those of varying sizes, which come as zeros."""
-    placeholders = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    placeholders = backward.graph.find_nodes(op="placeholder")
     tangents = placeholders[len(placeholders) - len(binding.differentiable_outputs) :]
     missing = {node for number, node in enumerate(tangents) if number not in given}
     module = torch_interface.GraphModule(backward, _Reduced(backward.graph, set(tangents) - missing, missing).graph)

@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from minicompile.graph import torch_interface
 from minicompile.graph.operators import is_foreign
+from minicompile.ir.graph import parts_of
 
 LIBRARY = torch.library.Library("minicompile", "FRAGMENT")
 
@@ -70,8 +71,7 @@ def gradient_operator(operator: Any) -> Any:
         given, spec = tree_flatten(args)
         with torch_interface.with_autograd():
             leaves = {index: given[index].detach().requires_grad_() for index in wanted}
-            results = operator(*tree_unflatten([leaves.get(index, each) for index, each in enumerate(given)], spec))
-            results = results if isinstance(results, (tuple, list)) else (results,)
+            results = parts_of(operator(*tree_unflatten([leaves.get(index, each) for index, each in enumerate(given)], spec)))
             pairs = [(result, g) for result, g in zip(results, gradients, strict=True) if g is not None and result.requires_grad]
             outs, tangents = zip(*pairs, strict=True)
             found = torch.autograd.grad(outs, list(leaves.values()), tangents, materialize_grads=True, allow_unused=True)

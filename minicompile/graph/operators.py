@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
+from minicompile.ir.graph import parts_of
+
 aten = torch.ops.aten
 ours = torch.ops.minicompile
 
@@ -106,10 +108,8 @@ def is_size(node: Node) -> bool:
 
 def num_bytes(node: Node) -> int:
     """Bytes of the node's result, at the sizes seen at compile time; an expanded tensor counts its distinct elements."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
     total = 0
-    for item in values:
+    for item in parts_of(node.meta.get("val")):
         if isinstance(item, torch.Tensor):
             places = zip(item.shape, item.stride(), strict=True)
             distinct = (hinted(size) for size, stride in places if not isinstance(stride, int) or stride != 0)

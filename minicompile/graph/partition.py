@@ -42,9 +42,9 @@ KEPT_ORIGIN = ("val", "location", "variable", "operator", "stage", "source", "ki
 def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> PartitionedGraph:
     """The forward and backward graphs of a joint graph."""
     graph = joint.module.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     inputs, tangents = placeholders[: len(captured.inputs)], placeholders[len(captured.inputs) :]
-    closing = next(iter(reversed(graph.nodes)))
+    closing: Any = graph.output_node()
     outputs = list(closing.args[0])
     forward_outputs, rest = outputs[: joint.forward_outputs], outputs[joint.forward_outputs :]
     gradients, passed_on = rest[: len(joint.differentiable_inputs)], rest[len(joint.differentiable_inputs) :]

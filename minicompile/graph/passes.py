@@ -221,7 +221,7 @@ def separate_outputs(module: GraphModule, forward_outputs: int, totals: int) -> 
     Nor do gradients share it with each other: autograd keeps each as the `.grad` of a parameter, which is written in place.
     The `totals` at the end are no results but places in the graph, which a copy of them is not.
     """
-    closing = next(iter(reversed(module.graph.nodes)))
+    closing: Any = module.graph.output_node()
     outputs = list(closing.args[0])
     claimed: set[Node] = set()
     for index, node in enumerate(outputs[: len(outputs) - totals]):

@@ -75,7 +75,7 @@ def recognise(
         return captured, ()
     copy = torch.fx.Graph()
     closing = copy.graph_copy(graph, {})
-    copy.output(closing).meta.update(next(iter(reversed(graph.nodes))).meta)
+    copy.output(closing).meta.update(graph.output_node().meta)
     if prepare is not None:
         prepare(copy)
     drop_unread(copy)

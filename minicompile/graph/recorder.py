@@ -22,6 +22,7 @@ from minicompile.graph.operators import is_view
 from minicompile.graph.sizes import SizeExpressions
 from minicompile.graph.torch_interface import FAKE_DEVICE, FakeMode, FakeTensor
 from minicompile.ir.float_input import FloatNeeded, hinted, is_float_input
+from minicompile.ir.graph import parts_of
 from minicompile.ir.without_dynamo import DispatchMode
 
 Decomposition = Callable[..., Any]
@@ -262,7 +263,7 @@ class Recorder(DispatchMode):
             args = torch.fx.node.map_arg(node.args, slots.__getitem__)  # type: ignore[arg-type]
             kwargs = torch.fx.node.map_arg(node.kwargs, slots.__getitem__)  # type: ignore[arg-type]
             entries.append((node.target, args, kwargs, value, node.name.rstrip("0123456789_")))
-        leaves = result if isinstance(result, (tuple, list)) else (result,)
+        leaves = parts_of(result)
         if not all(leaf is None or isinstance(leaf, torch.Tensor) and id(leaf) in self._nodes for leaf in leaves):
             return None
         if any(leaf is not None and self.node_of(leaf) not in slots for leaf in leaves):
@@ -312,7 +313,7 @@ def from_the_beginning(value: torch.Tensor, source: Any, sizes: Any, strides: An
 
 def refuse_unusual(target: Any, args: Any, result: Any) -> None:
     """Raise for what a graph of plain strided tensors cannot hold."""
-    for item in result if isinstance(result, (tuple, list)) else (result,):
+    for item in parts_of(result):
         if isinstance(item, torch.Tensor) and item.layout != torch.strided:
             raise RuntimeError(f"{target} makes a sparse tensor")
         if target in EMPTY_STRIDED and torch_interface.overlaps(item):

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from minicompile.ir.fake_mode import FAKE_DEVICE, FakeMode, python_dispatcher, storage_key, surely_equal
-from minicompile.ir.graph import GraphModule
+from minicompile.ir.graph import GraphModule, parts_of
 
 __all__ = ["FAKE_DEVICE", "python_dispatcher", "storage_key", "surely_equal", "FakeTensor", "GraphModule", "FakeMode"]
 
@@ -103,8 +103,9 @@ def is_symbolic(value: torch.Tensor) -> bool:
 
 def symbolic_numbers(value: Any) -> list[torch.SymInt]:
     """The symbolic ones among the numbers that a graph's value is made of."""
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-    numbers = [n for part in parts for n in ((*part.shape, *part.stride()) if isinstance(part, torch.Tensor) else (part,))]
+    numbers: list[Any] = []
+    for part in parts_of(value):
+        numbers += (*part.shape, *part.stride()) if isinstance(part, torch.Tensor) else (part,)
     return [number for number in numbers if isinstance(number, torch.SymInt)]
 
 

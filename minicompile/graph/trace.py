@@ -32,7 +32,7 @@ from minicompile.graph.random_numbers import Seeds, eager_decompositions, random
 from minicompile.graph.recorder import SYMBOLIC_TYPES, Recorder, tensors_of
 from minicompile.graph.writing_operators import call_on_copies, written_arguments
 from minicompile.ir import autocast
-from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding, ancestors
+from minicompile.ir.graph import CapturedGraph, Connection, History, MutatedInput, OutputBinding, ancestors, parts_of
 from minicompile.ir.operator_names import BECOMES_A_VIEW
 from minicompile.ir.replacements import called
 
@@ -112,8 +112,8 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
     """What the caller sees, returned or as an input that was written, and the graph also computes with: a gradient of one
     result may go through it.
     """
-    closing, written = next(iter(reversed(graph.nodes))), last_writes(graph)
-    inputs = {node for node in graph.nodes if node.op == "placeholder" and memory_of(node) in written}
+    closing, written = graph.output_node(), last_writes(graph)
+    inputs = {node for node in graph.find_nodes(op="placeholder") if memory_of(node) in written}
     results = {node for node in closing.all_input_nodes if node.op not in ("placeholder", "get_attr")}
     used = {node for node in results if any(user is not closing and node not in results_of(user) for user in node.users)}
     together = {result for call in graph.nodes if used.intersection(family := results_of(call)) for result in family}
@@ -146,8 +146,7 @@ def written_by(node: Node) -> list[Any]:
         return [node.args[1 + place] for place in target.dirty]
     if not node.args or not (changes_something(node) or is_told_to_write(node)):
         return []
-    written = node.kwargs.get("out", node.args[0])
-    return list(written) if isinstance(written, (list, tuple)) else [written]
+    return [*parts_of(node.kwargs.get("out", node.args[0]))]
 
 
 def is_told_to_write(node: Node) -> bool:
@@ -545,7 +544,7 @@ def constants_module(constants: dict[str, torch.Tensor]) -> torch.nn.Module:
 
 def move_placeholders_first(graph: torch.fx.Graph) -> None:
     """Tangents were added late; FX wants all placeholders ahead of the other nodes, in order."""
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
     for node in placeholders if first is not None else ():
         first.prepend(node)  # type: ignore[union-attr]  # there is one
@@ -581,15 +580,15 @@ def is_linear(target: Any) -> bool:
     """Whether a custom function's backward gives, for a sum of gradients, the sum of what it gives for each."""
     if is_custom(target):  # an operator, whose backward is no graph
         return False
-    nodes = target.backward.graph.nodes
-    tied = set(itertools.islice(nodes, len(target.outputs)))
-    for node in nodes:
+    graph = target.backward.graph
+    tied = set(itertools.islice(graph.nodes, len(target.outputs)))
+    for node in graph.nodes:
         if node.op != "output" and not tied.isdisjoint(node.all_input_nodes):
             places = [place for place, value in enumerate(node.args) if isinstance(value, Node) and value in tied]
             if places not in LINEAR.get(operator_name(node), ()) or not {"dim", "keepdim"}.issuperset(node.kwargs):
                 return False
             tied.add(node)
-    return tied.issuperset(next(iter(reversed(nodes))).all_input_nodes)
+    return tied.issuperset(graph.output_node().all_input_nodes)
 
 
 @contextmanager

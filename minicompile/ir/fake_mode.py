@@ -147,8 +147,7 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
         if BEFORE_TORCH_2_13 and all(made.alias_info is None for made in func._schema.returns):
             result = tuple(map(self.remembering, result)) if isinstance(result, tuple) else self.remembering(result)
         if (value := beside_numbers(func, args)) is not None and 1 in value.shape and value.shape == result.shape:
-            options = {"dtype": result.dtype, "device": result.fake_device}
-            return super().dispatch(aten.empty_strided.default, types, (value.shape, dense_strides(value)), options)
+            return self.in_layout(types, result, value.shape, dense_strides(value))
         if wanted := memory_format(func, args):
             first, *rest = result if isinstance(result, tuple) else (result,)
             first = super().dispatch(aten.empty_like.default, types, (first,), {"memory_format": wanted})
@@ -185,9 +184,7 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
             return hint if expression.is_number else env.create_symintnode(expression, hint=hint)
 
         layouts = [(tuple(map(settled, made.shape)), tuple(map(settled, made.stride()))) for made in results]
-        kinds = [{"dtype": made.dtype, "device": made.fake_device} for made in results]
-        create = super().dispatch
-        return tuple(create(aten.empty_strided.default, types, *made) for made in zip(layouts, kinds, strict=True))
+        return tuple(self.in_layout(types, made, *layout) for made, layout in zip(results, layouts, strict=True))
 
     def remembering(self, made: Any) -> Any:
         """A new tensor whose second dimension is the innermost, made in the way that tells it so; others as they are.
@@ -199,8 +196,12 @@ class FakeMode(without_dynamo.DispatchMode, FakeTensorMode):
         innermost = made.stride()[1]
         if type(innermost) is not int or innermost != 1:
             return made
-        options = {"dtype": made.dtype, "device": made.fake_device}
-        return super().dispatch(aten.empty_strided.default, (), (made.shape, made.stride()), options)
+        return self.in_layout((), made, made.shape, made.stride())
+
+    def in_layout(self, types: Any, like: FakeTensor, sizes: Any, strides: Any) -> Any:
+        """A new fake tensor of these sizes and strides, with the dtype and on the device of `like`."""
+        options = {"dtype": like.dtype, "device": like.fake_device}
+        return super().dispatch(aten.empty_strided.default, types, (sizes, strides), options)
 
 
 def reaches_beyond(value: Any, sizes: Any, strides: Any, storage_offset: Any = None) -> bool:

@@ -15,7 +15,7 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -79,6 +79,11 @@ def dependencies(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
         named = [bits.get(name, 0) for name in (node.name, *node.meta.get("together", ()))]
         known[node] = functools.reduce(operator.or_, (*named, *(known[used] for used in node.all_input_nodes)))
     return known
+
+
+def parts_of(value: Any) -> Sequence[Any]:
+    """The values that a result, or an argument, consists of: those of a list or tuple, or it alone."""
+    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def ancestors(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
@@ -191,6 +196,10 @@ class InputOutput:
     index: int
 
 
+ViewCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""A view's operator overload, its arguments after the first, and its keyword arguments."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ViewOutput:
     """A user output that shares storage with an input or with another output, rebuilt outside the graph.
@@ -201,8 +210,8 @@ class ViewOutput:
         sizes, strides, offset: `as_strided` geometry relative to the base's first element: integers, or `SizeOutput`s,
             as the numbers in `view_calls` are.
         dtype: differs from the base's for `view(dtype)`.
-        view_calls: (operator overload, arguments, keyword arguments) to be applied to the base in order, so that autograd
-            sees the same views as in eager; empty when `as_strided` serves.
+        view_calls: to be applied to the base in order, so that autograd sees the same views as in eager; empty when
+            `as_strided` serves.
         requires_grad: whether the view requires a gradient, as one made under `no_grad` does too.
         recorded: whether it is made with gradients recorded.
 
@@ -215,7 +224,7 @@ class ViewOutput:
     strides: tuple[Any, ...]
     offset: Any
     dtype: torch.dtype
-    view_calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = ()
+    view_calls: tuple[ViewCall, ...] = ()
     requires_grad: bool = True
     recorded: bool = True
 

@@ -223,7 +223,7 @@ class ExternKernel:
         overwrites: buffers whose storage the call changes in place; `outputs` then names their new versions.
         unpack: the call returns a tuple or list of `outputs`, also where there is only one.
         pure: the same arguments give the same result and nothing else happens (no randomness, no I/O).
-        reason: why this is extern, for the report.
+        reason: why this is extern, for the report; origins: the FX nodes whose work this is, in order.
         epilogue: for `kernels.fused_matmul`: a pointwise loop over (batch, row, column) of the product that is evaluated on
             the tiles of the result before they are stored; its load of `PRODUCT` is the product's element there. The call
             then computes the loop's buffer, `outputs[0]`; with a second output the product itself is stored too.

@@ -6,8 +6,13 @@ graph's inputs (which it empties, so that memory is freed early) and returns a t
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import torch
+
+FlatCall = Callable[[list[Any]], tuple[Any, ...]]
+"""The `call` of a program: takes a list of inputs, which it empties, and gives the outputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,11 @@ class KernelSource:
     def sizes(self) -> tuple[str, ...]:
         """The names of the size arguments, which come last."""
         return tuple(argument.name for argument in self.arguments if argument.dtype is None)
+
+    @property
+    def hints(self) -> tuple[int, ...]:
+        """Those sizes when the kernel was made."""
+        return tuple(argument.hint for argument in self.arguments if argument.dtype is None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from minicompile.ir.expr import (
     indirect_values,
     walk,
 )
-from minicompile.ir.graph import PartitionedGraph
+from minicompile.ir.graph import PartitionedGraph, parts_of
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, atoms, hint, lower_bound, upper_bound
 from minicompile.ir.loops import Buffer, BufferView, ExternKernel, Loop, LoweredGraph, Reduction, Scan, views_in
 from minicompile.ir.printer import module_text, operation_text
@@ -48,7 +48,7 @@ def verify_partitioned(partitioned: PartitionedGraph) -> None:
         raise VerificationFailed(f"the binding names output {max(named)} of {count}", module_text(partitioned.forward))
     if partitioned.backward is not None:
         _verify_module(partitioned.backward)
-        given = sum(n.op == "placeholder" for n in partitioned.backward.graph.nodes)
+        given = len(partitioned.backward.graph.find_nodes(op="placeholder"))
         expected = len(binding.saved) + len(binding.saved_inputs) + len(binding.differentiable_outputs)
         if given < expected:
             raise VerificationFailed(
@@ -57,8 +57,7 @@ def verify_partitioned(partitioned: PartitionedGraph) -> None:
 
 
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:
-    results: Any = module.graph.output_node().args[0]
-    return results if isinstance(results, (tuple, list)) else (results,)
+    return parts_of(module.graph.output_node().args[0])
 
 
 def _verify_module(module: torch.fx.GraphModule) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from minicompile.errors import Unsupported
+from minicompile.ir.graph import parts_of
 from minicompile.ir.loops import Buffer
 from minicompile.ir.operator_names import overload
 from minicompile.lowering.builder import GraphBuilder
@@ -90,8 +91,7 @@ def mutated_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     found: list[Any] = []
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            found.extend(given if isinstance(given, (list, tuple)) else [given])
+            found.extend(parts_of(args[position] if position < len(args) else kwargs.get(argument.name)))
     return tuple(value for value in found if isinstance(value, TensorValue))
 
 

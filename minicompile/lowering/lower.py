@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from minicompile.config import Config
 from minicompile.errors import Unsupported
+from minicompile.ir.graph import parts_of
 from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index
 from minicompile.ir.loops import Buffer, BufferView, LoweredGraph, Origin
 
@@ -38,8 +39,7 @@ def lower_graph(module: GraphModule, config: Config, name: str) -> LoweredGraph:
 def main_device(module: GraphModule) -> torch.device:
     """Where loops run: the first accelerator that a tensor of the graph lives on, else the CPU."""
     for node in module.graph.nodes:
-        value = node.meta.get("val")
-        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+        for tensor in parts_of(node.meta.get("val")):
             if isinstance(tensor, torch.Tensor) and tensor.device.type not in ("cpu", "meta"):
                 return tensor.device
     return torch.device("cpu")
@@ -47,8 +47,7 @@ def main_device(module: GraphModule) -> torch.device:
 
 def tensors_are_on(device: torch.device, value: Any) -> bool:
     """Whether the result of a node is one or several tensors on `device`; the graph's own results are not."""
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-    return all(isinstance(part, torch.Tensor) and part.device == device for part in parts)
+    return all(isinstance(part, torch.Tensor) and part.device == device for part in parts_of(value))
 
 
 class GraphLowering:
@@ -187,15 +186,14 @@ class GraphLowering:
 
     def _checked_view(self, result: Any) -> Any:
         """Accesses that are not linear can only be copied by a loop."""
-        for value in result if isinstance(result, tuple) else (result,):
+        for value in parts_of(result):
             if value.strides is None and (value.dtype not in LOOP_DTYPES or value.device != self.builder.device):
                 raise UseExtern(f"a view that is not strided, of {value.dtype} on {value.device}")
         return result
 
     def _require_loops(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse what loops cannot hold: other dtypes, and results on other devices."""
-        value = self.builder.val
-        for result in value if isinstance(value, (tuple, list)) else (value,):
+        for result in parts_of(self.builder.val):
             if isinstance(result, torch.Tensor):
                 if result.dtype not in LOOP_DTYPES:
                     raise UseExtern(f"loops do not compute {result.dtype}")
@@ -206,7 +204,6 @@ class GraphLowering:
                 raise UseExtern(f"loops do not read {argument.dtype}")
 
     def _on_main_device(self, argument: Any) -> Any:
-
         def leaf(part: Any) -> Any:
             if isinstance(part, TensorValue):
                 return self.builder.moved_to(part, self.builder.device)

@@ -83,6 +83,7 @@ class MatmulShape:
     """One matrix product and what its shape loses.
 
     Attributes:
+        batch, m, n, k: its sizes; tile: rows and columns of a tile; estimated_us: the time that the library is estimated to take.
         tile_loss, wave_loss: share of the work that is padding of the last tiles, and idle processors of the last wave.
         aligned: whether rows of every operand and of the result are multiples of 16 bytes.
         advice: the nearest better shape with its estimated gain, or an empty string.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from minicompile.ir.graph import parts_of
 from minicompile.ir.loops import Buffer, extent
 from minicompile.ir.schedule import KernelGroup
 from minicompile.report.accuracy import named, node_values
@@ -115,8 +116,7 @@ def written_tensors(part: Any, which: Watched, result: Any) -> dict[str, torch.T
         return {name: in_layout(given[name], buffers[name]) for name in step.writes if name in given}
     if "out" in which.keywords:
         result = which.keywords["out"]
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    pairs = zip((b.name if b is not None else "" for b in step.outputs), results)
+    pairs = zip((b.name if b is not None else "" for b in step.outputs), parts_of(result))
     return {name: value for name, value in pairs if name and isinstance(value, torch.Tensor) and not step.overwrites}
 
 

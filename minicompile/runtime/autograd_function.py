@@ -21,13 +21,12 @@ from minicompile.ir.graph import (
     SizeOutput,
     ViewOutput,
 )
+from minicompile.ir.program import FlatCall
 from minicompile.runtime.call_plan import CallPlan, Tangent
 from minicompile.runtime.connected_outputs import connected, note_hooks
 from minicompile.runtime.kept_values import Kept, noticed_as, noticing, refuse_changes, still_kept
 from minicompile.runtime.routed_gradients import input_groups, routed, shows
 from minicompile.runtime.second_derivatives import Rerun, Source, is_more_than_values
-
-FlatCall = Callable[[list[Any]], tuple[Any, ...]]
 
 # Private, the same in torch 2.11 to 2.15: inside, operators neither record gradients nor track views (tensors made there
 # are plain) nor count versions, and dispatch is shorter.

@@ -122,10 +122,10 @@ def facts_of_backward(binding: Binding, backward: torch.fx.GraphModule | None) -
     """What the plan says of the backward."""
     if backward is None:
         return {"tangents": None}
-    nodes: list[Any] = list(backward.graph.nodes)
-    placeholders = [node for node in nodes if node.op == "placeholder"]
+    closing: Any = backward.graph.output_node()
+    placeholders = backward.graph.find_nodes(op="placeholder")
     known = dependencies(backward.graph)
-    gradients, outputs = nodes[-1].args[0], binding.differentiable_outputs
+    gradients, outputs = closing.args[0], binding.differentiable_outputs
     incoming = placeholders[len(placeholders) - len(outputs) :]
     arriving = sum(known[node] for node in incoming)
     known |= {node: known[node] | arriving for node in gradients if node is not None and not known[node] & arriving}

@@ -12,7 +12,7 @@ from typing import Any
 
 from minicompile.ir.graph import Binding, CapturedGraph, PartitionedGraph
 from minicompile.ir.loops import LoweredGraph
-from minicompile.ir.program import Program
+from minicompile.ir.program import FlatCall, Program
 from minicompile.ir.schedule import Schedule
 from minicompile.runtime.call_plan import CallPlan
 from minicompile.runtime.graph_key import GraphKey
@@ -26,7 +26,7 @@ class CompiledPart:
     the failed stage are `None`.
     """
 
-    call: Callable[[list[Any]], tuple[Any, ...]]
+    call: FlatCall
     lowered: LoweredGraph | None = None
     schedule: Schedule | None = None
     program: Program | None = None

@@ -21,10 +21,10 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from minicompile.ir.graph import Binding, FreshOutput, ViewOutput
+from minicompile.ir.program import FlatCall
 from minicompile.ir.without_dynamo import DispatchMode
 from minicompile.runtime.call_plan import CallPlan
 
-Call = Callable[[list[Any]], tuple[Any, ...]]
 _WARM_UP_CALLS = 2
 _MAX_RECORDINGS = 8
 _MAX_SIGNATURES = 64
@@ -143,7 +143,7 @@ class GraphedCall:
         pool: memory and lock of all the graphs of one compiler on one device.
     """
 
-    def __init__(self, call: Call, roles: Roles, pool: GraphPool) -> None:
+    def __init__(self, call: FlatCall, roles: Roles, pool: GraphPool) -> None:
         self._call = call
         self._roles = roles
         self._pool = pool

@@ -81,8 +81,7 @@ def is_kept(kernel: KernelSource, target: Any, cache: CodeCache | None) -> bool:
     """Whether the machine code for the hinted sizes seems to be on disk."""
     if cache is None or not cache.usable:
         return False
-    hints = tuple(argument.hint for argument in kernel.arguments if argument.dtype is None)
-    return cache.path("kernels", binary_key(for_sizes(kernel, hints), target)).exists()
+    return cache.path("kernels", binary_key(for_sizes(kernel, kernel.hints), target)).exists()
 
 
 def compile_job(kernel: KernelSource, function: Any, target: Any, path: str) -> Job:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import triton
 
-from minicompile.ir.program import KernelSource, Program
+from minicompile.ir.program import FlatCall, KernelSource, Program
 from minicompile.kernels import interpret
 from minicompile.runtime.code_cache import CodeCache, write_atomically
 from minicompile.runtime.kernel_binary import binary_key, compile_kernel, for_sizes, is_kept, row_length
@@ -32,7 +32,6 @@ from minicompile.runtime.recorded_call import FixedCall, RecordedCall
 from minicompile.runtime.worker_pool import MOST_HERE, POOL, most_workers
 
 RECORDED = ("attention_forward", "attention_backward", "mask_bounds", "fused_matmul")
-Call = Callable[[list[Any]], tuple[Any, ...]]
 
 # Private, the same in torch 2.11 to 2.15.
 _autocast_is_on = torch._C._is_any_autocast_enabled
@@ -41,8 +40,8 @@ _autocast_off = torch._C._DisableAutocast
 
 def load_program(
     program: Program, cache: CodeCache | None, overwritten_inputs: Sequence[int] = (),
-    other: Callable[[], Call] | None = None,
-) -> tuple[Call, pathlib.Path]:
+    other: Callable[[], FlatCall] | None = None,
+) -> tuple[FlatCall, pathlib.Path]:
     """Import the program's file, compile its kernels, and return its `call` and where the file lies.
 
     `overwritten_inputs` are the positions of inputs whose memory the program changes. `other` makes the call for sizes that a
@@ -174,9 +173,8 @@ def _bind_kernel(
                 known[special] = load_launch(special, binary, device, path) or fallback
             return known[special]
 
-    hints = tuple(argument.hint for argument in kernel.arguments if argument.dtype is None)
-    launched = launch(hints)
-    setattr(module, f"run_{kernel.name}", SizedLaunch(len(hints), launch) if hints else launched)
+    launched = launch(kernel.hints)
+    setattr(module, f"run_{kernel.name}", SizedLaunch(len(kernel.sizes), launch) if kernel.sizes else launched)
 
 
 def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCache | None) -> pathlib.Path | None:
@@ -187,7 +185,7 @@ def _binary_file(kernel: KernelSource, code: bytes, target: Any, cache: CodeCach
     return path if _kept(path, code) else None
 
 
-def without_autocast(call: Call) -> Call:
+def without_autocast(call: FlatCall) -> FlatCall:
     """`call` with autocast switched off on every device.
 
     The casts that autocast asks for stand in the graph, put there when it was captured. An extern kernel called under an
@@ -204,9 +202,9 @@ def without_autocast(call: Call) -> Call:
     return run
 
 
-def for_any_size(call: Call, other: Callable[[], Call]) -> Call:
+def for_any_size(call: FlatCall, other: Callable[[], FlatCall]) -> FlatCall:
     """`call`, and for sizes that it refuses the call that `other` makes, once."""
-    made: list[Call] = []
+    made: list[FlatCall] = []
 
     @functools.wraps(call)
     def either(inputs: list[Any]) -> tuple[Any, ...]:
@@ -222,7 +220,7 @@ def for_any_size(call: Call, other: Callable[[], Call]) -> Call:
     return either
 
 
-def undone_on_failure(call: Call, overwritten: Sequence[int]) -> Call:
+def undone_on_failure(call: FlatCall, overwritten: Sequence[int]) -> FlatCall:
     """`call`, after a failure of which inputs that it had begun to change and random numbers are as before: eager runs then."""
 
     @functools.wraps(call)
@@ -240,8 +238,8 @@ def undone_on_failure(call: Call, overwritten: Sequence[int]) -> Call:
 
 
 def align_inputs(
-    call: Call, aligned_inputs: Sequence[int], overwritten: frozenset[int] = frozenset(), name: str = "program"
-) -> Call:
+    call: FlatCall, aligned_inputs: Sequence[int], overwritten: frozenset[int] = frozenset(), name: str = "program"
+) -> FlatCall:
     """`call`, with inputs at odd addresses moved to aligned memory first and, if written to, moved back afterwards.
 
     Under PyTorch's profiler it is a range called `name`.
@@ -263,7 +261,7 @@ def align_inputs(
 
 
 def _call_with_copies(
-    call: Call, inputs: list[Any], positions: Sequence[int], overwritten: frozenset[int]
+    call: FlatCall, inputs: list[Any], positions: Sequence[int], overwritten: frozenset[int]
 ) -> tuple[Any, ...]:
     moved_back = []
     for position in positions:

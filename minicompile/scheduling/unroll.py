@@ -16,6 +16,7 @@ from minicompile.ir.index import ONE, as_index, coefficient_of
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, element_count
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.scheduling.dependencies import is_scatter
+from minicompile.scheduling.split import accumulator_dtype
 from minicompile.scheduling.traffic import points, space_of
 
 LONGEST = 8
@@ -73,19 +74,10 @@ def _written_out(loop: Loop, dtype: torch.dtype) -> Loop:
         rewrite(loop.value, {axis: as_index(number) for axis, number in zip(loop.fold.axes, place, strict=True)})
         for place in places
     ]
-    wide = _accumulated_in(terms[0].dtype, loop.fold.kind)
+    wide = accumulator_dtype(terms[0].dtype, loop.fold.kind, terms[0].dtype)
     total = cast(terms[0], wide)
     if loop.fold.kind == "sum" and wide.is_floating_point:
         total = apply("add", total, Constant(0.0, wide), dtype=wide)  # a sum that starts at zero loses the sign of -0.0
     for term in terms[1:]:
         total = apply(COMBINING[loop.fold.kind], total, cast(term, wide), dtype=wide)
     return dataclasses.replace(loop, value=cast(total, dtype), fold=None)
-
-
-def _accumulated_in(dtype: torch.dtype, kind: str) -> torch.dtype:
-    if kind not in ("sum", "prod"):
-        return dtype
-    if not dtype.is_floating_point:
-        return torch.int64
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
