@@ -400,8 +400,9 @@ class _Tracer:
         for number in range(first, torch_interface.next_sequence_number()):
             self.origins[number] = self.recorder.origin
         if hasattr(node.target, "backward") or is_custom(node.target):
-            for function in {value.grad_fn for value in tensors_of(result) if value.grad_fn is not None}:
-                function.register_prehook(functools.partial(self._enter, node.target, self.recorder.origin, set()))
+            functions = {value.grad_fn for value in tensors_of(result) if value.grad_fn is not None}
+            if len(functions) == 1:  # several are those of what a composite operator calls, each with gradients of its own
+                functions.pop().register_prehook(functools.partial(self._enter, node.target, self.recorder.origin, set()))
         return result
 
     def _enter(self, target: Any, origin: dict[str, Any], earlier: set[int], gradients: Any) -> None:

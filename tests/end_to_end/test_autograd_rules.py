@@ -1509,6 +1509,21 @@ def test_a_custom_operator_without_a_rule_has_the_gradient_of_its_kernel(key: st
         assert len(compiled.graph_breaks) == breaks
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_each_result_of_an_operator_made_of_others_has_a_gradient_of_its_own(used: int) -> None:
+    def angles(x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = x.asinh(), x.atan()
+        return first * 2, second * 3
+
+    with torch.library._scoped_library("minicompile_tests", "FRAGMENT") as library:
+        library.define("angles(Tensor x) -> (Tensor, Tensor)")
+        library.impl("angles", angles, "CompositeImplicitAutograd")
+        operator, x = torch.ops.minicompile_tests.angles, leaf(5)
+        compiled = minicompile.compile(lambda x: operator(x), options={"suppress_errors": False})
+        gradients = [torch.autograd.grad(function(x)[used].sum(), x)[0] for function in (compiled, operator)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_nothing_is_differentiated_under_inference_mode() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
