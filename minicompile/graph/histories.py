@@ -6,7 +6,6 @@ A compiled backward keeps other values than eager's, so it has to be told both. 
 import collections
 import contextlib
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,15 +14,12 @@ from minicompile.graph import torch_interface
 from minicompile.graph.recorder import tensors_of
 
 
-def saved_in_histories(outputs: list[torch.Tensor], links: Mapping[Any, Any]) -> tuple[list[int], dict[int, int]]:
+def saved_in_histories(outputs: list[torch.Tensor]) -> tuple[list[int], dict[int, int]]:
     """For each output the bits of those that share a node with it which saved a tensor; for each storage of a saved tensor
-    the bits of the outputs that need it.
-
-    `links` are nodes of autograd behind which a history goes on, and where.
-    """
+    the bits of the outputs that need it."""
     reached: dict[Any, int] = collections.defaultdict(int)
     for number, output in enumerate(outputs):
-        for node in history_of(output, links):
+        for node in history_of(output):
             reached[node] |= 1 << number
     shared, storages = [0] * len(outputs), dict[int, int]()
     for node, bits in reached.items():
@@ -34,7 +30,7 @@ def saved_in_histories(outputs: list[torch.Tensor], links: Mapping[Any, Any]) ->
     return shared, storages
 
 
-def history_of(output: torch.Tensor, links: Mapping[Any, Any]) -> set[Any]:
+def history_of(output: torch.Tensor) -> set[Any]:
     """The nodes of autograd behind an output."""
     found: set[Any] = set()
     stack: list[Any] = [output.grad_fn]
@@ -42,7 +38,7 @@ def history_of(output: torch.Tensor, links: Mapping[Any, Any]) -> set[Any]:
         node = stack.pop()
         if node is not None and node not in found:
             found.add(node)
-            stack += [links.get(node), *(further for further, _ in node.next_functions)]
+            stack += [further for further, _ in node.next_functions]
     return found
 
 

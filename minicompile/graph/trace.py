@@ -4,11 +4,14 @@ Forward and, where anything needs a gradient, backward are traced in one go. Wha
 do is PyTorch's own doing: the captured operators run as the user wrote them. This module must not simplify or split.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -63,8 +66,8 @@ class JointGraph:
         forward_outputs: how many of the outputs belong to the forward.
         outputs, mutated_inputs, differentiable_inputs, differentiable_outputs: as in `Binding`.
         history: as in `Binding`.
-        connections: as in `Binding`, with tangents by number. After the gradients, the module returns what each passes on,
-            and for each source, in order of their numbers, its tangent with all of that added.
+        connections: as in `Binding`, with tangents by number. After the gradients, the module returns for each source, in
+            order of their numbers, what is passed on to it, and then for each its tangent with that added.
     """
 
     module: GraphModule
@@ -185,7 +188,7 @@ class Cut:
     Attributes:
         node, place: what is cut off, and the node behind which.
         value: its value.
-        behind: what stands for it behind the cut.
+        behind: what stands for it behind the cut, where gradients arrive on their way to `value`.
         inner: the plain value at the cut.
     """
 
@@ -198,6 +201,22 @@ class Cut:
 
 class RunsTwice(Untraceable):
     """The backward of a custom function, which must run once, would run for each of its results."""
+
+
+class _Arriving(torch.autograd.Function):
+    """What stands for a result behind a cut: all gradients come through here, together, on their way to the result."""
+
+    @staticmethod
+    def forward(ctx: Any, tracer: weakref.ref[_Tracer], result: int, value: Tensor) -> Tensor:
+        """`value`, whose identity in the trace is `result`."""
+        ctx.tracer, ctx.result = tracer, result
+        ctx.set_materialize_grads(False)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """The gradient goes on to the result, with what comes in for that."""
+        return None, None, ctx.tracer().arrive(ctx.result, grad)
 
 
 class _NonLeaf(torch.autograd.Function):
@@ -222,6 +241,10 @@ class _Tracer:
         separable: results to be cut off from what is computed with them, where they need a gradient.
         opaque: calls of operators whose backward is not traced.
         cuts: those that were, in order.
+        arriving, arrived: by the identity of a result that others are computed from, the gradient that comes in for it; what
+            comes from those others, and the sum.
+        would_run_twice: whether it is the backward of a custom function that gradients of several groups of results come to.
+        group_of: by the node of a gradient that comes in for a result, or of such a sum, the group of the result.
     """
 
     def __init__(
@@ -229,6 +252,10 @@ class _Tracer:
     ) -> None:
         self.captured, self.config, self.separable, self.opaque = captured, config, separable, opaque
         self.cuts: list[Cut] = []
+        self.arriving: dict[int, Tensor] = {}
+        self.arrived: dict[int, tuple[Tensor, Tensor]] = {}
+        self.group_of: dict[Node, int] = {}
+        self.would_run_twice = False
         self.analysis: OutputAnalysis | None = None
         self.location: Location | None = None
         self.fake_mode = torch_interface.fake_mode_of(entry.example for entry in captured.inputs)
@@ -341,7 +368,8 @@ class _Tracer:
                         del environment[dead]
                 for whole in (n for n, place in places.items() if place is node):
                     if self._can_be_cut(value := environment[whole]):
-                        behind = value.detach().requires_grad_()
+                        with torch.enable_grad():
+                            behind = _Arriving.apply(weakref.ref(self), id(value), value)
                         self.cuts.append(Cut(whole, node, value, behind, torch_interface.from_functional(value)))
                         views = {id(v): v for v in environment.values() if isinstance(v, Tensor) and v._base is value}
                         stands_for = {id(value): behind, **{i: torch_interface.view_of(behind, v) for i, v in views.items()}}
@@ -402,15 +430,13 @@ class _Tracer:
         if hasattr(node.target, "backward") or is_custom(node.target):
             functions = {value.grad_fn for value in tensors_of(result) if value.grad_fn is not None}
             if len(functions) == 1:  # several are those of what a composite operator calls, each with gradients of its own
-                functions.pop().register_prehook(functools.partial(self._enter, node.target, self.recorder.origin, set()))
+                functions.pop().register_prehook(functools.partial(self._enter, node.target, self.recorder.origin))
         return result
 
-    def _enter(self, target: Any, origin: dict[str, Any], earlier: set[int], gradients: Any) -> None:
+    def _enter(self, target: Any, origin: dict[str, Any], gradients: Any) -> None:
         """The backward of a custom function begins; it runs whole, whatever of it depends on gradients, or not at all."""
-        if earlier and not is_linear(target):
-            raise RunsTwice("results are computed from each other and from that of a custom function, which is not returned")
-        earlier.add(1)
         given = [self.recorder.node_of(torch_interface.from_functional(g)) for g in gradients if g is not None]
+        self.would_run_twice |= len(self._groups_before(given)) > 1 and not is_linear(target)
         tied = ((node.name,) if node in self.tangents else node.meta.get("together", ()) for node in ancestors(given))
         origin["together"] = sorted({name for names in tied for name in names})
 
@@ -456,45 +482,64 @@ class _Tracer:
             if value.requires_grad and value.is_leaf and not traced.differentiable:
                 raise Untraceable(f"requires_grad of the input {entry.source} is changed")
 
+    def _groups_before(self, given: list[Node]) -> set[int]:
+        """Of which results, by groups, gradients come to nodes of the backward without passing through another result."""
+        found, seen, stack = set[int](), set[Node](), list(given)
+        while stack:
+            node = stack.pop()
+            if node in self.group_of:
+                found.add(self.group_of[node])
+            elif node not in seen:
+                seen.add(node)
+                stack += node.all_input_nodes
+        return found
+
+    def arrive(self, result: int, gradient: Tensor | None) -> Tensor | None:
+        """All of the gradient of a result that was cut off, of which what comes from others is given."""
+        tangent = self.arriving.get(result)
+        if tangent is None or gradient is None:
+            return gradient if tangent is None else tangent
+        total = tangent + gradient
+        self.arrived[result] = gradient, total
+        node = self.recorder.node_of(torch_interface.from_functional(total))
+        self.group_of[node] = self.group_of[self.recorder.node_of(torch_interface.from_functional(tangent))]
+        return total
+
     def _backward(self, analysis: OutputAnalysis) -> TracedBackward:
-        """Trace gradients, back from the last cut to the first."""
+        """Trace gradients, in one pass through all that was cut."""
         differentiable = [i for i, value in enumerate(analysis.forward_values) if value is not None and value.requires_grad]
         leaves: Any = [traced.leaf for traced in self.inputs if traced.leaf is not None]
         if not differentiable or not leaves:
             return TracedBackward()
         self.recorder.stage, self.location = "backward", None
         outs: list[Any] = [analysis.forward_values[i] for i in differentiable]
-        totals = [self._tangent(number, out) for number, out in enumerate(outs)]
+        tangents = [self._tangent(number, out) for number, out in enumerate(outs)]
         number_of = {id(out): number for number, out in enumerate(outs)}
-        made = [cut for cut in self.cuts if id(cut.value) in number_of]
-        cuts = [(number_of[id(cut.value)], cut.behind) for cut in made]
-        groups = [([number for number in range(len(outs)) if number not in dict(cuts)], cuts)]
-        for _, together in itertools.groupby(reversed(made), operator.attrgetter("place")):
-            numbers = [number_of[id(cut.value)] for cut in together]
-            groups.append((numbers, groups[-1][1][: -len(numbers)]))
-        result = TracedBackward([None] * len(leaves), differentiable, history=self._history(analysis, outs))
-        for group, sources in groups if groups[0][0] else groups[1:]:
-            with torch_interface.no_autocast():
-                found = torch.autograd.grad(
-                    [outs[n] for n in group], [*leaves, *(cut for _, cut in sources)], [totals[n] for n in group],
-                    allow_unused=True, retain_graph=bool(cuts),
-                )  # fmt: skip
-                for slot, gradient in enumerate(found[: len(leaves)]):
-                    result.gradients[slot] = added(result.gradients[slot], gradient)
-                passed = {number: g for (number, _), g in zip(sources, found[len(leaves) :], strict=True) if g is not None}
-                for number, gradient in passed.items():
-                    totals[number] = totals[number] + gradient
-            if passed:
-                result.connections.insert(0, Connection(tuple(group), tuple(passed)))
-                result.passed_on[:0] = passed.values()
-        connected = sorted({number for connection in result.connections for number in connection.sources})
-        result.passed_on.extend(totals[number] for number in connected)
+        cuts = [cut for cut in self.cuts if id(cut.value) in number_of]
+        groups = [[number_of[id(cut.value)] for cut in together]
+                  for _, together in itertools.groupby(cuts, operator.attrgetter("place"))]
+        groups.append([number for number in range(len(outs)) if number not in itertools.chain(*groups)])
+        self.group_of = {self.tangents[number]: place for place, group in enumerate(groups) for number in group}
+        gates = {cut.behind.grad_fn: number_of[id(cut.value)] for cut in cuts}
+        direct = [sorted(set().union(*(gates_before(outs[number].grad_fn, gates) for number in group))) for group in groups]
+        behind = set(itertools.chain(*direct))
+        self.arriving = {id(outs[number]): tangents[number] for number in behind}
+        ends = [number for number in range(len(outs)) if number not in behind]
+        history = self._history(analysis, outs)
+        with torch_interface.no_autocast():
+            found = torch.autograd.grad([outs[n] for n in ends], leaves, [tangents[n] for n in ends], allow_unused=True)
+        if self.would_run_twice:
+            raise RunsTwice("results are computed from each other and from that of a custom function, which is not returned")
+        result = TracedBackward([*found], differentiable, history=history)
+        arrived = {number: self.arrived[id(outs[number])] for number in sorted(behind) if id(outs[number]) in self.arrived}
+        connections = [(group, [n for n in sources if n in arrived]) for group, sources in zip(groups, direct, strict=True)]
+        result.connections = [Connection(tuple(group), tuple(sources)) for group, sources in connections if sources]
+        result.passed_on = [*(gradient for gradient, _ in arrived.values()), *(total for _, total in arrived.values())]
         return result
 
     def _history(self, analysis: OutputAnalysis, outs: list[Tensor]) -> History:
         """What eager's autograd would have kept for the outputs with tangents."""
-        links = {torch.autograd.graph.get_gradient_edge(cut.behind).node: cut.value.grad_fn for cut in self.cuts}
-        shared, storages = saved_in_histories(outs, links)
+        shared, storages = saved_in_histories(outs)
 
         def kept(values: list[Tensor | None]) -> tuple[tuple[int, int], ...]:
             keys = [None if value is None else torch_interface.storage_key(value) for value in values]
@@ -530,9 +575,17 @@ class _Tracer:
         )
 
 
-def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """The sum of what there is."""
-    return second if first is None else first if second is None else first + second
+def gates_before(node: Any, gates: Mapping[Any, int]) -> set[int]:
+    """Which gates the history of a node of autograd leads to, without those behind another gate."""
+    found, seen, stack = set[int](), set[Any](), [node]
+    while stack:
+        node = stack.pop()
+        if node in gates:
+            found.add(gates[node])
+        elif node is not None and node not in seen:
+            seen.add(node)
+            stack += [further for further, _ in node.next_functions]
+    return found
 
 
 def constants_module(constants: dict[str, torch.Tensor]) -> torch.nn.Module:

@@ -352,7 +352,7 @@ class PartitionedGraph:
         backward: takes saved tensors, saved inputs, then tangents; returns one gradient (or `None`) per differentiable
             input. `None` when nothing needs a gradient.
         split_backward: as `backward`, but the tangents of connected outputs are all that comes in for them; returns the
-            gradients, then what each connection's outputs add to each of its sources. `None` without connections.
+            gradients, then for each source, in order, what others that are computed from it add. `None` without connections.
         binding: how the runtime uses both.
         inputs: the captured graph's inputs.
         joint_text: the joint graph as text, for dumps.

@@ -27,15 +27,15 @@ class ConnectedCall:
         sources: their places among the results.
         watched: the sources by their index, as the caller has them, weakly, and their versions.
         written: those of them that are inputs, each with the function that gave it its history.
-        slots: for each source, a place where the gradients of another run have what comes to it.
+        slots: for each source, the place where the split backward has what comes to it.
     """
 
-    def __init__(self, node: Any, connections: Sequence[Connection]) -> None:
+    def __init__(self, node: Any, connections: Sequence[Connection], gradients: int) -> None:
         self.node = node
         self.sources = {place for connection in connections for place in connection.sources}
+        self.slots = {place: slot for slot, place in enumerate(sorted(self.sources), gradients)}
         self.watched: dict[int, tuple[Any, int]] = {}
         self.written: list[tuple[Any, Any]] = []
-        self.slots: dict[int, int] = {}
 
     def alive(self) -> dict[int, tuple[Any, int]]:
         """The sources that the caller still has."""
@@ -65,10 +65,10 @@ class _Connect(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: ConnectedCall, connection: Connection, offset: int, behind: Sequence[int], *tensors: torch.Tensor
+        ctx: Any, call: ConnectedCall, connection: Connection, behind: Sequence[int], *tensors: torch.Tensor
     ) -> Any:
         """Tensors are the sources, those behind them, the outputs and an anchor."""
-        ctx.call, ctx.connection, ctx.offset, ctx.behind = call, connection, offset, behind
+        ctx.call, ctx.connection, ctx.behind = call, connection, behind
         ctx.set_materialize_grads(False)
         # Detached tensors share memory and version counter, but are no views in autograd's eyes.
         return tuple(value.detach() for value in tensors[len(connection.sources) + len(behind) : -1])
@@ -84,8 +84,8 @@ class _Connect(torch.autograd.Function):
             found = call.node._forward_cls.differentiate(call.node, given, "split_backward", alive)
             again = torch.is_grad_enabled() or any(map(is_more_than_values, grads))
             further = (found[call.slots[index]] if again else None for index in ctx.behind)
-            passed = *found[ctx.offset : ctx.offset + len(sources)], *further
-        return (None, None, None, None, *passed, *grads, None)
+            passed = *(found[call.slots[index]] for index in sources), *further
+        return (None, None, None, *passed, *grads, None)
 
 
 def note_hooks(function: Any, place_of: Callable[[Any, int], tuple[Any, int]]) -> None:
@@ -124,10 +124,10 @@ def connected(
 ) -> tuple[Any, ...]:
     """The results of a compiled call, with what is computed from each other connected.
 
-    `gradients` is how many results of the split backward come before those of the connections; `node` is that of the call;
+    `gradients` is how many results of the split backward come before those of the sources; `node` is that of the call;
     `written` gives for a result, by its index, what the caller has of it: the input that it is the new value of.
     """
-    outputs, seen, call = list(results), dict[int, Any](), ConnectedCall(node, connections)
+    outputs, seen, call = list(results), dict[int, Any](), ConnectedCall(node, connections, gradients)
     reached = dict[int, set[int]]()
     for connection in connections:
         seen.update((i, written(i, outputs[i])) for i in connection.sources if i not in seen)
@@ -136,11 +136,9 @@ def connected(
         behind = sorted(all_sources.difference(connection.sources))
         tensors = [*map(seen.__getitem__, (*connection.sources, *behind)), *map(outputs.__getitem__, connection.outputs)]
         anchor = torch.empty(0, device=tensors[-1].device, requires_grad=True)
-        made = _Connect.apply(call, connection, gradients, behind, *tensors, anchor)
-        call.slots.update(zip(connection.sources, range(gradients, gradients + len(connection.sources)), strict=True))
+        made = _Connect.apply(call, connection, behind, *tensors, anchor)
         for index, value in zip(connection.outputs, made, strict=True):
             outputs[index] = value
-        gradients += len(connection.sources)
     call.watched = {index: (weakref.ref(value), value._version) for index, value in seen.items()}
     call.written = [(weakref.ref(value), value.grad_fn) for index, value in seen.items() if value is not outputs[index]]
     return tuple(outputs)

@@ -81,7 +81,7 @@ class Rerun:
     def __init__(self, plan: CallPlan, module: torch.fx.GraphModule) -> None:
         self._module, self._differentiable = module, plan.binding.differentiable_inputs
         self._places = {b.index: place for place, b in enumerate(plan.binding.outputs) if isinstance(b, FreshOutput)}
-        self._sources = [source for connection in plan.binding.connections for source in connection.sources]
+        self._sources = sorted({source for connection in plan.binding.connections for source in connection.sources})
         self._possible, self._recording = plan.read_and_written is not None, plan.grad_enabled
         self._modes = autocast.settings(), autocast.open_blocks()
         self._written = [entry.input_index for entry in plan.binding.mutated_inputs]
@@ -116,7 +116,7 @@ class Rerun:
     def gradients(self, noticed: Noticed | None, grads: Mapping[int, Any], sources: Mapping[int, Source]) -> tuple[Any, ...]:
         """Gradients of the differentiable inputs that have a history, from those that came in by forward output.
 
-        With `sources`, gradients end at what the caller has of these results, and those of all connections' sources follow.
+        With `sources`, gradients end at what the caller has of these results, and those of all sources follow.
         """
         given = {self._places.get(position): grad for position, grad in grads.items() if grad is not None}
         if noticed is None:

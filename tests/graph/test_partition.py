@@ -100,6 +100,23 @@ def test_a_norm_of_a_half_precision_input_keeps_the_input(function) -> None:
     assert kept_bytes(partitioned) <= 6 * 16 * 2 * 4, "the statistics"
 
 
+def test_a_backward_through_results_that_are_computed_from_each_other_grows_with_their_number() -> None:
+    def network(x, *weights):
+        results = []
+        for w in weights:
+            results.append(x @ w)
+            x = x + results[-1].sin()
+        return x, *results
+
+    def products(function, layers: int) -> list[int]:
+        partitioned = check(function, leaf(3, 4), *(leaf(4, 4) for _ in range(layers)), tolerance=1e-4).partitioned
+        return [sum(str(node.target) == "aten.mm.default" for node in half.graph.nodes)
+                for half in (partitioned.backward, partitioned.split_backward)]  # fmt: skip
+
+    assert products(lambda x, a, b, c: network(x, a, b, c), 3) == [2 * 3] * 2
+    assert products(lambda x, a, b, c, d, e, f: network(x, a, b, c, d, e, f), 6) == [2 * 6] * 2
+
+
 def test_every_kept_tensor_has_a_reason() -> None:
     partitioned = check(block, leaf(32, 16), leaf(16, 64), leaf(64, 16), tolerance=1e-3).partitioned
     assert partitioned.saved_tensors and all(saved.reason for saved in partitioned.saved_tensors)
