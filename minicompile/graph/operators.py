@@ -93,12 +93,17 @@ def is_foreign(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims", "minicompile")
 
 
+PLAIN_LINALG = ("linalg_vector_norm", "linalg_cross")
+"""Operators of `torch.linalg` that compute with any values."""
+
+
 def may_refuse_values(node: Node) -> bool:
     """Whether the operator's kernel may find an error that only values show, and raise it while the graph runs."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return is_foreign(target) or not target._schema.returns or "linalg" in target._opname or "cholesky" in target._opname
+    solves = "linalg" in target._opname and target._opname not in PLAIN_LINALG or "cholesky" in target._opname
+    return is_foreign(target) or not target._schema.returns or solves
 
 
 def is_size(node: Node) -> bool:

@@ -84,3 +84,15 @@ def test_what_eager_refuses_draws_its_random_numbers_once() -> None:
                 called(torch.ones(2, 3), torch.ones(3, 2, dtype=dtype))
             drawn.append(torch.rand(1).item())
     assert drawn[:4] == drawn[4:]
+
+
+def test_a_step_with_norms_writes_in_place() -> None:
+    def step(weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        weight.sub_(gradient * (torch.linalg.vector_norm(weight) / gradient.norm()))
+
+    weight, gradient = torch.rand(70, 30), torch.rand(70, 30)
+    with planned_for_gpu():
+        compiled = minicompile.compile(step, options={"suppress_errors": False, "cache": False})
+        torch.testing.assert_close(*(run(each := weight.clone(), gradient) or each for run in (compiled, step)))
+    (graph,) = compiled_function(compiled).compiler.graphs
+    assert graph.plan.overwritten
