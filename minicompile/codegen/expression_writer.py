@@ -183,7 +183,7 @@ class ExpressionWriter:
         before: list[tuple[Expr, Conditions]] = [(masked.condition, conditions)]
         if self._is_masked_load(masked):
             return [*before, *((child, inside) for child in children(masked.value))]
-        return [*before, (masked.value, inside), (masked.other, conditions)]
+        return [*before, (masked.other, conditions), (masked.value, inside)]  # which may share what `other` has loaded
 
     def _is_masked_load(self, masked: Masked) -> bool:
         """Whether the value can be loaded with its default in one instruction."""
@@ -195,7 +195,10 @@ class ExpressionWriter:
         return (expression, conditions if conditions and self._reads_memory(expression) else ())
 
     def _find(self, key: tuple[Expr, Conditions]) -> Value | None:
-        return self.outer.values.get(key) or self.inner.values.get(key)
+        """What is printed of an expression under the conditions, or under the first of them alone."""
+        expression, conditions = key
+        keys = [(expression, conditions[:count]) for count in range(len(conditions), -1, -1)]
+        return next((found for k in keys for scope in (self.outer, self.inner) if (found := scope.values.get(k))), None)
 
     def _hoisted(self, expression: Expr, conditions: Conditions, home: Scope) -> Value:
         """A printed value for a user in `home`; one that a loop does not change is computed before it."""

@@ -48,7 +48,8 @@ BATCH_NORMS = (torch.nn.functional.batch_norm, torch.batch_norm, torch.native_ba
 LINEAR = {
     **dict.fromkeys("add sub".split(), ([0, 1],)),
     **dict.fromkeys("mul matmul mm bmm".split(), ([0], [1])),
-    **dict.fromkeys("truediv div neg sum mean view reshape expand transpose permute t unsqueeze squeeze getitem".split(), ([0],)),
+    **dict.fromkeys("""
+        truediv div neg clone sum mean view reshape expand transpose permute t unsqueeze squeeze getitem""".split(), ([0],)),
 }
 """Operations that give a sum for sums at one of these choices of arguments, all others as they are."""
 

@@ -175,6 +175,7 @@ def masked(condition: bool | Scalar, value: Expr, other: Expr) -> Expr:
     """`value` where the condition holds (nothing is loaded elsewhere), else `other`."""
     if isinstance(condition, bool):
         return value if condition else other
-    return Masked(condition.expr, value, cast(other, value.dtype), value.dtype)
+    other = cast(other, value.dtype)
+    return value if value is other else Masked(condition.expr, value, other, value.dtype)
 
 

@@ -1042,6 +1042,34 @@ def test_a_custom_backward_runs_once_for_a_result_and_for_what_is_computed_from_
     torch.testing.assert_close(*grads)
 
 
+class Spike(torch.autograd.Function):
+    """A step whose gradient is that of a smooth one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient.clone() / (x.abs() + 1) ** 2
+
+
+def test_a_backward_that_is_a_product_with_a_copy_of_its_gradient_leaves_no_graph_to_eager() -> None:
+    def spiking(x: Tensor) -> Any:
+        spikes = Spike.apply(x)
+        h = spikes * 2
+        return h, h.exp() + spikes
+
+    x, grads = leaf(3), []
+    for function in (spiking, minicompile.compile(spiking, options={"suppress_errors": False})):
+        results = function(x)
+        grads += torch.autograd.grad(results[1].sum(), results[0], retain_graph=True)
+        grads += torch.autograd.grad(results[0].sum() + results[1].sum(), x)
+    torch.testing.assert_close(grads[:2], grads[2:])
+
+
 @scenario
 def hooks_of_results_that_are_gone_or_changed(wrap: Wrap) -> Any:
     def chained(x: Tensor, y: Tensor) -> Any:

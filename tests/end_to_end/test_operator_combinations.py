@@ -508,6 +508,19 @@ def test_a_piece_of_a_concatenation_that_is_one_of_its_parts_reads_no_other() ->
     assert "second_ptr" not in str(minicompile.sources(compiled))
 
 
+def test_each_addition_to_windows_that_overlap_is_one_load_and_one_choice() -> None:
+    def overlapped(windows: torch.Tensor) -> torch.Tensor:
+        whole = windows.new_zeros(3 * len(windows) + 1)
+        for number, window in enumerate(windows):
+            whole[3 * number : 3 * number + 4] += window
+        return whole
+
+    compiled, windows = minicompile.compile(overlapped), torch.randn(9, 4)
+    torch.testing.assert_close(compiled(windows), overlapped(windows))
+    (text,) = minicompile.sources(compiled).values()
+    assert text.count("tl.load(") == text.count("tl.where(") == 9
+
+
 @pytest.mark.parametrize("function", [
     lambda x: x.view(torch.div(x.size(0), 2, rounding_mode="trunc"), -1) * torch.div(x.size(1), 2, rounding_mode="trunc"),
     lambda x: x.view(torch.div(6, 3, rounding_mode="floor"), -1).t() @ x.view(torch.div(6, 3, rounding_mode="floor"), -1),
