@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from minicompile.ir.expr import Constant, apply, cast, rewrite
+from minicompile.ir.expr import Constant, Expr, apply, cast, rewrite
 from minicompile.ir.index import ONE, as_index, coefficient_of
 from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, element_count
 from minicompile.ir.schedule import DeviceProperties
@@ -24,6 +24,7 @@ LONGEST_SIDE_BY_SIDE = 4
 """Where the elements lie side by side, threads that each read several of them share the cache's lines."""
 LEAST_RESULTS = 1 << 14
 COMBINING = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "logical_or"}
+BEFORE = {"argmax": "gt", "argmin": "lt"}
 
 
 def write_out_short_folds(
@@ -48,7 +49,9 @@ def write_out_short_folds(
 def is_short(loop: Loop) -> bool:
     """Whether a loop folds few elements into each of many results."""
     fold = loop.fold
-    if not isinstance(fold, Reduction) or fold.kind not in COMBINING or loop.overwrites is not None or is_scatter(loop):
+    if not isinstance(fold, Reduction) or fold.kind not in (*COMBINING, *BEFORE):
+        return False
+    if loop.overwrites is not None or is_scatter(loop):
         return False
     if any(axis.size.constant is None for axis in fold.axes) or loop.value.dtype == torch.bool and fold.kind != "any":
         return False
@@ -74,6 +77,8 @@ def _written_out(loop: Loop, dtype: torch.dtype) -> Loop:
         rewrite(loop.value, {axis: as_index(number) for axis, number in zip(loop.fold.axes, place, strict=True)})
         for place in places
     ]
+    if loop.fold.kind in BEFORE:
+        return dataclasses.replace(loop, value=cast(place_of_extreme(terms, BEFORE[loop.fold.kind]), dtype), fold=None)
     wide = accumulator_dtype(terms[0].dtype, loop.fold.kind, terms[0].dtype)
     total = cast(terms[0], wide)
     if loop.fold.kind == "sum" and wide.is_floating_point:
@@ -81,3 +86,16 @@ def _written_out(loop: Loop, dtype: torch.dtype) -> Loop:
     for term in terms[1:]:
         total = apply(COMBINING[loop.fold.kind], total, cast(term, wide), dtype=wide)
     return dataclasses.replace(loop, value=cast(total, dtype), fold=None)
+
+
+def place_of_extreme(terms: Sequence[Expr], before: str) -> Expr:
+    """Which of the terms comes before all others: the first of equal ones, and the first NaN before any number."""
+    best, place = terms[0], Constant(0, torch.int64)
+    for number, term in enumerate(terms[1:], 1):
+        better = apply(before, term, best, dtype=torch.bool)
+        if term.dtype.is_floating_point:
+            is_nan, is_number = apply("isnan", term, dtype=torch.bool), apply("eq", best, best, dtype=torch.bool)
+            better = apply("logical_or", better, apply("logical_and", is_nan, is_number, dtype=torch.bool), dtype=torch.bool)
+        place = apply("where", better, Constant(number, torch.int64), place, dtype=torch.int64)
+        best = apply("where", better, term, best, dtype=term.dtype)
+    return place

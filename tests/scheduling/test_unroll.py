@@ -24,6 +24,8 @@ WRITTEN_OUT: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
     "halves": (lambda x: x.sum(0), (leaf(8, 6, dtype=torch.bfloat16),)),
     "spread strides": (lambda x: x.amax(1) - x.sum(1) / 3, (leaf(2, 3, 4, 1).detach().expand(2, 3, 4, 5),)),
     "two axes": (lambda x: (x * x).sum((1, 3)), (leaf(3, 2, 5, 2),)),
+    "positions": (lambda x: (x.max(-1).values * 2, x.argmin(0), torch.cat([x.sum(-1), x.argmax(-1)])), (leaf(6, 3),)),
+    "positions in two axes": (lambda x: x.flatten(1).argmax(1), (torch.randint(0, 3, (5, 2, 2)),)),
     "short products": (lambda a, b: torch.einsum("nij,kj->nki", a, b), (leaf(5, 4, 3), leaf(2, 3))),
 }
 
@@ -48,7 +50,8 @@ def test_values_and_gradients_of_folds_that_are_written_out(name: str) -> None:
 
 def test_special_values_fold_as_in_eager() -> None:
     def function(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.sum(1), x.amax(1), x.amin(1), x.prod(1), n.sum(1), n.prod(2), n.amin(1), (n > 20).any(1), (n > 3).sum(2)
+        return x.sum(1), x.amax(1), x.amin(1), x.prod(1), n.sum(1), n.prod(2), n.amin(1), (n > 20).any(1), (n > 3).sum(2), *(
+            value for x in (x, x.flip(0, 1), n, n % 4, x.bfloat16()) for value in (x.argmax(1), x.argmin(-1), *x.max(1), *x.min(0)))
 
     with planned_for_gpu(), thresholds_lowered():
         found = minicompile.compile(function)(SPECIAL, WHOLE)
@@ -60,7 +63,7 @@ def test_special_values_fold_as_in_eager() -> None:
 
 @pytest.mark.parametrize("function", [
     lambda x: x / x.norm(dim=-1, keepdim=True), lambda x: x.softmax(-1), lambda x: (x.exp(), x.sum(-1)),
-    lambda x: F.layer_norm(x, (3,)), lambda x: x.max(-1), lambda x: torch.cat([x.sum(-1), x.argmax(-1)]),
+    lambda x: F.layer_norm(x, (3,)), lambda x: (x.exp(), x.argmax(-1)),
 ])  # fmt: skip
 def test_folds_that_share_a_walk_over_their_rows_stay(function: Any) -> None:
     with planned_for_gpu(), thresholds_lowered(), torch.no_grad():
