@@ -381,7 +381,8 @@ class _Tracer:
     def _can_be_cut(self, value: Any) -> bool:
         """Whether a result may be cut off from what is computed with it; a view of one that was cut off may not."""
         possible = isinstance(value, Tensor) and value.requires_grad and has_history(value)
-        return possible and all(cut.behind is not value and cut.behind is not value._base for cut in self.cuts)
+        numbers = possible and (value.is_floating_point() or value.is_complex())  # eager gives truth values a history, too
+        return numbers and all(cut.behind is not value and cut.behind is not value._base for cut in self.cuts)
 
     def _windows(self, values: list[Any]) -> list[tuple[Tensor, Tensor]]:
         """Views through which functionalization cannot write, and their plain values as they are now."""

@@ -274,6 +274,17 @@ def inputs_that_are_not_saved_change_where_the_backward_reads_them(wrap: Wrap) -
 
 
 @scenario
+def truth_values_are_given_a_history(wrap: Wrap) -> Any:
+    def written(x: Tensor, mask: Tensor) -> Tensor:
+        mask[...] = x.sum()
+        return x.sum().sin()
+
+    x, mask = leaf(2, 2), torch.zeros(2, 3, dtype=torch.bool)
+    wrap(written)(x, mask).backward()
+    return x.grad, mask.requires_grad
+
+
+@scenario
 def parameters_change_between_forward_and_backward(wrap: Wrap) -> Any:
     w, x = leaf(4, 4), leaf(3, 4)
     out = wrap(lambda x, w: (x @ w).sum())(x, w)
