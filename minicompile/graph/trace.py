@@ -508,7 +508,7 @@ class _Tracer:
         return total
 
     def _backward(self, analysis: OutputAnalysis) -> TracedBackward:
-        """Trace gradients, in one pass through all that was cut."""
+        """Trace gradients, in one pass: what comes in for a result that others are computed from is added on the way."""
         differentiable = [i for i, value in enumerate(analysis.forward_values) if value is not None and value.requires_grad]
         leaves: Any = [traced.leaf for traced in self.inputs if traced.leaf is not None]
         if not differentiable or not leaves:
@@ -517,12 +517,11 @@ class _Tracer:
         outs: list[Any] = [analysis.forward_values[i] for i in differentiable]
         tangents = [self._tangent(number, out) for number, out in enumerate(outs)]
         number_of = {id(out): number for number, out in enumerate(outs)}
-        cuts = [cut for cut in self.cuts if id(cut.value) in number_of]
-        groups = [[number_of[id(cut.value)] for cut in together]
-                  for _, together in itertools.groupby(cuts, operator.attrgetter("place"))]
-        groups.append([number for number in range(len(outs)) if number not in itertools.chain(*groups)])
+        cuts = {number_of[id(cut.value)]: cut for cut in self.cuts if id(cut.value) in number_of}
+        groups = [[*together] for _, together in itertools.groupby(cuts, lambda number: cuts[number].place)]
+        groups.append([number for number in range(len(outs)) if number not in cuts])
         self.group_of = {self.tangents[number]: place for place, group in enumerate(groups) for number in group}
-        gates = {cut.behind.grad_fn: number_of[id(cut.value)] for cut in cuts}
+        gates = {cut.behind.grad_fn: number for number, cut in cuts.items()}
         direct = [sorted(set().union(*(gates_before(outs[number].grad_fn, gates) for number in group))) for group in groups]
         behind = set(itertools.chain(*direct))
         self.arriving = {id(outs[number]): tangents[number] for number in behind}
