@@ -6,6 +6,7 @@ A compiled backward keeps other values than eager's, so it has to be told both. 
 import collections
 import contextlib
 import functools
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -30,15 +31,15 @@ def saved_in_histories(outputs: list[torch.Tensor]) -> tuple[list[int], dict[int
     return shared, storages
 
 
-def history_of(output: torch.Tensor) -> set[Any]:
-    """The nodes of autograd behind an output."""
+def history_of(output: torch.Tensor, ends: Container[Any] = ()) -> set[Any]:
+    """The nodes of autograd behind an output, without those behind the `ends`."""
     found: set[Any] = set()
     stack: list[Any] = [output.grad_fn]
     while stack:
         node = stack.pop()
         if node is not None and node not in found:
             found.add(node)
-            stack += [further for further, _ in node.next_functions]
+            stack += [further for further, _ in node.next_functions if node not in ends]
     return found
 
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from minicompile.graph.attention import SDPA, attention_or_none, biased_causal_a
 from minicompile.graph.decompositions import decomposition_table
 from minicompile.graph.eager_strides import CHANGES_STRIDES, laid_out_like, layouts, restore, same
 from minicompile.graph.foreach import one_after_the_other
-from minicompile.graph.histories import saved_in_histories
+from minicompile.graph.histories import history_of, saved_in_histories
 from minicompile.graph.opaque_backward import is_custom, opaque_call
 from minicompile.graph.operators import is_item, is_view, name_of, operand
 from minicompile.graph.patterns import changes_something
@@ -381,8 +381,8 @@ class _Tracer:
     def _can_be_cut(self, value: Any) -> bool:
         """Whether a result may be cut off from what is computed with it; a view of one that was cut off may not."""
         possible = isinstance(value, Tensor) and value.requires_grad and has_history(value)
-        numbers = possible and (value.is_floating_point() or value.is_complex())  # eager gives truth values a history, too
-        return numbers and all(cut.behind is not value and cut.behind is not value._base for cut in self.cuts)
+        possible = possible and (value.is_floating_point() or value.is_complex())  # eager gives truth values a history, too
+        return possible and all(cut.behind is not value and cut.behind is not value._base for cut in self.cuts)
 
     def _windows(self, values: list[Any]) -> list[tuple[Tensor, Tensor]]:
         """Views through which functionalization cannot write, and their plain values as they are now."""
@@ -522,7 +522,8 @@ class _Tracer:
         groups.append([number for number in range(len(outs)) if number not in cuts])
         self.group_of = {self.tangents[number]: place for place, group in enumerate(groups) for number in group}
         gates = {cut.behind.grad_fn: number for number, cut in cuts.items()}
-        direct = [sorted(set().union(*(gates_before(outs[number].grad_fn, gates) for number in group))) for group in groups]
+        reached = [set().union(*(history_of(outs[number], gates) for number in group)) for group in groups]
+        direct = [sorted(number for gate, number in gates.items() if gate in nodes) for nodes in reached]
         behind = set(itertools.chain(*direct))
         self.arriving = {id(outs[number]): tangents[number] for number in behind}
         ends = [number for number in range(len(outs)) if number not in behind]
@@ -574,19 +575,6 @@ class _Tracer:
             history=backward.history,
             connections=tuple(backward.connections),
         )
-
-
-def gates_before(node: Any, gates: Mapping[Any, int]) -> set[int]:
-    """Which gates the history of a node of autograd leads to, without those behind another gate."""
-    found, seen, stack = set[int](), set[Any](), [node]
-    while stack:
-        node = stack.pop()
-        if node in gates:
-            found.add(gates[node])
-        elif node is not None and node not in seen:
-            seen.add(node)
-            stack += [further for further, _ in node.next_functions]
-    return found
 
 
 def constants_module(constants: dict[str, torch.Tensor]) -> torch.nn.Module:

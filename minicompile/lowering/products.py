@@ -52,7 +52,7 @@ def lower_matmul(builder: GraphBuilder, *args: Any, **kwargs: Any) -> Any:
     """A matrix product: a loop if it is small, else a library call, with padded factors where that is faster."""
     if is_small(builder, args, kwargs):
         return product_loop(builder, *args, **kwargs)
-    if (product := product_of_all_rows(builder, *args)) is not None:
+    if len(args) == 2 and (product := product_of_all_rows(builder, *args)) is not None:
         return product
     stays = builder.config.matmul == "aten" or not is_returned(builder.node)
     sizes = padded_sizes(*args, columns=stays or contiguous_dim(args[-1]) == 1)
@@ -80,13 +80,13 @@ def library_product(
     return builder.whole(made)
 
 
-def product_of_all_rows(builder: GraphBuilder, a: TensorValue, b: TensorValue, *more: TensorValue) -> TensorValue | None:
+def product_of_all_rows(builder: GraphBuilder, a: TensorValue, b: TensorValue) -> TensorValue | None:
     """A batch of products with one matrix as one product, if the rows of the whole batch lie at equal distances.
 
     PyTorch makes such a batch of a linear layer over transposed activations, as in `nn.MultiheadAttention` with
     `batch_first` and without gradients: thousands of products of few rows, in several times the time of one.
     """
-    if a.rank != 3 or more or a.strides is None or b.strides is None or b.strides[0].terms or not gpu.holds(a):
+    if a.rank != 3 or a.strides is None or b.strides is None or b.strides[0].terms or not gpu.holds(a):
         return None
     (batch, rows, inner), (far, near, step) = a.sizes, a.strides
     if is_one(batch) or is_empty((*a.sizes, *b.sizes)):

@@ -274,6 +274,60 @@ def inputs_that_are_not_saved_change_where_the_backward_reads_them(wrap: Wrap) -
 
 
 @scenario
+def a_decoder_is_given_its_cache_and_returns_it(wrap: Wrap) -> Any:
+    def decoder(x: Tensor, weights: list[Tensor], cache: list[Tensor], lengths: list[int]) -> Any:
+        kept = []
+        for w, old in zip(weights, cache):
+            kept.append(torch.cat([old, x @ w]))
+            lengths.append(len(kept[-1]))
+            x = x + (x @ kept[-1].t()).softmax(-1) @ kept[-1]
+        cache[0] = kept[0] * len(lengths)
+        return x, kept, kept[1][1:], kept[-1].t()
+
+    weights, cache, lengths = [leaf(4, 4, dtype=torch.float64) for _ in range(3)], list(torch.randn(3, 2, 8).double()[..., ::2]), []
+    run, shown = wrap(decoder), []
+    for step, rows in enumerate((3, 5, 3, 2)):
+        base, seen = leaf(4, rows, dtype=torch.float64), []
+        y, kept, part, turned = run(base.t(), weights, cache, lengths)
+        if step % 2:
+            kept[0].retain_grad(), kept[1].register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+        loss = y.square().mean() + part.sum() * (step > 1) + turned.sin().sum()
+        shown.append(torch.autograd.grad(loss, [base, *weights, kept[2]], retain_graph=True))
+        loss.backward()
+        shown += [base.grad, [w.grad.clone() for w in weights], kept[0].grad if step % 2 else None, seen, [*lengths], turned.stride()]
+        cache = [value.detach() for value in (cache[0], kept[1], turned.t())]
+    return shown
+
+
+@scenario
+def a_custom_backward_that_is_no_product_stands_between_results(wrap: Wrap) -> Any:
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient.sign() * gradient * gradient
+
+    def results(x: Tensor, w: Tensor) -> Any:
+        h = Squared.apply(x @ w)
+        k = h.sin()
+        m = Squared.apply(k * h)
+        return h, k, m, (k + m).sum(0)
+
+    run, shown = wrap(results), []
+    for rows in (2, 3):
+        x, w = leaf(rows, 3, dtype=torch.float64), leaf(3, 3, dtype=torch.float64)
+        h, k, m, total = run(x, w)
+        k.retain_grad(), h.register_hook(lambda gradient: gradient + 1)
+        shown.append(torch.autograd.grad(total.sum() + m.sum(), [x, w, h, k], retain_graph=True))
+        (total.sum() + h.sum() + m.square().sum()).backward()
+        shown += [x.grad, w.grad, k.grad]
+    return shown
+
+
+@scenario
 def parameters_change_between_forward_and_backward(wrap: Wrap) -> Any:
     w, x = leaf(4, 4), leaf(3, 4)
     out = wrap(lambda x, w: (x @ w).sum())(x, w)
