@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from minicompile.ir.expr import Expr, cast
-from minicompile.ir.index import ZERO, Index, row_major
+from minicompile.ir.index import ONE, ZERO, Index, as_index, product, row_major
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.reduction import lower_mean, working_dtype
 from minicompile.lowering.registry import UseExtern, lowers
@@ -119,6 +119,32 @@ class Windows:
         return found
 
 
+    def around(self, indices: Indices, counts: Indices) -> list[tuple[Indices, bool | Scalar]]:
+        """Each window, of `counts` along every dimension, that the element at `indices` may lie in: its place, and whether the
+        element does."""
+        inner = [index + pad for index, pad in zip(indices[self.lead :], self.padding, strict=True)]
+        found = []
+        for back in itertools.product(*(range((k - 1) // s, -1, -1) for k, s in zip(self.kernel, self.stride, strict=True))):
+            place = [index // step - steps for index, step, steps in zip(inner, self.stride, back, strict=True)]
+            within = (
+                index_below(index % step + steps * step, as_index(size))
+                for index, step, steps, size in zip(inner, self.stride, back, self.kernel, strict=True)
+            )
+            found.append(((*indices[: self.lead], *place), both(_within(place, counts[self.lead :]), *within)))
+        return found
+
+    def count_inside(self, place: Indices) -> Scalar:
+        """How many elements of the tensor the window at `place` holds."""
+        count = index_value(ONE)
+        for index, size, step, pad, length in zip(
+            place[self.lead :], self.value.sizes[self.lead :], self.stride, self.padding, self.kernel, strict=True
+        ):
+            start = index_value(index * step - pad)
+            end = (start + length).call("minimum", index_value(size))
+            count = count * (end - start.call("maximum", 0))
+        return count
+
+
 def _per_dimension(given: Any, dims: int) -> list[int]:
     values = [given] if isinstance(given, int) else list(given)
     return values * dims if len(values) == 1 else values
@@ -172,10 +198,49 @@ def lower_average_pool(
     return builder.like_node(body)
 
 
+@lowers("avg_pool2d_backward avg_pool3d_backward")
+def lower_average_pool_gradient(
+    builder: GraphBuilder, grad: TensorValue, value: TensorValue, kernel: Any, stride: Any, padding: Any,
+    ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
+) -> TensorValue:  # fmt: skip
+    """Each element takes its share of the gradients of the windows that it lies in."""
+    windows = Windows(builder, value, kernel, list(stride), padding)
+    if ceil_mode:
+        raise UseExtern("average pooling whose last windows are cut")
+    wide = working_dtype(grad.dtype)
+
+    def share(place: Indices) -> Scalar:
+        divisor: Any = divisor_override or math.prod(windows.kernel)
+        if divisor_override is None and not count_include_pad and any(windows.padding):
+            divisor = windows.count_inside(place).to(wide)
+        return Scalar(cast(grad.load(place), wide)) / divisor
+
+    def body(indices: Indices) -> Expr:
+        found = windows.around(indices, grad.sizes)
+        first, *others = (Scalar(masked(exists, share(place).expr, number(0, wide))) for place, exists in found)
+        return cast(sum(others, first).expr, grad.dtype)
+
+    return builder.like_node(body)
+
+
 @lowers("_adaptive_avg_pool2d")
 def lower_adaptive_average(builder: GraphBuilder, value: TensorValue, sizes: Sequence[int]) -> TensorValue:
     """A mean over equal blocks where the sizes divide."""
     return lower_mean(builder, *equal_blocks(value, sizes))
+
+
+@lowers("_adaptive_avg_pool2d_backward")
+def lower_adaptive_average_gradient(builder: GraphBuilder, grad: TensorValue, value: TensorValue) -> TensorValue:
+    """Each element takes its share of the gradient of its block, where the sizes divide."""
+    blocks, dims = equal_blocks(value, grad.sizes[-2:])
+    sides = [blocks.sizes[dim] for dim in dims]
+    wide = working_dtype(grad.dtype)
+
+    def body(indices: Indices) -> Expr:
+        place = (*indices[:-2], *(index // side for index, side in zip(indices[-2:], sides, strict=True)))
+        return (Scalar(cast(grad.load(place), wide)) / product(sides)).to(grad.dtype).expr
+
+    return builder.like_node(body)
 
 
 @lowers("adaptive_max_pool2d")
@@ -188,12 +253,30 @@ def lower_adaptive_maximum(builder: GraphBuilder, value: TensorValue, sizes: Seq
     return builder.like_node(largest.load, 0), None
 
 
-def equal_blocks(value: TensorValue, sizes: Sequence[int]) -> tuple[TensorValue, list[int]]:
-    """The last two dimensions cut into a number of blocks each, and the dimensions along which these lie."""
-    height, width = value.sizes[-2:]
-    rows, columns = map(size_index, sizes)
-    if any(s.constant in (None, 0) for s in (height, width, rows, columns)) or (height % rows).terms or (width % columns).terms:
-        raise UseExtern("adaptive pooling over unequal blocks")
-    lead = value.sizes[:-2]
-    blocks = reshaped(value, (*lead, rows, height // rows, columns, width // columns))
-    return blocks, [len(lead) + 1, len(lead) + 3]
+def equal_blocks(value: TensorValue, sizes: Sequence[Any]) -> tuple[TensorValue, list[int]]:
+    """The last dimensions cut into a number of blocks each, and the dimensions along which the elements of these lie."""
+    counts = [size_index(size) for size in sizes]
+    lead, cut = value.sizes[: -len(counts)], value.sizes[-len(counts) :]
+    if any(size.constant in (None, 0) for size in (*cut, *counts)) or any(
+        size % count != ZERO for size, count in zip(cut, counts, strict=True)
+    ):
+        raise UseExtern("blocks that are not equal")
+    parts = itertools.chain.from_iterable((count, size // count) for size, count in zip(cut, counts, strict=True))
+    return reshaped(value, (*lead, *parts)), [len(lead) + 1 + 2 * dim for dim in range(len(counts))]
+
+
+@lowers(
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
+    "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward"
+)
+def lower_nearest_gradient(
+    builder: GraphBuilder, grad: TensorValue, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
+) -> TensorValue:
+    """The sum of each block that one element was repeated to, where the sides are powers of two, which floats divide by exactly."""
+    blocks, dims = equal_blocks(grad, input_size[2:])
+    for side, scale in itertools.zip_longest((blocks.sizes[dim].constant or 0 for dim in dims), scales):
+        if side & (side - 1) or scale not in (None, side):
+            raise UseExtern("resizing by another scale than a power of two")
+    wide = working_dtype(grad.dtype)
+    total = builder.reduce("sum", blocks.sizes, dims, wide, lambda i: cast(blocks.load(i), wide), suffix="sum")
+    return builder.like_node(lambda i: cast(total.load(i), grad.dtype))

@@ -351,6 +351,22 @@ def lower_select_scatter(
     return lower_slice_scatter(builder, value, unsqueezed(source, wrap(dim, value.rank)), dim, index)
 
 
+@lowers("diagonal_scatter")
+def lower_diagonal_scatter(
+    builder: GraphBuilder, value: TensorValue, source: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> TensorValue:
+    """`value.diagonal(...) = source`: a select per element."""
+    row, column = wrap(dim1, value.rank), wrap(dim2, value.rank)
+
+    def body(indices: Indices) -> Expr:
+        on_diagonal = index_value(indices[column] - indices[row]).equals(size_index(offset))
+        others = [index for dim, index in enumerate(indices) if dim not in (row, column)]
+        element = source.load((*others, indices[row if offset >= 0 else column]))
+        return masked(on_diagonal, cast(element, value.dtype), value.load(indices))
+
+    return builder.like_node(body)
+
+
 @lowers("copy_")
 def lower_copy_into(builder: GraphBuilder, target: TensorValue, source: TensorValue, *_: Any) -> TensorValue:
     """Writes a graph input."""

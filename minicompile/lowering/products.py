@@ -1,7 +1,8 @@
 """Matrix products: called as they are, with zeros appended to their factors where that makes the call faster, or as loops.
 
-A product that is over before a library has been called, and one of a vector, which waits for memory alone, is a loop like any
-other: a generated kernel is launched in a third of the time of a library call, and shares its launch with what surrounds it.
+A product that is over before a library has been called, and one of a vector or of a few terms an element, which waits for
+memory alone, is a loop like any other: a generated kernel is launched in a third of the time of a library call, and shares its
+launch with what surrounds it.
 
 The vendor's kernels on matrix units are several times slower when a dimension that is contiguous in memory is no multiple
 of 16 bytes, as the 50,257 columns of a language model's head. On one H200, rows 8192, width 2048 and that many columns, a loss
@@ -43,6 +44,9 @@ SMALL = 2**20
 FEW_ROWS = 128
 """Fewer rows than this leave a tile of a library's kernel partly empty, which costs more than rows in another order do."""
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+SHORT_SUM, SMALL_MATRIX = 4, 8
+"""Inner size up to which a product waits for its result to be written, and the sides up to which the matrices of a batch are
+too small for a library's tiles, as rotations and covariances are."""
 LONGEST_ACROSS = 512
 """Inner size up to which a loop adds up what does not lie side by side in memory; longer ones would take it two kernels."""
 
@@ -105,14 +109,17 @@ def product_of_all_rows(builder: GraphBuilder, a: TensorValue, b: TensorValue) -
 
 
 def is_small(builder: GraphBuilder, args: tuple[TensorValue, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a product is little work, or a vector's, on a GPU, and the choice of its kernel is left to the compiler."""
+    """Whether a product, on a GPU, is little work in all or for each element, and the choice of its kernel is left to the
+    compiler."""
     a, b = args[-2:]
     if builder.config.matmul != "auto" or not gpu.holds(a) or not a.dtype.is_floating_point:
         return False
     sizes = [size.constant or 0 for size in (*a.sizes, b.sizes[-1])]
     if not all(sizes) or not all(isinstance(factor, (int, float)) for factor in kwargs.values()):
         return False  # symbolic or empty, or scaled by what varies
-    *_, m, k, n = sizes
+    *batch, m, k, n = sizes
+    if k <= SHORT_SUM or math.prod(batch) > 1 and max(m, k, n) <= SMALL_MATRIX:
+        return True
     side_by_side = k == 1 or (m == 1 or contiguous_dim(a) == 1) and (n == 1 or contiguous_dim(b) == 0)
     if not side_by_side and k > LONGEST_ACROSS:
         return False

@@ -172,7 +172,7 @@ def test_gradients_of_averages_see_no_channels_last(counted: bool) -> None:
                 layouts.append(args[1].is_contiguous())
             return function(*args, **(kwargs or {}))
 
-    model = averaging("cpu", count_include_pad=counted)
+    model = averaging("cpu", count_include_pad=counted, ceil_mode=True)
     result = minicompile.compile(model)(torch.randn(2, 3, 9, 7, requires_grad=True))
     with Watch():
         result.sum().backward()

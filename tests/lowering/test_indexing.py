@@ -39,6 +39,16 @@ def test_scatters(dtype):
     check(lambda a: torch.where(a > 3, a, 0).masked_fill(a == 1, 2), x)
 
 
+@pytest.mark.parametrize("offset", [-2, -1, 0, 1, 3])
+def test_diagonals_are_written_by_a_choice(offset: int) -> None:
+    x, stack = torch.randn(4, 5), torch.randn(4, 3, 5)
+    assert not externs(check(lambda a: torch.diagonal_scatter(a, a.diagonal(offset).cos(), offset), x))
+    written = lambda a: torch.diagonal_scatter(a, a.diagonal(offset, -1, 0).cos(), offset, -1, 0)
+    assert not externs(check(written, stack))
+    assert not externs(check(lambda a: torch.diagonal_scatter(a.long(), a.diagonal(offset), offset), x))
+
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_a_scatter_of_one_element_to_each_row_writes_nothing_apart(dtype, dim):

@@ -202,3 +202,18 @@ def test_a_network_of_small_layers_trains_without_a_library_call() -> None:
     for found, true in zip(ours, exact, strict=True):
         torch.testing.assert_close(found.double(), true, rtol=1e-5, atol=1e-6)
     assert compiled.stats.extern_calls == 0
+
+
+@pytest.mark.usefixtures("loops")
+def test_short_sums_and_small_matrices_of_a_batch_are_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their number: rotations of points, covariances, a layer over one feature."""
+    monkeypatch.setattr(products, "SMALL", 0)
+    for dtype in DTYPES:
+        points, turn = torch.randn(50, 3, dtype=dtype), torch.randn(3, 3, dtype=dtype)
+        matrices = torch.randn(40, 6, 8, dtype=dtype)
+        assert not multiplied_sizes(check(lambda p, t: p @ t.t(), points, turn))
+        assert not multiplied_sizes(check(lambda m: m @ m.mT, matrices))
+        assert not multiplied_sizes(check(lambda p, t: F.linear(p[:, :1], t[:, :1], t[0]), points, turn))
+    assert multiplied_sizes(lower(torch.bmm, (torch.randn(1, 8, 8), torch.randn(1, 8, 8))))
+    assert multiplied_sizes(lower(torch.bmm, (torch.randn(40, 6, 9), torch.randn(40, 9, 6))))
+    assert multiplied_sizes(lower(torch.mm, (torch.randn(9, 5), torch.randn(5, 9)), config=Config(matmul="aten")))
