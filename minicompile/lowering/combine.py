@@ -272,7 +272,7 @@ def equal_blocks(value: TensorValue, sizes: Sequence[Any]) -> tuple[TensorValue,
 def lower_nearest_gradient(
     builder: GraphBuilder, grad: TensorValue, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
 ) -> TensorValue:
-    """The sum of each block that one element was repeated to, where the sides are powers of two, which floats divide by exactly."""
+    """The sum of each block that an element was repeated to, if the sides are powers of two: floats divide by those exactly."""
     blocks, dims = equal_blocks(grad, input_size[2:])
     for side, scale in itertools.zip_longest((blocks.sizes[dim].constant or 0 for dim in dims), scales):
         if side & (side - 1) or scale not in (None, side):

@@ -359,7 +359,7 @@ def lower_diagonal_scatter(
     row, column = wrap(dim1, value.rank), wrap(dim2, value.rank)
 
     def body(indices: Indices) -> Expr:
-        on_diagonal = index_value(indices[column] - indices[row]).equals(size_index(offset))
+        on_diagonal = index_value(indices[column] - indices[row]).equals(offset)
         others = [index for dim, index in enumerate(indices) if dim not in (row, column)]
         element = source.load((*others, indices[row if offset >= 0 else column]))
         return masked(on_diagonal, cast(element, value.dtype), value.load(indices))
