@@ -47,16 +47,18 @@ class Domain:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Access:
-    """Bytes moved at one place, and how far apart neighbours along every axis lie there mostly."""
+class Access:
+    """Bytes moved at one place of a buffer, those of an element, and how far apart neighbours along every axis mostly lie."""
 
+    buffer: str
     bytes: int
+    itemsize: int
     steps: Mapping[Axis, int | None]
 
 
 def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers: Mapping[str, Buffer]) -> Domain:
     """The cluster's loops over tile axes."""
-    accesses = _accesses(cluster, buffers)
+    accesses = accesses_of(cluster, buffers)
     stepped: Axis | None = None
     in_rows = False
     parallel: tuple[Axis, ...]
@@ -65,14 +67,14 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
         (x, stepped, folded), changes = _flattened(("x", "row", "r"), (parts, cluster.stepped, cluster.inner))
         parallel, folded_first = (x,), True
     elif cluster.inner:
-        outer = _by_steps(cluster.outer, accesses)
-        inner = cluster.inner if cluster.ordered else _by_steps(cluster.inner, accesses)
+        outer = by_steps(cluster.outer, accesses)
+        inner = cluster.inner if cluster.ordered else by_steps(cluster.inner, accesses)
         parallel, changes = _flattened(("x",), (outer,))
         (folded,), inner_changes = _flattened(("r",), (inner,))
         changes += inner_changes
-        folded_first = _neighbours_are_folded(outer, inner, accesses)
+        folded_first = neighbours_are_folded(outer, inner, accesses)
     else:
-        order = _by_steps(cluster.outer, accesses)
+        order = by_steps(cluster.outer, accesses)
         slow, fast = _split_where_strides_conflict(order, accesses)
         if not slow:
             slow, fast = _split_into_rows(order, accesses)
@@ -141,11 +143,11 @@ def _flattened(names: tuple[str, ...], parts: tuple[tuple[Axis, ...], ...]) -> t
     return tuple(axes), changes
 
 
-def _accesses(cluster: Cluster, buffers: Mapping[str, Buffer]) -> list[_Access]:
+def accesses_of(cluster: Cluster, buffers: Mapping[str, Buffer]) -> list[Access]:
     """All accesses of the cluster to memory, stores first, then by bytes."""
-    stores = [_access(buffers[name], index, cluster.space) for name, index in cluster.stores.items()]
+    stores = [_access(name, buffers[name], index, cluster.space) for name, index in cluster.stores.items()]
     loads = [
-        _access(buffers[name], index, cluster.space)
+        _access(name, buffers[name], index, cluster.space)
         for name, indices in cluster.loads.items()
         if name not in cluster.stores
         for index in indices
@@ -155,14 +157,14 @@ def _accesses(cluster: Cluster, buffers: Mapping[str, Buffer]) -> list[_Access]:
     return stores + loads if not cluster.alone else loads + stores
 
 
-def _access(buffer: Buffer, index: Index, axes: tuple[Axis, ...]) -> _Access:
-    return _Access(access_bytes(buffer, index), {axis: step_of(index, axis) for axis in axes})
+def _access(name: str, buffer: Buffer, index: Index, axes: tuple[Axis, ...]) -> Access:
+    return Access(name, access_bytes(buffer, index), buffer.dtype.itemsize, {axis: step_of(index, axis) for axis in axes})
 
 
-def _by_steps(axes: tuple[Axis, ...], accesses: list[_Access]) -> tuple[Axis, ...]:
+def by_steps(axes: tuple[Axis, ...], accesses: list[Access]) -> tuple[Axis, ...]:
     """`axes`, slowest first, by their steps in the access that moves most bytes and has them all; size 1 first."""
     wide = [axis for axis in axes if axis.size.constant != 1]
-    best: _Access | None = None
+    best: Access | None = None
     for access in accesses:
         if all(access.steps[axis] for axis in wide) and (best is None or access.bytes > best.bytes):
             best = access
@@ -173,7 +175,7 @@ def _by_steps(axes: tuple[Axis, ...], accesses: list[_Access]) -> tuple[Axis, ..
 
 
 def _split_where_strides_conflict(
-    order: tuple[Axis, ...], accesses: list[_Access]
+    order: tuple[Axis, ...], accesses: list[Access]
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """`order` in two parts where much is read along another axis than the fastest; the first part is empty if not."""
     wide = [axis for axis in order if size_of(axis) > 1]
@@ -198,7 +200,7 @@ def _split_where_strides_conflict(
     return order[:place], order[place:]
 
 
-def _split_into_rows(order: tuple[Axis, ...], accesses: list[_Access]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+def _split_into_rows(order: tuple[Axis, ...], accesses: list[Access]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """`order` in two parts where several values hold for all that the second part, long enough, runs over; else the first is
     empty. A program that computes part of one row loads and computes them once, not for each of its elements."""
     for place in range(1, len(order)):
@@ -209,7 +211,7 @@ def _split_into_rows(order: tuple[Axis, ...], accesses: list[_Access]) -> tuple[
     return (), order
 
 
-def _neighbours_are_folded(outer: tuple[Axis, ...], inner: tuple[Axis, ...], accesses: list[_Access]) -> bool:
+def neighbours_are_folded(outer: tuple[Axis, ...], inner: tuple[Axis, ...], accesses: list[Access]) -> bool:
     """Whether most bytes lie contiguous along the folded axes rather than along the parallel ones."""
     balance = 0
     for access in accesses:
@@ -221,7 +223,7 @@ def _neighbours_are_folded(outer: tuple[Axis, ...], inner: tuple[Axis, ...], acc
     return balance >= 0
 
 
-def _is_crosswise(access: _Access, cluster: Cluster) -> bool:
+def _is_crosswise(access: Access, cluster: Cluster) -> bool:
     """Whether much is moved that is contiguous along the outer axes and not along the inner ones."""
     conflicts = any(access.steps[axis] not in (0, 1, None) for axis in cluster.inner if size_of(axis) > 1)
     along = any(access.steps[axis] == 1 and size_of(axis) >= CONFLICT_SIZE for axis in cluster.outer)

@@ -15,6 +15,7 @@ from minicompile.scheduling.dependencies import Order, bits, find_dependences
 from minicompile.scheduling.inline import output_buffers
 from minicompile.scheduling.naming import is_called
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
+from minicompile.scheduling.sectors import bytes_in_vain
 from minicompile.scheduling.traffic import access_bytes, points, read_bytes
 
 MAXIMUM_ROUNDS = 6
@@ -178,7 +179,7 @@ class Fuser:
         alignment = align(first, second)
         if isinstance(alignment, str):
             return FusionRefusal(*names, "illegal", alignment, fused, apart)
-        unprofitable = refusal(self.facts(first, second, alignment.target, apart, fused))
+        unprofitable = refusal(self.facts(first, second, alignment, apart, fused))
         if unprofitable is None or self.is_forced(first, second):
             return alignment
         return FusionRefusal(*names, "unprofitable", unprofitable, fused, apart)
@@ -227,8 +228,25 @@ class Fuser:
             or bool(self.reader_masks.get(name, 0) & ~inside)
         )
 
-    def facts(self, first: Cluster, second: Cluster, target: Cluster, apart: int, fused: int) -> PairFacts:
+    def in_vain(self, first: Cluster, second: Cluster, alignment: Alignment) -> int:
+        """Bytes that a reduction and what runs over its whole space would move as one kernel, and not as two, for nothing."""
+        if first.reduces == second.reduces:
+            return 0
+        merged = merge(first, second, alignment)
+        apart, together = (
+            sum(bytes_in_vain(cluster, self.buffers, self.moved(cluster)) for cluster in clusters if cluster.reduces)
+            for clusters in ((first, second), (merged,))
+        )
+        return together - apart
+
+    def moved(self, cluster: Cluster) -> set[str]:
+        """The buffers that a cluster reads from memory or writes there."""
+        stored = {name for name in cluster.stores if self.is_stored(name, cluster.mask)}
+        return stored.union(name for name in cluster.loads if name not in cluster.stores)
+
+    def facts(self, first: Cluster, second: Cluster, alignment: Alignment, apart: int, fused: int) -> PairFacts:
         """What the policy wants to know about a legal pair."""
+        target = alignment.target
         buffers = {**first.loads, **second.loads, **first.stores, **second.stores}
         whole = [c for c in (first, second) if not c.reduces and c.rows * c.row_length > target.rows]
         return PairFacts(
@@ -242,6 +260,7 @@ class Fuser:
             rows=target.rows,
             row_length=target.row_length,
             second_pass=bool(whole) and first.reduces and second in whole,
+            in_vain=self.in_vain(first, second, alignment) if whole and apart > SMALL_KERNEL_BYTES else 0,
             crossed=bool(target.stepped),
             programs=target.rows // points(target.stepped),
         )

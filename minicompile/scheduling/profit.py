@@ -25,6 +25,7 @@ class PairFacts:
         scan_length: elements along a scan whose result other loops of the kernel would use; 0 without one.
         rows, row_length: the fused iteration space.
         second_pass: a loop over the whole space would follow a reduction over it.
+        in_vain: bytes that would be moved unused, as parts of sectors, by one kernel and not by two.
         crossed: rows and columns would be folded in one walk.
         programs: how many programs would walk, if crossed.
     """
@@ -39,6 +40,7 @@ class PairFacts:
     rows: int
     row_length: int
     second_pass: bool
+    in_vain: int = 0
     crossed: bool = False
     programs: int = 0
 
@@ -49,6 +51,8 @@ def refusal(facts: PairFacts) -> str | None:
     small = facts.bytes_apart <= SMALL_KERNEL_BYTES
     if saved <= 0 and (facts.vertical or not small):
         return "nothing that both touch would be read or written less"
+    if facts.in_vain > max(saved, 0):
+        return f"{facts.in_vain} bytes would be moved in vain along rows: some of it lies in another order, a sector for each element"
     if facts.buffers > MAXIMUM_BUFFERS:
         return f"one kernel would touch {facts.buffers} buffers; registers hold about {MAXIMUM_BUFFERS}"
     if facts.loops > MAXIMUM_LOOPS:

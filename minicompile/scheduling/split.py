@@ -15,7 +15,7 @@ from minicompile.ir.loops import Buffer, Loop, Operation, Reduction, fold_identi
 from minicompile.ir.schedule import DeviceProperties
 from minicompile.scheduling.profit import MAXIMUM_CROSSED_ROW
 from minicompile.scheduling.reindexing import AxisMap, axes_in, flatten, identity, step_of, unflatten
-from minicompile.scheduling.tiling import COLUMN_BYTES, ROW_REGISTERS, next_power_of_two
+from minicompile.scheduling.tiling import COLUMN_BYTES, ROW_REGISTERS, SECTOR_BYTES, next_power_of_two
 from minicompile.scheduling.traffic import points
 from minicompile.scheduling.variance import Chunks, find_exponentials, find_squares, in_chunks, partial_name
 
@@ -25,6 +25,8 @@ WORTH_CROSSING = 1 << 20
 LEAST_CHUNK = 8
 PROGRAMS_PER_MULTIPROCESSOR = 4
 CHUNK_BYTES = 1 << 15
+LEAST_SHARE_OF_A_SECTOR = 3
+"""A walk that uses less than one part in so many of what it moves is made along other axes."""
 SPLITTABLE = ("sum", "prod", "max", "min", "any")
 
 
@@ -89,15 +91,16 @@ def split_reductions(
     row_folds = _row_folds(operations)
     chunked: dict[int, Chunks] = {}
     for position, loop in enumerate(operations):
-        splits = _splits(loop, buffers, device, position in with_squares, row_folds) if isinstance(loop, Loop) else 1
+        run = _short_run(loop, buffers, device) if isinstance(loop, Loop) else ()
+        splits = _splits(loop, run, buffers, device, position in with_squares, row_folds) if isinstance(loop, Loop) else 1
         partner = chunked.get(partners.get(position, -1))
-        if not isinstance(loop, Loop) or (splits == 1 and partner is None):
+        if not isinstance(loop, Loop) or (splits == 1 and not run and partner is None):
             result.append(loop)
             continue
         if partner is not None:
             first, second, partial = in_chunks(loop, partner, known)
         else:
-            first, second, partial, chunks = _in_two_stages(loop, splits, known)
+            first, second, partial, chunks = _in_two_stages(loop, splits, run, known)
             if chunks is not None:
                 chunked[position] = chunks
         known[partial.name] = partial
@@ -115,23 +118,49 @@ def _row_folds(operations: Sequence[Operation]) -> set[tuple[str, int, int]]:
     }
 
 
+def _short_run(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties) -> tuple[Axis, ...]:
+    """The folded axis along which all that is folded lies side by side, but for so few elements that a walk along it would use
+    little of each sector, the rest of which belongs to other results: the channels of a group, where all channels of a pixel lie
+    together. It is folded last, from partial results that are neighbours."""
+    fold = loop.fold
+    if device.kind == "cpu" or not isinstance(fold, Reduction) or fold.kind not in SPLITTABLE or loop.overwrites is not None:
+        return ()
+    axes = (*loop.axes, *fold.axes)
+    read = [load for load in loads(loop.value) if axes_in(load.index) >= frozenset(fold.axes)]
+    if len(fold.axes) < 2 or not read or any(axis.size.constant is None for axis in axes):
+        return ()
+    itemsize = max(buffers[load.buffer].dtype.itemsize for load in read)
+    if points(axes) * itemsize < WORTH_A_SECOND_READ:
+        return ()
+    for run in fold.axes:
+        length = points((run,))
+        steps = [(step_of(load.index, run), {step_of(load.index, axis) for axis in loop.axes}) for load in read]
+        if 1 < length <= SECTOR_BYTES // (LEAST_SHARE_OF_A_SECTOR * itemsize) and all(
+            own == 1 and length in others for own, others in steps
+        ):
+            return (run,)
+    return ()
+
+
 def _splits(
     loop: Loop,
+    run: tuple[Axis, ...],
     buffers: Mapping[str, Buffer],
     device: DeviceProperties,
     with_squares: bool,
     row_folds: set[tuple[str, int, int]],
 ) -> int:
-    """How often to split one loop; 1 for what cannot be split. `with_squares`: a variance needs the same values."""
+    """How often to split one loop, beside a short `run`; 1 for what cannot be split. `with_squares`: a variance needs the same
+    values."""
     if not isinstance(loop.fold, Reduction) or loop.fold.kind not in SPLITTABLE or loop.overwrites is not None:
         return 1
     symbolic = any(axis.size.constant is None for axis in loop.fold.axes)
     folded = frozenset(loop.fold.axes)
     read = [load for load in loads(loop.value) if axes_in(load.index) & folded]
     itemsize = max((buffers[load.buffer].dtype.itemsize for load in read), default=4)
-    columns = _neighbours_are_results(loop, read)
-    length = points(loop.fold.axes)
-    results = points(loop.axes)
+    columns = bool(run) or _neighbours_are_results(loop, read)
+    length = points(loop.fold.axes) // points(run)
+    results = points(loop.axes) * points(run)
     if columns and not symbolic and loop.fold.kind == "sum" and any((load.buffer, length, results) in row_folds for load in read):
         chunks = choose_row_chunks(length, results, itemsize, device)
         if chunks > 1:
@@ -175,27 +204,31 @@ def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...]
     return part, (within,), unflatten(position, axes), None if length is not None and length % number == 0 else position
 
 
-def _in_two_stages(loop: Loop, splits: int, buffers: Mapping[str, Buffer]) -> tuple[Loop, Loop, Buffer, Chunks | None]:
-    """The loop over chunks, the loop over its partial results, the buffer between them, and the chunks if equal."""
+def _in_two_stages(
+    loop: Loop, splits: int, run: tuple[Axis, ...], buffers: Mapping[str, Buffer]
+) -> tuple[Loop, Loop, Buffer, Chunks | None]:
+    """The loop over chunks, none of which has more than one place of a `run`, the loop over its partial results, the buffer
+    between them, and the chunks if equal."""
     assert isinstance(loop.fold, Reduction)
-    kind = loop.fold.kind
-    part, within, changes, position = _chunks(loop.fold.axes, splits)
+    kind, rest = loop.fold.kind, tuple(axis for axis in loop.fold.axes if axis not in run)
+    part, within, changes, position = _chunks(rest, splits) if splits > 1 else (None, rest, identity(rest), None)
+    parts, changes = run if part is None else (part, *run), (*changes, *identity(run))
     dtype = accumulator_dtype(loop.value.dtype, kind, buffers[loop.buffer].dtype)
     value = cast(rewrite(loop.value, dict(changes)), dtype)
     if position is not None:
-        length = product(axis.size for axis in loop.fold.axes)
+        length = product(axis.size for axis in rest)
         limit = IndexValue(length, torch.int64) if length.constant is None else Constant(int(length), torch.int64)
         inside = apply("lt", IndexValue(position, torch.int64), limit, dtype=torch.bool)
         value = Masked(inside, value, Constant(fold_identity(kind, dtype), dtype), dtype)
-    sizes = (part.size, *(axis.size for axis in loop.axes))
+    sizes = tuple(axis.size for axis in (*parts, *loop.axes))
     strides = tuple(product(sizes[i + 1 :]) for i in range(len(sizes)))
     name = partial_name(loop, buffers)
     partial = Buffer(name, dtype, buffers[loop.buffer].device, sizes, strides)
-    place = flatten((part, *loop.axes))
-    first = Loop(name, (part, *loop.axes), value, place, Reduction(kind, within), origins=loop.origins)
-    second = dataclasses.replace(loop, value=Load(name, place, dtype), fold=Reduction(kind, (part,)))
+    place = flatten((*parts, *loop.axes))
+    first = Loop(name, (*parts, *loop.axes), value, place, Reduction(kind, within), origins=loop.origins)
+    second = dataclasses.replace(loop, value=Load(name, place, dtype), fold=Reduction(kind, parts))
     whole = position is None and dtype == loop.value.dtype
-    return first, second, partial, Chunks(part, within, changes, place, partial) if whole else None
+    return first, second, partial, Chunks(parts, within, changes, place, partial) if whole else None
 
 
 def accumulator_dtype(value: torch.dtype, kind: str, result: torch.dtype) -> torch.dtype:

@@ -22,9 +22,9 @@ from minicompile.scheduling.traffic import points
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """A reduction cut into equal chunks: the axes, the change to them, and where the partial results are."""
+    """A reduction cut into equal chunks: the axes over these and in one, the change to them, and where partial results are."""
 
-    part: Axis
+    parts: tuple[Axis, ...]
     within: tuple[Axis, ...]
     changes: AxisMap
     place: Index
@@ -100,10 +100,10 @@ def in_chunks(loop: Loop, chunks: Chunks, buffers: Mapping[str, Buffer]) -> tupl
     name = partial_name(loop, buffers)
     value, between, dtype = _squares(loop, chunks) or _exponentials(loop, chunks)
     partial = dataclasses.replace(chunks.partial, name=name, dtype=dtype)
-    first = Loop(name, (chunks.part, *loop.axes), value, chunks.place, Reduction("sum", chunks.within),
+    first = Loop(name, (*chunks.parts, *loop.axes), value, chunks.place, Reduction("sum", chunks.within),
                  origins=loop.origins)  # fmt: skip
     combined = between(Load(name, chunks.place, dtype))
-    return first, dataclasses.replace(loop, value=combined, fold=Reduction("sum", (chunks.part,))), partial
+    return first, dataclasses.replace(loop, value=combined, fold=Reduction("sum", chunks.parts)), partial
 
 
 Parts = tuple[Expr, Callable[[Expr], Expr], torch.dtype]

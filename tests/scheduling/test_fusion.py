@@ -12,6 +12,8 @@ from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.schedule import schedule_graph
 from tests.differential import check, leaf
+from tests.lowering.oracle import lower
+from tests.planned_for_gpu import planned_for_gpu, thresholds_lowered
 from tests.scheduling.hand_made import BF16, F32, GraphMaker, op, softmax, to
 
 GPU = DeviceProperties(name="H200", kind="cuda")
@@ -137,6 +139,36 @@ def test_a_variance_of_what_fits_no_cache_reads_its_values_once(dim: int) -> Non
     first, second = kernels(schedule(maker.graph("squares")))
     assert first.tile.strategy == "persistent"
     assert first.bytes_read == sizes[0] * sizes[1] * 4 and second.bytes_read < 0.05 * first.bytes_read
+
+
+def normalised(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """Groups of channels, as `group_norm` takes them."""
+    variance, mean = torch.var_mean(x.unflatten(1, (groups, -1)), (2, 3, 4), keepdim=True, unbiased=False)
+    return ((x.unflatten(1, (groups, -1)) - mean) * torch.rsqrt(variance + 1e-5)).flatten(1, 2)
+
+
+def test_what_a_norm_writes_in_another_order_is_written_by_a_kernel_with_two_axes() -> None:
+    """Along a row of it, each element would be in a sector of its own."""
+    x = torch.empty(64, 256, 56, 56)
+    function = lambda x: normalised(x, 32).bfloat16().contiguous(memory_format=torch.channels_last)
+    statistics, values = kernels(result := schedule(lower(function, (x,))))
+    assert statistics.tile.strategy == "looped" and values.tile.strategy == "pointwise"
+    assert [axis.block for axis in values.tile.axes] == [64, 64]
+    assert any("in vain" in refusal.reason for refusal in result.refusals)
+    assert len(kernels(schedule(lower(lambda x: normalised(x, 32).bfloat16(), (x,))))) == 1
+
+
+def test_channels_of_a_group_that_lie_together_are_folded_last() -> None:
+    """Where they are few: neighbouring elements belong to neighbouring groups, and a program takes those of all."""
+    x = torch.empty(64, 64, 56, 56, dtype=BF16, memory_format=torch.channels_last)
+    first, second, values = kernels(schedule(lower(lambda x: normalised(x.float(), 32), (x,))))
+    assert first.tile.parallel[-1].block >= 64 and first.bytes_read == x.nbytes and second.bytes_read < x.nbytes // 20
+    assert values.tile.strategy == "pointwise"
+    assert len(kernels(schedule(lower(lambda x: normalised(x.float(), 4), (x,))))) < 3
+    with planned_for_gpu(), thresholds_lowered():
+        small = torch.randn(2, 8, 6, 5).contiguous(memory_format=torch.channels_last)
+        check(lambda x: normalised(x, 4), small)
+        check(lambda x: (normalised(x, 4), x.unflatten(1, (4, 2)).amax((2, 3, 4))), small)
 
 
 def test_views_between_operations_do_not_stop_fusion() -> None:
