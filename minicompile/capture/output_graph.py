@@ -232,7 +232,7 @@ class OutputGraph:
             torch.autograd.graph.increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
         if isinstance(result, FakeTensor) and result.layout is not torch.strided:
             raise Break("sparse tensor", f"`{name}` makes a sparse tensor")
-        self.check_leaves(result, name)
+        self.check_leaves(result, name, kwargs.get("requires_grad", False))
         if needs_gradient(result) and lacks_gradient_rule(target):
             raise Break("unknown call", f"`{target}` has no gradient but that of what its kernel calls")
         self.check_data_aliases(args)
@@ -247,14 +247,17 @@ class OutputGraph:
             self.operations -= 1
         return result
 
-    def check_leaves(self, result: Any, name: str) -> None:
+    def check_leaves(self, result: Any, name: str, wanted: bool) -> None:
         """A leaf that requires a gradient ends the graph, but for a view made without gradients: that one only if it is
-        used with gradients."""
+        used with gradients. One that nobody `wanted` shows how PyTorch decomposes `pad`: eager's requires none."""
         for value in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(value, FakeTensor) and id(value) not in self.traced and value.requires_grad and value.is_leaf:
-                if torch.is_grad_enabled() or not value._is_view():
+                if value._is_view() and not torch.is_grad_enabled():
+                    self.quiet_leaves.add(id(value))
+                elif wanted or torch.is_grad_enabled():
                     raise Break("autograd call", f"`{name}` makes a leaf that requires a gradient")
-                self.quiet_leaves.add(id(value))
+                else:
+                    value.requires_grad_(False)
 
     def run_fake(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on fake tensors; errors of any sort become graph breaks."""

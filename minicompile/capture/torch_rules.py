@@ -258,6 +258,18 @@ for tensor_class in (torch.Tensor, *(kind for kind in torch._tensor_classes if s
     special(tensor_class)(functools.partial(rule_tensor_class, tensor_class))
 
 
+@special(torch.autograd.Variable)
+def rule_variable(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`Variable(x)`, as programs for PyTorch before 0.4 wrap tensors: `x.detach()`."""
+    force(tracer, (args, kwargs))
+    given = dict(zip(("data", "requires_grad"), args)) | kwargs
+    data, wanted = given.pop("data", None), given.pop("requires_grad", False)
+    if given or len(args) > 2 or not isinstance(data, FakeTensor) or type(wanted) is not bool:
+        raise Break("unknown call", "`Variable` is made of anything but a tensor")
+    found = call(tracer, torch.Tensor.detach, (data,), {})
+    return call(tracer, torch.Tensor.requires_grad_, (found,), {}) if wanted else found
+
+
 def rule_tensor(maker: Any, tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     """`torch.tensor`; of tensors in a list and numbers that vary, of which it makes constants, those put side by side."""
     force(tracer, (args, kwargs))

@@ -52,7 +52,7 @@ def refusal(facts: PairFacts) -> str | None:
     if saved <= 0 and (facts.vertical or not small):
         return "nothing that both touch would be read or written less"
     if facts.in_vain > max(saved, 0):
-        return f"{facts.in_vain} bytes would be moved in vain along rows: some of it lies in another order, a sector for each element"
+        return f"{facts.in_vain} bytes would be moved in vain along rows, a sector for each element that lies in another order"
     if facts.buffers > MAXIMUM_BUFFERS:
         return f"one kernel would touch {facts.buffers} buffers; registers hold about {MAXIMUM_BUFFERS}"
     if facts.loops > MAXIMUM_LOOPS:

@@ -537,6 +537,37 @@ def test_tensors_are_made_by_the_names_of_their_classes() -> None:
     assert equal(compiled(torch.ones(4, 2)), made(torch.ones(4, 2)))
 
 
+def test_a_variable_is_its_tensor_without_history() -> None:
+    def wrapped(given: torch.Tensor) -> Any:
+        x = given + 1
+        state = torch.autograd.Variable(x.data.new(3).zero_())
+        target = torch.autograd.Variable(x.sin(), requires_grad=False)
+        same = torch.autograd.Variable(data=x)
+        same.mul_(2)
+        return (x.cos() + state) * target, target, isinstance(same, torch.autograd.Variable)
+
+    same_as_eager(wrapped, torch.randn(3), fullgraph=True)
+    x = torch.randn(3, requires_grad=True)
+    same_as_eager(lambda x: torch.autograd.Variable(x * 2) + x, x, fullgraph=True)
+    same_as_eager(lambda x: torch.autograd.Variable(x * 2, requires_grad=True) * x, x)
+
+
+@pytest.mark.parametrize("arguments", [(), ([1.0, 2.0],), (torch.ones(2), False, True)])
+def test_a_variable_of_anything_else_is_made_by_eager(arguments: Any) -> None:
+    def made() -> Any:
+        return torch.autograd.Variable(*arguments) * 2
+
+    compiled = capture(made)
+    try:
+        expected = made()
+    except TypeError as error:
+        with pytest.raises(TypeError, match=re.escape(str(error))):
+            compiled()
+    else:
+        assert equal(compiled(), expected)
+    assert kinds(compiled) == ["unknown call"]
+
+
 def test_sizes_that_vary_are_found_in_sets_and_dictionaries() -> None:
     def function(x: torch.Tensor) -> Any:
         size = x.shape[0]

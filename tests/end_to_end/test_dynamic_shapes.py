@@ -903,3 +903,30 @@ def test_nothing_is_refused_as_in_eager_beside_sizes_that_vary(function: Any) ->
             function(theta, x)
         with pytest.raises(type(eager.value), match=re.escape(str(eager.value))):
             compiled(theta, x)
+
+
+class PaddedScale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, (0, 16 - x.shape[1]))[:, : x.shape[1]] * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def padded_without_gradients(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        weights = F.pad(x, (1, 2))
+    return weights, weights[:, 1:-2] * x
+
+
+@pytest.mark.parametrize("function", [PaddedScale.apply, padded_without_gradients])
+def test_what_is_padded_without_gradients_requires_none(function: Any) -> None:
+    compiled = minicompile.compile(lambda x: function(x), options=STRICT)
+    for length in (5, 7, 6):
+        x = torch.randn(2, length, requires_grad=True)
+        ours, eager = tree_leaves(compiled(x)), tree_leaves(function(x))
+        assert [each.requires_grad for each in ours] == [each.requires_grad for each in eager]
+        close(torch.autograd.grad(ours[-1].sum(), x), torch.autograd.grad(eager[-1].sum(), x))
+    assert not compiled.graph_breaks and compiles(compiled) == 2
