@@ -24,7 +24,7 @@ from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, ha
 PLAIN = (FakeTensor, *IDENTITY_TYPES)
 SEQUENCES = (tuple, list, set, frozenset, collections.deque)
 MOST_KEYS = 64
-"""With more keys than this, each of which is asked at each look-up, tracing would take too long."""
+"""With more keys than this to be asked at each look-up, tracing would take too long."""
 IDENTITY_HASHES = (object.__hash__, torch.Tensor.__hash__, torch.nn.Module.__hash__)
 
 
@@ -115,7 +115,8 @@ def settled(tracer: Tracer, table: Any, key: Any) -> Any:
     if len(keys) > MOST_KEYS:
         if isinstance(key, (FakeTensor, torch.nn.Module)) and type(key).__hash__ in IDENTITY_HASHES:
             return key  # as in walks over large models, whose parts are taken to stay different
-        raise Break("user object", f"an object of type {type(key).__name__} is looked up in a large table")
+        if sum(standing(tracer, other) is not other for other in keys) > MOST_KEYS:
+            raise Break("user object", f"an object of type {type(key).__name__} is looked up in a large table")
     if any(other is key for other in keys):
         return key
     hashed = hash_of(asked)

@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,10 +21,12 @@ from torch import fx, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from minicompile import compile as minicompile_compile
 from minicompile.capture import calls
+from minicompile.capture.comparing import MOST_KEYS
 from minicompile.ir import autocast
 from tests.capture.support import capture, equal, same_as_eager
 
@@ -583,6 +585,20 @@ def test_a_walk_over_the_parts_of_a_large_model() -> None:
         return x * len(list(layers.named_modules())) + sum(1 for _ in layers.parameters())
 
     assert not kinds(same_as_eager(counted, torch.ones(2)))
+
+
+class Batch(NamedTuple):
+    images: torch.Tensor
+    labels: list[torch.Tensor]
+
+
+def test_trees_of_named_tuples_are_walked_however_many_classes_are_known() -> None:
+    assert len(pytree.SUPPORTED_NODES) > MOST_KEYS
+
+    def doubled(x: torch.Tensor) -> Batch:
+        return pytree.tree_map(lambda left, right: left + right, Batch(x, [x]), Batch(x, [x]))
+
+    same_as_eager(doubled, torch.ones(2), fullgraph=True)
 
 
 def test_a_table_of_sizes_that_a_known_library_keeps_is_made_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
