@@ -419,7 +419,7 @@ TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "
           "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.",
           "LRScheduler.__init__.<locals>.", "autocast.", "_CheckpointedFunction.", "_make_checkpoint_wrapper",
           "CheckpointWrapper.forward", "ActivationWrapper.",
-          "_script_if_tracing.", "isinstance", "_unwrap_optional", "is_fx_tracing", "is_fx_symbolic_tracing")
+          "_script_if_tracing.", "isinstance", "_unwrap_optional", "is_fx_tracing", "is_fx_symbolic_tracing", "is_compiling")
 
 
 OPTIMIZERS = str(Path(torch.optim.__file__).parent)
