@@ -43,6 +43,7 @@ from minicompile.capture.calls import (
     invoke_special,
     method,
     native_argument,
+    refuse_own_items,
     ruled,
     run_native,
     special,
@@ -332,10 +333,18 @@ def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return run_native(tracer, reversed, args, {})  # raises
     if isinstance(method, types.FunctionType):
         return call(tracer, get_attribute(tracer, value, "__reversed__"), (), {})
-    if defines(tracer, type(value), "__getitem__"):
+    if method is MISSING and defines(tracer, type(value), "__getitem__"):
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
         return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
     return over_iterables(reversed, None, tracer, args, kwargs)
+
+
+@special(collections._count_elements)
+def rule_count_elements(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """What a `Counter` counts with."""
+    if any(defines(tracer, type(args[0]), name) for name in ("get", "__setitem__")):
+        raise Break("user object", f"items of an object of type {type(args[0]).__name__} are counted by a function written in C")
+    return call_pure(tracer, collections._count_elements, args, kwargs)
 
 
 def distinct(tracer: Tracer, items: Any) -> list[Any]:
@@ -386,12 +395,19 @@ def rule_dict(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return tracer.made(result)
 
 
+def is_copied_as_it_is(tracer: Tracer, target: Any, kind: type) -> bool:
+    """Whether `target.update` copies dictionaries of a class without asking them for their items."""
+    given = class_lookup(tracer, kind, "__iter__")[0]
+    asks = given is not dict.__iter__ or isinstance(target, collections.OrderedDict)
+    return given in PLAIN_ITERATION and not (asks and any(defines(tracer, kind, name) for name in ("__getitem__", "keys")))
+
+
 def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> None:
     """`target.update(*args, **kwargs)` with traced arguments."""
     if len(args) > 1:
         run_native(tracer, dict.update, ({}, *args), kwargs)  # raises
     for item in args:
-        if isinstance(item, dict) and class_lookup(tracer, type(item), "__iter__")[0] in PLAIN_ITERATION:
+        if isinstance(item, dict) and is_copied_as_it_is(tracer, target, type(item)):
             force(tracer, item, False)
             for key, value in entries(item):
                 put(target, settled(tracer, target, key), value)
@@ -648,6 +664,7 @@ def context_value(tracer: Tracer, variable: contextvars.ContextVar[Any], *defaul
 @method(dict, "update")
 def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.update(...)`."""
+    refuse_own_items(owner)
     force(tracer, owner, False)
     update_dict(tracer, owner, args, kwargs)
 
@@ -677,6 +694,7 @@ def rule_join(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
 @method(dict, "setdefault")
 def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.setdefault(key, default)`."""
+    refuse_own_items(owner)
     key, default = concrete(args[0] if args else kwargs["key"]), args[1] if len(args) > 1 else kwargs.get("default")
     found = look_up(tracer, owner, key)
     if found is MISSING:
@@ -749,6 +767,8 @@ def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any
             if isinstance(instance, collections.defaultdict) and args:
                 instance.default_factory = args[0]
                 args = args[1:]
+            if args or kwargs:
+                refuse_own_items(instance)
             update_dict(tracer, instance, args, kwargs)
         elif args:
             items = (distinct if issubclass(kind, set) else native_iterable)(tracer, args[0])

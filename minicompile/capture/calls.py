@@ -661,6 +661,8 @@ def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, reco
         if function not in (functools.partial, types.SimpleNamespace):  # which only keep them
             kwargs = {name: concrete(item) for name, item in kwargs.items()}
     owner = getattr(function, "__self__", None)
+    if getattr(function, "__name__", "") in BY_ITEMS and (isinstance(owner, dict) or len(args) + len(kwargs) > 1):
+        refuse_own_items(owner, *args)
     for value in (*args, *kwargs.values(), owner):
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
@@ -687,6 +689,16 @@ def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, reco
         raise RaisedInUserCode(error) from None
 
 
+def refuse_own_items(*values: Any) -> None:
+    """Refuse an `OrderedDict` whose class keeps its items in a way of its own: most of its methods would call that."""
+    for table in values:
+        if isinstance(table, collections.OrderedDict) and any(
+                isinstance(getattr(type(table), name), types.FunctionType) for name in ITEMS):
+            raise Break("user object", f"items of an object of type {type(table).__name__} are used by a function written in C")
+
+
+ITEMS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
+BY_ITEMS = frozenset("pop popitem copy or_ ior __init__ __or__ __ior__ __ror__".split())
 OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "minicompile.",
                   "BooleanAtom", "Expr")  # which are words of sympy's
 OTHER_NUMBERS = NUMPY_NUMBERS | {complex, decimal.Decimal, fractions.Fraction}  # which PyTorch's numbers do not know
