@@ -43,12 +43,11 @@ from minicompile.capture.calls import (
     invoke_special,
     method,
     native_argument,
-    refuse_own_items,
     ruled,
     run_native,
     special,
 )
-from minicompile.capture.comparing import refuse_objects, settled, settled_all
+from minicompile.capture.comparing import refuse_objects, refuse_own_items, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.guards import is_empty_cell
@@ -337,14 +336,6 @@ def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
         return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
     return over_iterables(reversed, None, tracer, args, kwargs)
-
-
-@special(collections._count_elements)
-def rule_count_elements(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """What a `Counter` counts with."""
-    if any(defines(tracer, type(args[0]), name) for name in ("get", "__setitem__")):
-        raise Break("user object", f"items of an object of type {type(args[0]).__name__} are counted by a function written in C")
-    return call_pure(tracer, collections._count_elements, args, kwargs)
 
 
 def distinct(tracer: Tracer, items: Any) -> list[Any]:
@@ -664,7 +655,7 @@ def context_value(tracer: Tracer, variable: contextvars.ContextVar[Any], *defaul
 @method(dict, "update")
 def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.update(...)`."""
-    refuse_own_items(owner)
+    refuse_own_items("update", owner, (), {})
     force(tracer, owner, False)
     update_dict(tracer, owner, args, kwargs)
 
@@ -694,7 +685,7 @@ def rule_join(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
 @method(dict, "setdefault")
 def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.setdefault(key, default)`."""
-    refuse_own_items(owner)
+    refuse_own_items("setdefault", owner, (), {})
     key, default = concrete(args[0] if args else kwargs["key"]), args[1] if len(args) > 1 else kwargs.get("default")
     found = look_up(tracer, owner, key)
     if found is MISSING:
@@ -768,7 +759,7 @@ def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any
                 instance.default_factory = args[0]
                 args = args[1:]
             if args or kwargs:
-                refuse_own_items(instance)
+                refuse_own_items("__init__", instance, (), {})
             update_dict(tracer, instance, args, kwargs)
         elif args:
             items = (distinct if issubclass(kind, set) else native_iterable)(tracer, args[0])

@@ -38,7 +38,7 @@ from minicompile.capture.attributes import (
     instance_dict,
 )
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
-from minicompile.capture.comparing import refuse_objects, settled
+from minicompile.capture.comparing import refuse_objects, refuse_own_items, settled
 from minicompile.capture.held_numbers import held_number
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_leaves import becomes_leaf
@@ -661,8 +661,7 @@ def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, reco
         if function not in (functools.partial, types.SimpleNamespace):  # which only keep them
             kwargs = {name: concrete(item) for name, item in kwargs.items()}
     owner = getattr(function, "__self__", None)
-    if getattr(function, "__name__", "") in BY_ITEMS and (isinstance(owner, dict) or len(args) + len(kwargs) > 1):
-        refuse_own_items(owner, *args)
+    refuse_own_items(getattr(function, "__name__", ""), owner, args, kwargs)
     for value in (*args, *kwargs.values(), owner):
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
@@ -670,8 +669,7 @@ def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, reco
             if function.__name__ in TAKE_NUMBERS or isinstance(owner, (str, bytes, slice, re.Pattern, re.Match)):
                 raise Break("user object", "an object is asked for its number by a function written in C")
     try:
-        recorded = record and contains_tensor((*args, *kwargs.values(), owner))
-        with RecordTorch(tracer) if recorded else contextlib.nullcontext():
+        with RecordTorch(tracer) if record and contains_tensor((*args, *kwargs.values(), owner)) else contextlib.nullcontext():
             result = function(*args, **kwargs)
         if getattr(function, "__name__", None) == "finditer":  # where its iterator stands cannot be asked
             result = iter(list(result))
@@ -689,16 +687,6 @@ def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, reco
         raise RaisedInUserCode(error) from None
 
 
-def refuse_own_items(*values: Any) -> None:
-    """Refuse an `OrderedDict` whose class keeps its items in a way of its own: most of its methods would call that."""
-    for table in values:
-        if isinstance(table, collections.OrderedDict) and any(
-                isinstance(getattr(type(table), name), types.FunctionType) for name in ITEMS):
-            raise Break("user object", f"items of an object of type {type(table).__name__} are used by a function written in C")
-
-
-ITEMS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
-BY_ITEMS = frozenset("pop popitem copy or_ ior __init__ __or__ __ior__ __ror__".split())
 OURS_IN_ERRORS = ("Sym", "FakeTensor", "Generator", "'Callback'", "minicompile.",
                   "BooleanAtom", "Expr")  # which are words of sympy's
 OTHER_NUMBERS = NUMPY_NUMBERS | {complex, decimal.Decimal, fractions.Fraction}  # which PyTorch's numbers do not know
