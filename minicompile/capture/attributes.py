@@ -8,6 +8,7 @@ import collections
 import contextvars
 import enum
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -177,7 +178,10 @@ def bind_descriptor(tracer: Tracer, raw: Any, owner: Any, kind: type) -> Any:
     if isinstance(raw, staticmethod):
         return child(tracer, raw, "__func__")
     if isinstance(raw, classmethod):
-        return types.MethodType(child(tracer, raw, "__func__"), kind)
+        inner = child(tracer, raw, "__func__")
+        if sys.version_info < (3, 13) and hasattr(type(inner), "__get__"):  # a property of the class
+            return bind_descriptor(tracer, inner, kind, kind)
+        return types.MethodType(inner, kind)
     if isinstance(raw, property):
         if not instance:
             return raw

@@ -47,7 +47,7 @@ from minicompile.capture.calls import (
     run_native,
     special,
 )
-from minicompile.capture.comparing import refuse_objects, settled, settled_all
+from minicompile.capture.comparing import refuse_objects, refuse_own_items, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.guards import is_empty_cell
@@ -332,7 +332,7 @@ def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         return run_native(tracer, reversed, args, {})  # raises
     if isinstance(method, types.FunctionType):
         return call(tracer, get_attribute(tracer, value, "__reversed__"), (), {})
-    if defines(tracer, type(value), "__getitem__"):
+    if method is MISSING and defines(tracer, type(value), "__getitem__"):
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
         return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
     return over_iterables(reversed, None, tracer, args, kwargs)
@@ -386,12 +386,19 @@ def rule_dict(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     return tracer.made(result)
 
 
+def is_copied_as_it_is(tracer: Tracer, target: Any, kind: type) -> bool:
+    """Whether `target.update` copies dictionaries of a class without asking them for their items."""
+    given = class_lookup(tracer, kind, "__iter__")[0]
+    asks = given is not dict.__iter__ or isinstance(target, collections.OrderedDict)
+    return given in PLAIN_ITERATION and not (asks and any(defines(tracer, kind, name) for name in ("__getitem__", "keys")))
+
+
 def update_dict(tracer: Tracer, target: Any, args: Args, kwargs: Keywords) -> None:
     """`target.update(*args, **kwargs)` with traced arguments."""
     if len(args) > 1:
         run_native(tracer, dict.update, ({}, *args), kwargs)  # raises
     for item in args:
-        if isinstance(item, dict) and class_lookup(tracer, type(item), "__iter__")[0] in PLAIN_ITERATION:
+        if isinstance(item, dict) and is_copied_as_it_is(tracer, target, type(item)):
             force(tracer, item, False)
             for key, value in entries(item):
                 put(target, settled(tracer, target, key), value)
@@ -648,6 +655,7 @@ def context_value(tracer: Tracer, variable: contextvars.ContextVar[Any], *defaul
 @method(dict, "update")
 def rule_dict_update(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.update(...)`."""
+    refuse_own_items("update", owner, (), {})
     force(tracer, owner, False)
     update_dict(tracer, owner, args, kwargs)
 
@@ -677,6 +685,7 @@ def rule_join(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
 @method(dict, "setdefault")
 def rule_setdefault(tracer: Tracer, owner: Any, args: Args, kwargs: Keywords) -> Any:
     """`d.setdefault(key, default)`."""
+    refuse_own_items("setdefault", owner, (), {})
     key, default = concrete(args[0] if args else kwargs["key"]), args[1] if len(args) > 1 else kwargs.get("default")
     found = look_up(tracer, owner, key)
     if found is MISSING:
@@ -749,6 +758,8 @@ def instance_of(tracer: Tracer, kind: type, args: Args, kwargs: Keywords) -> Any
             if isinstance(instance, collections.defaultdict) and args:
                 instance.default_factory = args[0]
                 args = args[1:]
+            if args or kwargs:
+                refuse_own_items("__init__", instance, (), {})
             update_dict(tracer, instance, args, kwargs)
         elif args:
             items = (distinct if issubclass(kind, set) else native_iterable)(tracer, args[0])

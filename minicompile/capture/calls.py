@@ -38,7 +38,7 @@ from minicompile.capture.attributes import (
     instance_dict,
 )
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
-from minicompile.capture.comparing import refuse_objects, settled
+from minicompile.capture.comparing import refuse_objects, refuse_own_items, settled
 from minicompile.capture.held_numbers import held_number
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_leaves import becomes_leaf
@@ -661,6 +661,7 @@ def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, reco
         if function not in (functools.partial, types.SimpleNamespace):  # which only keep them
             kwargs = {name: concrete(item) for name, item in kwargs.items()}
     owner = getattr(function, "__self__", None)
+    refuse_own_items(getattr(function, "__name__", ""), owner, args, kwargs)
     for value in (*args, *kwargs.values(), owner):
         if id(value) in tracer.reals and hides_its_value(type(value)):
             raise Break("unsupported value", f"a value of type {type(value).__name__} is read by native code")
@@ -668,8 +669,7 @@ def run_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, reco
             if function.__name__ in TAKE_NUMBERS or isinstance(owner, (str, bytes, slice, re.Pattern, re.Match)):
                 raise Break("user object", "an object is asked for its number by a function written in C")
     try:
-        recorded = record and contains_tensor((*args, *kwargs.values(), owner))
-        with RecordTorch(tracer) if recorded else contextlib.nullcontext():
+        with RecordTorch(tracer) if record and contains_tensor((*args, *kwargs.values(), owner)) else contextlib.nullcontext():
             result = function(*args, **kwargs)
         if getattr(function, "__name__", None) == "finditer":  # where its iterator stands cannot be asked
             result = iter(list(result))

@@ -18,13 +18,13 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import elements, entries, native_base
 from minicompile.capture.symbolic_size import concrete, is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
-from minicompile.capture.tracer import Tracer
+from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, hash_by_looking
 
 PLAIN = (FakeTensor, *IDENTITY_TYPES)
 SEQUENCES = (tuple, list, set, frozenset, collections.deque)
 MOST_KEYS = 64
-"""With more keys than this, each of which is asked at each look-up, tracing would take too long."""
+"""With more keys than this to be asked at each look-up, tracing would take too long."""
 IDENTITY_HASHES = (object.__hash__, torch.Tensor.__hash__, torch.nn.Module.__hash__)
 
 
@@ -115,7 +115,8 @@ def settled(tracer: Tracer, table: Any, key: Any) -> Any:
     if len(keys) > MOST_KEYS:
         if isinstance(key, (FakeTensor, torch.nn.Module)) and type(key).__hash__ in IDENTITY_HASHES:
             return key  # as in walks over large models, whose parts are taken to stay different
-        raise Break("user object", f"an object of type {type(key).__name__} is looked up in a large table")
+        if sum(standing(tracer, other) is not other for other in keys) > MOST_KEYS:
+            raise Break("user object", f"an object of type {type(key).__name__} is looked up in a large table")
     if any(other is key for other in keys):
         return key
     hashed = hash_of(asked)
@@ -142,3 +143,18 @@ def refuse_objects(tracer: Tracer, *values: Any) -> Any:
     if any(standing(tracer, value) is not value and not is_symbolic(value) for value in values):
         raise Break("user object", "objects are hashed or compared by a function written in C")
     return values[-1] if values else None
+
+
+ITEMS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
+BY_ITEMS = frozenset("update setdefault pop popitem copy or_ ior __init__ __or__ __ior__ __ror__".split())
+"""What an `OrderedDict` does by the methods for items of its class, unlike a dictionary."""
+
+
+def refuse_own_items(name: str, owner: Any, args: Args, kwargs: Keywords) -> None:
+    """Refuse a function written in C that would call the item methods which the class of an `OrderedDict` has in Python."""
+    if name not in BY_ITEMS or not isinstance(owner, dict) and len(args) + len(kwargs) < 2:
+        return
+    for table in (owner, *args):
+        if isinstance(table, collections.OrderedDict) and any(
+                isinstance(getattr(type(table), item), types.FunctionType) for item in ITEMS):
+            raise Break("user object", f"items of an object of type {type(table).__name__} are used by a function written in C")

@@ -1,4 +1,4 @@
-"""Rules for the builtins that compare: sorting, searching, heaps, bisection and the combinations of sets.
+"""Rules for the builtins that compare: sorting, searching, counting, heaps, bisection and the combinations of sets.
 
 Where the user's objects are among what is sorted or searched, native code works on stand-ins for them (`comparing`).
 """
@@ -10,6 +10,8 @@ import heapq
 import types
 from typing import Any
 
+from minicompile.capture.attributes import defines
+from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import Callback, call_pure, method, run_native, special
 from minicompile.capture.comparing import refuse_objects, standing, standing_inside
 from minicompile.capture.iteration import native_iterable
@@ -82,3 +84,11 @@ for _name in ("union", "intersection", "difference", "symmetric_difference", "is
     method(SETS, _name)(functools.partial(combining, _name))
 for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update"):
     method(set, _name)(functools.partial(combining, _name))
+
+
+@special(collections._count_elements)
+def rule_count_elements(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """What a `Counter` counts with."""
+    if any(defines(tracer, type(args[0]), name) for name in ("get", "__setitem__")):
+        raise Break("user object", f"items of an object of type {type(args[0]).__name__} are counted by a function written in C")
+    return call_pure(tracer, collections._count_elements, args, kwargs)

@@ -6,7 +6,6 @@ A table, not a mechanism: it must not look at arguments.
 import bisect
 import builtins
 import cmath
-import collections
 import functools
 import heapq
 import itertools
@@ -57,7 +56,7 @@ def collect_pure() -> frozenset[int]:
     for module in (math, cmath, operator, itertools, heapq, bisect):
         found.update(id(value) for value in vars(module).values() if callable(value))
     found.update(map(id, (str.maketrans, float.fromhex, int.from_bytes, bytes.fromhex, functools.cmp_to_key,
-                          collections._count_elements, struct.pack, struct.unpack, struct.unpack_from, struct.calcsize)))
+                          struct.pack, struct.unpack, struct.unpack_from, struct.calcsize)))
     return frozenset(found - {id(getattr(operator, name, None)) for name in ("setitem", "delitem", "call")})
 
 

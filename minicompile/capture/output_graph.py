@@ -149,6 +149,7 @@ class OutputGraph:
         self.operations = 0
         self.takes_floats = False
         self.region: int | None = None
+        self.policy: Any = None
         self.inference = InferenceRegion()
         self.inside: InnerGraph | None = None
         self.data_aliases: dict[int, tuple[Any, Any, int]] = {}
@@ -219,6 +220,8 @@ class OutputGraph:
         """Record one operation and return its fake result."""
         node_args = tuple(self.argument(item) for item in args)
         node_kwargs = {key: self.argument(item) for key, item in kwargs.items()}
+        if "from" in node_kwargs:  # which the graph's source could not say; it comes first wherever there is one
+            node_args = (*node_args, node_kwargs.pop("from"))
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if self.inference.used and self.inference.scope is None:
             raise Break("autograd call", f"`{name}` is behind the `inference_mode` that the graph runs under")
@@ -380,6 +383,8 @@ class OutputGraph:
         node.meta["example_value"], node.meta["location"] = value, location
         if self.region is not None:
             node.meta["checkpoint"] = self.region
+        if self.policy is not None:
+            node.meta["policy"] = self.policy
 
     @contextlib.contextmanager
     def inner(self, transformed: bool = False) -> Iterator[InnerGraph]:
@@ -397,14 +402,16 @@ class OutputGraph:
         return self.inside is not None and self.inside.transformed
 
     @contextlib.contextmanager
-    def checkpointed(self) -> Iterator[None]:
-        """Mark the nodes made inside as one region that the backward computes again; an outer region includes inner ones."""
-        before = self.region
-        self.region = self.operations if before is None else before
+    def checkpointed(self, policy: Any) -> Iterator[None]:
+        """Mark the nodes made inside as one region that the backward computes again, but for what a `policy` keeps; an
+        outer region includes inner ones."""
+        before = self.region, self.policy
+        if self.region is None:
+            self.region, self.policy = self.operations, policy
         try:
             yield
         finally:
-            self.region = before
+            self.region, self.policy = before
 
     def is_used(self, value: Any) -> bool:
         """Whether another node of the graph reads the result of an operation."""

@@ -418,7 +418,8 @@ RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
 TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
           "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.",
           "LRScheduler.__init__.<locals>.", "autocast.", "_CheckpointedFunction.", "_make_checkpoint_wrapper",
-          "_script_if_tracing.", "isinstance", "_unwrap_optional", "is_fx_tracing", "is_fx_symbolic_tracing")
+          "CheckpointWrapper.forward", "ActivationWrapper.",
+          "_script_if_tracing.", "isinstance", "_unwrap_optional", "is_fx_tracing", "is_fx_symbolic_tracing", "is_compiling")
 
 
 OPTIMIZERS = str(Path(torch.optim.__file__).parent)

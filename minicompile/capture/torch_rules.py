@@ -29,13 +29,14 @@ from minicompile.capture.symbolic_size import EXAMPLES, is_symbolic
 from minicompile.capture.texts import leaves
 from minicompile.capture.torch_interface import FakeTensor, any_autocast, is_of_optimizers, named, with_default_device
 from minicompile.capture.tracer import Args, Keywords, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, force
+from minicompile.capture.values import CONSTANT_TYPES, Lazy, force
 
 POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
              torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
 CHECKPOINT = getattr(checkpointing.checkpoint, "__wrapped__", checkpointing.checkpoint)
 CHECKPOINT_OPTIONS = {"preserve_rng_state": True} | (CHECKPOINT.__kwdefaults__ or {})
-FOLLOWED_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop")
+FOLLOWED_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop", "context_fn")
+SELECTIVE = (checkpointing._CachingTorchDispatchMode, checkpointing._CachedTorchDispatchMode)
 PRIORITY = getattr(torch.nn.attention, "_sdpa_kernel_uses_priority", contextvars.ContextVar("not before torch 2.15"))
 FAST_PATH = torch.backends.mha.get_fastpath_enabled
 
@@ -63,10 +64,11 @@ def checkpointed(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, se
     reentrant = True if given is None else given
     plain = all(settings[name] is CHECKPOINT_OPTIONS[name] for name in settings if name not in FOLLOWED_OPTIONS)
     if type(reentrant) is not bool or not plain or (reentrant and (kwargs or not some_input_needs_grad(tracer, args))):
-        raise Break("checkpoint", "`checkpoint` is called in a way that warns, raises or has contexts of its own")
+        raise Break("checkpoint", "`checkpoint` is called in a way that warns, raises or is debugged")
+    policy = policy_of(tracer, settings["context_fn"], reentrant)
     before = state_of(tracer)
     try:
-        with tracer.graph.checkpointed():
+        with tracer.graph.checkpointed(policy):
             result = call(tracer, function, args, kwargs)
     except Break as stop:
         raise Break("checkpoint", stop.reason) from None
@@ -78,6 +80,31 @@ def checkpointed(tracer: Tracer, function: Any, args: Args, kwargs: Keywords, se
     if given is None:
         warn_of_the_default_kind()
     return result
+
+
+def policy_of(tracer: Tracer, make_contexts: Any, reentrant: bool) -> Any:
+    """What a selective checkpoint asks of each operator, whether its result is kept; `None` of a plain one."""
+    if make_contexts is CHECKPOINT_OPTIONS["context_fn"]:
+        return None
+    contexts = call(tracer, make_contexts, (), {})
+    if reentrant or type(contexts) is not tuple or tuple(map(type, contexts)) != SELECTIVE:
+        raise Break("checkpoint", "`checkpoint` has contexts of its own")
+    policy = contexts[0].policy_fn
+    for cell in getattr(policy, "__closure__", None) or ():
+        if type(cell.cell_contents) is Lazy:  # it is asked when the tracer is done
+            cell.cell_contents = tracer.resolve(cell.cell_contents)
+        force(tracer, cell.cell_contents)
+    return policy
+
+
+@special(checkpointing.create_selective_checkpoint_contexts)
+def rule_selective(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """The contexts of a selective checkpoint; of the first one the policy is taken."""
+    force(tracer, args)
+    try:
+        return checkpointing.create_selective_checkpoint_contexts(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise Break("checkpoint", f"the policy is refused: {error}") from None
 
 
 def warn_of_the_default_kind() -> None:

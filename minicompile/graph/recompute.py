@@ -191,6 +191,8 @@ def why_not_again(view: JointView, node: Node) -> str | None:
     """Why a node should not be recomputed, or `None`."""
     if is_impure(node):
         return "it draws random numbers or has an effect"
+    if node.meta.get("kept") and not is_view(node):
+        return "the policy of its checkpoint keeps it"
     if node.meta.get("checkpoint") is not None:
         return None
     if node.meta.get("stage") == "backward":
@@ -335,7 +337,7 @@ def keep_out_of_checkpoint(view: JointView, node: Node) -> bool:
     """Whether the user asked for the value to be recomputed: it lives inside one checkpointed region."""
     region = node.meta.get("checkpoint")
     source: Any = node.args[0] if is_item(node) else node
-    if region is None or node.meta.get("stage") != "forward" or is_impure(source):
+    if region is None or node.meta.get("stage") != "forward" or is_impure(source) or source.meta.get("kept"):
         return False
     users = [user for user in node.users if user not in view.backward]
     return all(user.meta.get("checkpoint") == region for user in users) and bool(users)

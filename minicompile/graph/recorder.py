@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from minicompile.errors import Unsupported
 from minicompile.graph import eager_errors, eager_strides, torch_interface
@@ -35,6 +36,11 @@ FIXED_NUMBERS: dict[Any, Callable[[torch.Tensor], Any]] = {
     torch.ops.aten.size.default: lambda value: value.shape, torch.ops.aten.stride.default: torch.Tensor.stride,
 }  # fmt: skip
 """What C++ asks for where it cannot do with symbolic numbers; no operators of the dispatcher's."""
+EAGER_ATTENTION = tuple(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+    for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+)
+"""The operators by which eager computes what is one of ours here."""
 
 
 class MutationInside(Exception):
@@ -64,6 +70,7 @@ class Recorder(DispatchMode):
         graph: the graph so far; it has placeholders made by `placeholder` and no output node.
         constants: real tensors that the graph reads by `get_attr`.
         origin: metadata given to every node made while it is set (location, variable, operator).
+        policy: what the selective checkpoint asks of every operator that is in force, if one is.
         stage: `forward` or `backward`, written to `meta["stage"]`.
     """
 
@@ -72,6 +79,7 @@ class Recorder(DispatchMode):
         self.graph = Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.origin: dict[str, Any] = {}
+        self.policy: Callable[..., Any] | None = None
         self.stage = "forward"
         self.origin_of_backward: Callable[[], dict[str, Any]] | None = None
         self.sizes = SizeExpressions(self.graph, self._annotate)
@@ -245,6 +253,8 @@ class Recorder(DispatchMode):
         if self.stage == "backward" and self.origin_of_backward is not None:
             origin = self.origin_of_backward()
         meta.update(origin)
+        if self.policy is not None and self.stage == "forward" and isinstance(node.target, torch._ops.OpOverload):
+            meta["kept"] = keeps(self.policy, node)
 
     def _template(self, start: int, tensors: list[torch.Tensor], result: Any) -> Template | None:
         """The nodes made since `start` with their inputs cut out; `None` if they depend on anything else."""
@@ -297,6 +307,16 @@ class Recorder(DispatchMode):
         if isinstance(template.result, (tuple, list)):
             return type(template.result)(map(output, template.result))
         return output(template.result)
+
+
+def keeps(policy: Callable[..., Any], node: Node) -> bool:
+    """Whether the policy of a selective checkpoint keeps the result of an operator, by an eager name, for the backward."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+    context = SelectiveCheckpointContext(is_recompute=False)
+    context.op_output = node.meta["val"]
+    names = EAGER_ATTENTION if node.target is torch.ops.minicompile.attention.default else (node.target,)
+    left = (False, CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
+    return any(policy(context, name, *args, **kwargs) not in left for name in names)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

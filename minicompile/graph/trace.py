@@ -394,7 +394,7 @@ class _Tracer:
         self.location = node.meta.get("location")
         origin = {name: node.meta[name] for name in ("location", "variable", "checkpoint") if node.meta.get(name) is not None}
         origin["operator"] = operator_name(node)
-        self.recorder.origin = origin
+        self.recorder.origin, self.recorder.policy = origin, node.meta.get("policy")
 
     def _execute(self, node: Node, environment: dict[Node, Any]) -> Any:
         if node.op == "get_attr":

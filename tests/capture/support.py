@@ -34,3 +34,9 @@ def same_as_eager(function: Callable[..., Any], *args: Any, **options: Any) -> C
     for _ in range(2):
         assert equal(compiled(*args), function(*args))
     return compiled
+
+
+def kinds(compiled: Any) -> list[str]:
+    """The kinds of graph breaks, in order."""
+    assert not compiled.records.fallbacks
+    return [found.kind for found in compiled.records.graph_breaks]

@@ -7,6 +7,7 @@ import enum
 import functools
 import gc
 import math
+import sys
 import typing
 import warnings
 import weakref
@@ -60,6 +61,21 @@ def test_closures_defaults_partial_and_methods() -> None:
 
     same_as_eager(functools.partial(outer(2.0), shift=3.0), X, fullgraph=True)
     same_as_eager(Holder().apply, X, fullgraph=True)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="a class has no properties any more")
+def test_properties_of_a_class_are_read() -> None:
+    class Columns:
+        first = 1
+
+        @classmethod
+        @property
+        def rest(cls):
+            return slice(cls.first, None)
+
+    compiled = same_as_eager(lambda x: x[Columns.rest] * Columns().rest.start, torch.randn(4), fullgraph=True)
+    Columns.first = 2
+    assert equal(compiled(torch.ones(4)), 2 * torch.ones(2))
 
 
 def test_modules_are_inlined_with_their_parameters_as_inputs() -> None:

@@ -7,12 +7,12 @@ import functools
 import gc
 import itertools
 import logging
+import operator
 import os
 import re
 import sys
 import types
-import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,56 +21,13 @@ from torch import fx, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
+from torch.utils import _pytree as pytree
 
 from minicompile import compile as minicompile_compile
 from minicompile.capture import calls
+from minicompile.capture.comparing import MOST_KEYS
 from minicompile.ir import autocast
-from tests.capture.support import capture, equal, same_as_eager
-
-
-def kinds(compiled: Any) -> list[str]:
-    """The kinds of graph breaks, in order."""
-    assert not compiled.records.fallbacks
-    return [found.kind for found in compiled.records.graph_breaks]
-
-
-def test_a_checkpointed_region_saves_only_its_input() -> None:
-    block = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8), nn.GELU())
-
-    def plain(x):
-        return block(block(x)).sum()
-
-    def checkpointed(x):
-        return checkpoint(block, checkpoint(block, x, use_reentrant=False), use_reentrant=False).sum()
-
-    def saved(function: Any) -> int:
-        compiled = minicompile_compile(function, fullgraph=True)
-        compiled(torch.randn(16, 8, requires_grad=True)).backward()
-        (graph,) = compiled.compiler.graphs
-        return sum(one.num_bytes for one in graph.partitioned.saved_tensors)
-
-    assert saved(checkpointed) <= 16 * 8 * 4 * 2 < saved(plain)
-
-
-def test_a_checkpoint_that_names_no_kind_warns_and_is_captured() -> None:
-    layer = nn.Linear(3, 3)
-
-    def checkpointed(x):
-        return checkpoint(lambda inner: layer(inner).sin(), x) + 1
-
-    x = torch.ones(2, 3, requires_grad=True)
-    with pytest.warns(UserWarning, match="use_reentrant"):
-        expected = checkpointed(x)
-    compiled = capture(checkpointed)
-    with pytest.warns(UserWarning, match="use_reentrant"):
-        assert equal(compiled(x), expected) and not kinds(compiled)
-    refused = capture(checkpointed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="use_reentrant"):
-            refused(x)
-    assert kinds(refused) == ["checkpoint"]
+from tests.capture.support import capture, equal, kinds, same_as_eager
 
 
 @pytest.mark.parametrize("make", [
@@ -616,6 +573,20 @@ def test_a_walk_over_the_parts_of_a_large_model() -> None:
     assert not kinds(same_as_eager(counted, torch.ones(2)))
 
 
+class Batch(NamedTuple):
+    images: torch.Tensor
+    labels: list[torch.Tensor]
+
+
+def test_trees_of_named_tuples_are_walked_however_many_classes_are_known() -> None:
+    assert len(pytree.SUPPORTED_NODES) > MOST_KEYS
+
+    def doubled(x: torch.Tensor) -> Batch:
+        return pytree.tree_map(lambda left, right: left + right, Batch(x, [x]), Batch(x, [x]))
+
+    same_as_eager(doubled, torch.ones(2), fullgraph=True)
+
+
 def test_a_table_of_sizes_that_a_known_library_keeps_is_made_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "PURE_CACHES", (__name__.partition(".")[0],))
 
@@ -753,6 +724,13 @@ def test_questions_of_scripts_and_of_the_processor_end_no_graph() -> None:
     x = torch.randn(3)
     assert equal(compiled(x, [x]), function(x, [x]))
     assert not compiled.records.graph_breaks and not compiled.records.fallbacks
+
+
+@pytest.mark.parametrize("name", ["torch.compiler.is_compiling", "torch._dynamo.is_compiling"])
+def test_whether_anything_compiles_is_no_break_by_either_name(name: str) -> None:
+    asked = operator.attrgetter(name.removeprefix("torch."))(torch)
+    assert not asked()
+    assert torch.equal(capture(lambda x: x * asked(), fullgraph=True)(torch.ones(2)), torch.ones(2))
 
 
 def test_names_that_are_absent_are_guarded_in_the_same_order_in_every_process() -> None:

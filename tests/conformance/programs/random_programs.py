@@ -90,6 +90,14 @@ def inplace_random_fills():
 
 
 @program
+def random_fills_between_bounds_given_by_name():
+    def outer(x, bounds):
+        return x.uniform_(**bounds), x.new_empty(3).random_(**bounds)
+
+    return outer, [call(count(3), {"from": -2, "to": 5}), call(count(2), {"to": 4, "from": 1})]
+
+
+@program
 def sampling_from_probabilities():
     def outer(weights, temperature):
         probabilities = (weights / temperature).softmax(-1)

@@ -849,3 +849,106 @@ def containers_whose_classes_take_other_arguments():
         return x * 2, window, groups, Window([n], 3), Groups(int, "more")
 
     return f, [call(normal(2), n) for n in (3, 4, 5)]
+
+
+class Lowered(collections.OrderedDict):
+    """Keys are written small, and read so."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key.lower(), value)
+
+    def __getitem__(self, key):
+        return super().__getitem__(key.lower())
+
+
+@program
+def ordered_dictionaries_that_set_items_in_their_own_way():
+    lowered = Lowered(Known=1)
+
+    def outer(x):
+        made = Lowered(A=1)
+        made.update({"B": 2}, C=3)
+        lowered.setdefault("Later", 4)
+        return x * len(made), list(made)
+
+    return outer, [call(normal(2)), call(normal(3))], lowered
+
+
+class Doubled(collections.OrderedDict):
+    """Gives twice what it holds."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key) * 2
+
+
+class DoubledToo(dict):
+    """The same, but that copies by `dict` do not ask it."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key) * 2
+
+
+@program
+def copies_of_dictionaries_that_give_other_items():
+    doubled = Doubled(a=3)
+
+    def named(**items):
+        return items
+
+    def outer(x):
+        given, other = Doubled(a=x), DoubledToo(a=x)
+        copies = dict(given), {**given}, named(**given), collections.OrderedDict(other), dict(other), dict(doubled)
+        return [copy["a"] for copy in copies], list(given.values())
+
+    return outer, [call(normal(2)), call(normal(3))], doubled
+
+
+@program
+def reversed_containers_that_give_other_items():
+    class Listed(list):
+        def __getitem__(self, place):
+            return 7
+
+    class Tuple(tuple):
+        def __getitem__(self, place):
+            return 7
+
+    def outer(x):
+        return x * sum(reversed(Listed([1, 2]))) + sum(reversed(Tuple([1, 2])))
+
+    return outer, [call(normal(2))]
+
+
+@program
+def an_ordered_dictionary_that_is_told_of_every_item():
+    told = []
+
+    class Told(collections.OrderedDict):
+        def __setitem__(self, key, item):
+            told.append(key)
+            super().__setitem__(key, item)
+
+    def outer(x):
+        made = Told()
+        made["a"] = x
+        made |= {"b": 1}
+        return x * len(made | {"c": 2}), list(made.copy()), made.pop("b"), made.popitem()[0]
+
+    return outer, [call(normal(2)), call(normal(2))], told
+
+
+@program
+def a_counter_that_is_told_of_every_count():
+    told = []
+
+    class Told(collections.Counter):
+        def __setitem__(self, key, count):
+            told.append(key)
+            super().__setitem__(key, count)
+
+    def outer(x):
+        counts = Told("ab")
+        counts.update("b")
+        return x * counts["b"], len(collections.Counter("abc"))
+
+    return outer, [call(normal(2)), call(normal(2))], told
