@@ -61,11 +61,12 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
         cut = dataclasses.replace(cut, kept=(*cut.kept, *size_nodes(graph, inputs, unreadable)))
         forward = _Forward(joint, inputs, forward_outputs, cut)
         backward = _backward(joint, tangents, gradients, forward, view)
-    split = None
+    to_inputs, to_sources = None, None
     if view is not None and joint.connections:
         count = len(joint.sources)
         totals = dict(zip(passed_on[-count:], (tangents[n] for n in joint.sources), strict=True))
-        split = _backward(joint, tangents, [*gradients, *passed_on[:-count]], forward, view, totals)
+        to_inputs = _backward(joint, tangents, gradients, forward, view, totals)
+        to_sources = _backward(joint, tangents, [*[None] * len(gradients), *passed_on[:-count]], forward, view, totals)
     return PartitionedGraph(
         forward=forward.module,
         backward=backward,
@@ -86,7 +87,8 @@ def partition(joint: JointGraph, captured: CapturedGraph, config: Config) -> Par
         saved_tensors=tuple(forward.saved_records(cut)) if cut else (),
         recomputed=tuple(recomputed_records(backward)) if backward is not None else (),
         name=captured.name,
-        split_backward=split,
+        to_inputs=to_inputs,
+        to_sources=to_sources,
     )
 
 

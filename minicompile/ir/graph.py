@@ -351,8 +351,10 @@ class PartitionedGraph:
         forward: takes the captured graph's inputs in order; returns a flat tuple.
         backward: takes saved tensors, saved inputs, then tangents; returns one gradient (or `None`) per differentiable
             input. `None` when nothing needs a gradient.
-        split_backward: as `backward`, but the tangents of connected outputs are all that comes in for them; returns the
-            gradients, then for each source, in order, what others that are computed from it add. `None` without connections.
+        to_inputs: as `backward`, but the tangents of connected outputs are all that comes in for them. `None` without
+            connections.
+        to_sources: beside it, for each source, in order, what others that are computed from it add, behind a `None` for each
+            differentiable input.
         binding: how the runtime uses both.
         inputs: the captured graph's inputs.
         joint_text: the joint graph as text, for dumps.
@@ -370,4 +372,5 @@ class PartitionedGraph:
     recomputed: tuple[ForwardValue, ...] = ()
     name: str = "graph"
     patterns: tuple[PatternRecord, ...] = ()
-    split_backward: torch.fx.GraphModule | None = None
+    to_inputs: torch.fx.GraphModule | None = None
+    to_sources: torch.fx.GraphModule | None = None

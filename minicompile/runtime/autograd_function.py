@@ -50,8 +50,8 @@ def bind(
     """The callable that stands for a captured graph, whose `module` it is: takes its inputs, returns its flat outputs.
 
     `forward_call`, and what `half_call` returns for the name of another half when it is first needed, run the flat graphs on
-    lists of arguments. Halves are `backward` and `split_backward`, with the numbers of the tangents that come in where some
-    do not.
+    lists of arguments. Halves are `backward`, `to_inputs` and `to_sources`, with the numbers of the tangents that come in where
+    some do not.
     """
     if plan.tangents is None:
         call = _without_gradient(plan, forward_call)
@@ -161,8 +161,8 @@ def _autograd_function(
         """Gradients by input."""
         given = came(tangents, grads) << first_tangent
         sources = ctx.split_tasks.pop(torch._C._current_graph_task_id(), None)
-        found = differentiate(ctx, grads, "backward" if sources is None else "split_backward", sources or {})
-        by_input = dict(zip(gradient_slots, found))  # the split backward returns more
+        found = differentiate(ctx, grads, "backward" if sources is None else "to_inputs", sources or {})
+        by_input = dict(zip(gradient_slots, found))  # differentiated again, there are more
         return by_input | {slot: None for slot, sources in zip(gradient_slots, plan.gradient_sources) if not sources & given}
 
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -2,7 +2,8 @@
 
 One autograd node computes all of them, so that plain `backward()` runs one compiled graph. A second node per connection
 stands between the outputs and their sources, for callers who look at the gradient of a source: by a hook, `retain_grad`,
-or as an argument of `torch.autograd.grad`. Only then gradients really pass through the sources, by the split backward.
+or as an argument of `torch.autograd.grad`. Only then gradients really pass through the sources: a backward for each connection
+computes what comes to its sources, and one, in the end, all that comes to the inputs.
 Nothing here looks into the graphs. Private interfaces, the same in torch 2.11 to 2.15:
 `torch._C._will_engine_execute_node`, `torch._C._current_graph_task_id`, `Tensor._backward_hooks` (which can be set),
 `_register_hook_dict` of nodes.
@@ -27,7 +28,7 @@ class ConnectedCall:
         sources: their places among the results.
         watched: the sources by their index, as the caller has them, weakly, and their versions.
         written: those of them that are inputs, each with the function that gave it its history.
-        slots: for each source, the place where the split backward has what comes to it.
+        slots: for each source, the place where the backward to sources has what comes to it.
     """
 
     def __init__(self, node: Any, connections: Sequence[Connection], gradients: int) -> None:
@@ -81,7 +82,7 @@ class _Connect(torch.autograd.Function):
         if any(grad is not None for grad in grads) and call.is_watched(ctx.next_functions[-1][0]):
             alive = call.node.split_tasks.setdefault(torch._C._current_graph_task_id(), call.alive())
             given = dict(zip(ctx.connection.outputs, grads, strict=True))
-            found = call.node._forward_cls.differentiate(call.node, given, "split_backward", alive)
+            found = call.node._forward_cls.differentiate(call.node, given, "to_sources", alive)
             again = torch.is_grad_enabled() or any(map(is_more_than_values, grads))
             further = (found[call.slots[index]] if again else None for index in ctx.behind)
             passed = *(found[call.slots[index]] for index in sources), *further
@@ -124,7 +125,7 @@ def connected(
 ) -> tuple[Any, ...]:
     """The results of a compiled call, with what is computed from each other connected.
 
-    `gradients` is how many results of the split backward come before those of the sources; `node` is that of the call;
+    `gradients` is how many results of a backward come before those of the sources; `node` is that of the call;
     `written` gives for a result, by its index, what the caller has of it: the input that it is the new value of.
     """
     outputs, seen, call = list(results), dict[int, Any](), ConnectedCall(node, connections, gradients)

@@ -111,10 +111,10 @@ def test_a_backward_through_results_that_are_computed_from_each_other_grows_with
     def products(function, layers: int) -> list[int]:
         partitioned = check(function, leaf(3, 4), *(leaf(4, 4) for _ in range(layers)), tolerance=1e-4).partitioned
         return [sum(str(node.target) == "aten.mm.default" for node in half.graph.nodes)
-                for half in (partitioned.backward, partitioned.split_backward)]  # fmt: skip
+                for half in (partitioned.backward, partitioned.to_inputs, partitioned.to_sources)]  # fmt: skip
 
-    assert products(lambda x, a, b, c: network(x, a, b, c), 3) == [2 * 3] * 2
-    assert products(lambda x, a, b, c, d, e, f: network(x, a, b, c, d, e, f), 6) == [2 * 6] * 2
+    assert products(lambda x, a, b, c: network(x, a, b, c), 3) == [2 * 3, 2 * 3, 2]
+    assert products(lambda x, a, b, c, d, e, f: network(x, a, b, c, d, e, f), 6) == [2 * 6, 2 * 6, 5]
 
 
 def test_every_kept_tensor_has_a_reason() -> None:
