@@ -4,13 +4,13 @@ Convolutions on a GPU get `channels_last`, the layout that its matrix units read
 copies every operand of every convolution on the way in and out. Here the operands get the layout once, and it spreads:
 results of elementwise operators take the layout of their inputs, so that in a network of convolutions only the images, the
 weights and the results are ever copied, by kernels that do other work as well. Attention gets the heads of a token together
-where they are merged next, which eager does by a copy.
+where they are merged next, which eager does by a copy. Factors of batched products are copied in the order in which they lie.
 
 Outputs of the graph keep the layout that eager gives them. This module must not change a value.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,59 @@ def tokens_first(module: GraphModule) -> GraphModule:
                 copy.replace_all_uses_with(copy.args[0])
                 module.graph.erase_node(copy)
     return module
+
+
+def factors_as_they_lie(module: GraphModule) -> GraphModule:
+    """Copy the factors of batched products along the dimension in which they lie side by side, and let the products read them
+    transposed: `einsum` copies `blhd` as `bhdl`, one element of each sector at a time."""
+    for node in list(module.graph.nodes):
+        if not copies_in_order(node) or len(node.users) != 1 or not is_factor(view := next(iter(node.users))):
+            continue
+        source, (count, rows, columns) = node.args[0], view.meta["val"].shape
+        groups = matrices_of(node.meta["val"].shape, rows, columns)
+        if groups is None or not lies_by_columns(source.meta["val"], *groups[1:]):
+            continue
+        order = [dim for group in (groups[0], groups[2], groups[1]) for dim in group]
+        with module.graph.inserting_before(view):
+            turned = made(node, aten.permute.default, source, order)
+            copy = made(node, aten.clone.default, turned, memory_format=torch.contiguous_format)
+            matrices = made(view, aten.view.default, copy, [count, columns, rows])
+            view.replace_all_uses_with(made(view, aten.transpose.int, matrices, 1, 2))
+    return module
+
+
+def is_factor(node: Node) -> bool:
+    """Whether a node shows a copy on a GPU as matrices of known sizes, which batched products alone read, transposed or not."""
+    value = node.meta["val"]
+    if name_of(node) not in ("view", "_unsafe_view") or value.dim() != 3 or not gpu.holds(value):
+        return False
+    turned = [user for user in node.users if user.target is aten.transpose.int and user.args[1:] == (1, 2)]
+    readers = {*node.users, *(reader for swap in turned for reader in swap.users)}.difference(turned)
+    return all(type(size) is int for size in value.shape) and all(name_of(reader) == "bmm" for reader in readers)
+
+
+def matrices_of(shape: Sequence[int], rows: int, columns: int) -> tuple[range, range, range] | None:
+    """The dimensions of `shape` that count matrices, those of their rows and of their columns, if they are some each."""
+    groups, end = [], len(shape)
+    for size in (columns, rows):
+        start, count = end, 1
+        while start and count < size:
+            start -= 1
+            count *= shape[start]
+        if count != size or size == 1:
+            return None
+        groups.append(range(start, end))
+        end = start
+    return range(end), groups[1], groups[0]
+
+
+def lies_by_columns(value: torch.Tensor, rows: range, columns: range) -> bool:
+    """Whether the elements of a column lie side by side, not those of a row, and fill whole vectors if those of a row do."""
+    last = [next(dim for dim in reversed(group) if value.shape[dim] > 1) for group in (rows, columns)]
+    if value.stride(last[0]) != 1 or value.stride(last[1]) == 1:
+        return False
+    fills = [math.prod(value.shape[dim] for dim in group) * value.dtype.itemsize % 16 == 0 for group in (rows, columns)]
+    return fills[0] or not fills[1]
 
 
 def swaps_heads(node: Node) -> bool:

@@ -16,7 +16,7 @@ from minicompile.graph import torch_interface
 from minicompile.graph.complex_pairs import complex_as_pairs
 from minicompile.graph.convolution_bias import separate_biases
 from minicompile.graph.fft_gradients import shorten_transforms
-from minicompile.graph.layout import channels_last, is_returned, tokens_first
+from minicompile.graph.layout import channels_last, factors_as_they_lie, is_returned, tokens_first
 from minicompile.graph.operators import is_fusible, is_impure, is_item, is_view, name_of, operand, storage_root
 from minicompile.graph.trace import JointGraph
 
@@ -187,6 +187,7 @@ PASSES: tuple[Pass, ...] = (
     merge_common_subexpressions,
     let_go_of_pooled_values,
     tokens_first,
+    factors_as_they_lie,
     channels_last,
     separate_biases,
     remove_dead_code,

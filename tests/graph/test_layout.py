@@ -162,6 +162,38 @@ def averaging(device: str, **options: bool) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 1, 1, **options), nn.Conv2d(8, 8, 3)).to(device)
 
 
+def factor_strides(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> list[tuple[int, ...]]:
+    """The strides of the second factors of the forward's batched products."""
+    check(function, *tensors)
+    compiled = minicompile.compile(function)
+    compiled(*tensors)
+    graph = compiled_function(compiled).compiler.graphs[0].partitioned.forward.graph
+    return [node.args[1].meta["val"].stride() for node in graph.nodes if node.target is torch.ops.aten.bmm.default]
+
+
+@pytest.mark.parametrize("head_dim", [16, 5])
+def test_factors_of_batched_products_are_copied_as_they_lie(head_dim: int) -> None:
+    """Unless their vectors would be cut where those of the copy that eager makes are whole."""
+    q, k = (torch.randn(2, length, 3, head_dim, requires_grad=True) for length in (7, 8))
+    scores = lambda q, k: torch.einsum("bqhd,bkhd->bhqk", q, k)
+    as_it_lies = head_dim == 16
+    assert factor_strides(scores, q, k) == [(8 * head_dim, 1, head_dim) if as_it_lies else (8 * head_dim, 8, 1)]
+    assert factor_strides(lambda q, k: torch.einsum("bqhd,bkhd->bhqk", q, k.sin()).tanh(), q, k.flip(1))
+    assert factor_strides(lambda a, b: torch.einsum("bqhk,bkhd->bqhd", a, b), torch.randn(2, 7, 3, 8), k) == [
+        (8 * head_dim, head_dim, 1)]  # fmt: skip
+
+
+def test_a_copied_factor_that_is_seen_otherwise_keeps_its_order() -> None:
+    def seen(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        copy = k.permute(0, 2, 3, 1).contiguous()
+        return torch.bmm(q.flatten(0, 1), copy.view(6, 16, 8)), copy
+
+    tensors = torch.randn(2, 3, 7, 16), torch.randn(2, 8, 3, 16)
+    check(seen, *tensors)
+    assert minicompile.compile(seen)(*tensors)[1].stride() == seen(*tensors)[1].stride()
+    check(lambda q, k: torch.bmm(q.flatten(0, 1), (c := k.permute(0, 2, 3, 1).contiguous().view(6, 16, 8))) + c.sum(), *tensors)
+
+
 @pytest.mark.parametrize("counted", [False, True])
 def test_gradients_of_averages_see_no_channels_last(counted: bool) -> None:
     layouts = []
