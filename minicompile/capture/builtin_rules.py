@@ -57,7 +57,7 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_classes import call_type
 from minicompile.capture.operators import as_index, binary, get_item, insert, is_native, judged, look_up, truth
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX
-from minicompile.capture.side_effects import MISSING, elements, entries, put
+from minicompile.capture.side_effects import MISSING, NATIVE_BASES, elements, entries, put
 from minicompile.capture.source import Baked, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, in_python, summed
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
@@ -335,6 +335,9 @@ def rule_reversed(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if method is MISSING and defines(tracer, type(value), "__getitem__"):
         places = reversed(range(concrete(rule_len(tracer, (value,), {}))))
         return tracer.made(map(Callback(tracer, get_attribute(tracer, value, "__getitem__")), places))
+    if isinstance(value, NATIVE_BASES):  # whose `__iter__` is not asked
+        force(tracer, value, False)
+        return tracer.made(run_native(tracer, reversed, args, {}))
     return over_iterables(reversed, None, tracer, args, kwargs)
 
 

@@ -90,6 +90,11 @@ def of_fractions(function: Decomposition) -> Decomposition:
     return lambda value, *args: function(value, *args) if value.is_floating_point() else NotImplemented
 
 
+def unless_factors_are_unread(function: Decomposition) -> Decomposition:
+    """`function`, a sum with `alpha` times a product, but not where that is 0: eager's kernels do not read the factors then."""
+    return lambda *args, **scales: NotImplemented if scales.get("alpha") == 0 else function(*args, **scales)
+
+
 def upsample_linear(value: Tensor, size: list[int], align_corners: bool, *scales: float | None) -> Tensor:
     """`aten.upsample_linear1d` and its kin, weighed as eager does: what is infinite stays so."""
     places: list[Any] = []
@@ -136,6 +141,7 @@ def checked_unit(value: Tensor) -> Tensor:
 
 
 CHANGED: dict[str, Callable[[Decomposition], Decomposition]] = {
+    "addmv": unless_factors_are_unread,
     "binary_cross_entropy": of_probabilities,
     **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_group_norm_backward", "_native_batch_norm_legit"),
                     wider_on_cpu),

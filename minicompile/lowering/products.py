@@ -115,8 +115,8 @@ def is_small(builder: GraphBuilder, args: tuple[TensorValue, ...], kwargs: dict[
     if builder.config.matmul != "auto" or not gpu.holds(a) or not a.dtype.is_floating_point:
         return False
     sizes = [size.constant or 0 for size in (*a.sizes, b.sizes[-1])]
-    if not all(sizes) or not all(isinstance(factor, (int, float)) for factor in kwargs.values()):
-        return False  # symbolic or empty, or scaled by what varies
+    if not all(sizes) or not all(isinstance(factor, (int, float)) for factor in kwargs.values()) or kwargs.get("alpha") == 0:
+        return False  # symbolic or empty, scaled by what varies, or factors that the library does not read
     *batch, m, k, n = sizes
     if k <= SHORT_SUM or math.prod(batch) > 1 and max(m, k, n) <= SMALL_MATRIX:
         return True

@@ -172,12 +172,12 @@ def lower_vector_norm(
     def magnitude(indices: Indices) -> Scalar:
         return Scalar(cast(value.load(indices), wide)).call("abs")
 
-    if value.rank == 0 and order != 0:
-        return builder.like_node(lambda i: cast(magnitude(i).expr, builder.val.dtype))
     if order in (math.inf, -math.inf) and is_empty(value.sizes):
         raise UseExtern("an extreme of nothing")
     if not isinstance(order, (int, float)):
         raise UseExtern("a norm whose order varies")
+    if order != 0 and all(is_one(value.sizes[dim]) for dim in chosen):
+        order = math.inf  # of one element, whose square or power may not be finite
     kind, fold, finish = _norm_parts(order, magnitude)
     folded = builder.reduce(kind, value.sizes, chosen, wide, fold, keepdim=keepdim, suffix="fold")
     return builder.like_node(lambda i: cast(finish(Scalar(folded.load(i))).expr, builder.val.dtype))

@@ -16,6 +16,7 @@ import minicompile.gpu as gpu
 from minicompile.config import Config
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.lowering import products
+from tests import differential
 from tests.lowering.oracle import check, lower
 
 BF16 = torch.bfloat16
@@ -217,3 +218,12 @@ def test_short_sums_and_small_matrices_of_a_batch_are_loops(monkeypatch: pytest.
     assert multiplied_sizes(lower(torch.bmm, (torch.randn(1, 8, 8), torch.randn(1, 8, 8))))
     assert multiplied_sizes(lower(torch.bmm, (torch.randn(40, 6, 9), torch.randn(40, 9, 6))))
     assert multiplied_sizes(lower(torch.mm, (torch.randn(9, 5), torch.randn(5, 9)), config=Config(matmul="aten")))
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("alpha", [0, 0.0, 0.5])
+def test_factors_that_are_multiplied_by_zero_are_not_read(alpha: float) -> None:
+    """Where they are infinite, a loop would give NaN, the library does not."""
+    odd, addend = torch.tensor([[1.0, torch.inf], [torch.nan, 2.0]]), torch.randn(2)
+    differential.check(lambda m, c: (c.addmm(m, m, alpha=alpha), c.addmm(m, m, alpha=alpha, beta=0)), odd, addend)
+    differential.check(lambda m, c: (c.addmv(m, m[0], alpha=alpha), c.addmv(m, m[0], alpha=alpha, beta=0)), odd, addend)

@@ -65,6 +65,15 @@ def test_empty_and_scalar_tensors():
     check(lambda a: (a.sum(), a.mean(), a.amax(), a.argmax(), a.softmax(0), a.cumsum(0)), torch.tensor(3.5))
 
 
+@pytest.mark.parametrize("order", [2, 3, -2, 0.5, 0, math.inf])
+def test_the_norm_of_one_element_is_its_absolute_value(order: float) -> None:
+    """Also where its square is infinite or zero."""
+    for value in (1e30, -1e-30, 0.0, -math.inf, math.nan):
+        x = torch.full((3, 1), value)
+        check(lambda a: (torch.linalg.vector_norm(a, order, 1), torch.linalg.vector_norm(a[:1], order, keepdim=True)), x)
+        check(lambda a: (torch.linalg.vector_norm(a, order), torch.linalg.vector_norm(a[0, 0], order)), torch.full((1, 1), value))
+
+
 def test_norms_of_the_variance_do_not_cancel():
     x = torch.randn(4, 1000, dtype=torch.float32) + 1e4
     check(lambda a: a.var(1), x, slack=10.0)

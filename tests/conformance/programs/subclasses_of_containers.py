@@ -920,6 +920,28 @@ def reversed_containers_that_give_other_items():
 
 
 @program
+def reversed_containers_that_iterate_over_other_items():
+    class Listed(list):
+        def __iter__(self):
+            return iter([7])
+
+    class Tuple(tuple):
+        def __iter__(self):
+            return iter([7])
+
+    class Ordered(collections.OrderedDict):
+        def __iter__(self):
+            return iter([7])
+
+    def outer(x):
+        ordered = Ordered()
+        ordered[5] = x
+        return x * sum(reversed(Listed([1, 2]))) + sum(reversed(Tuple([1, 2]))) + next(reversed(ordered))
+
+    return outer, [call(normal(2))]
+
+
+@program
 def an_ordered_dictionary_that_is_told_of_every_item():
     told = []
 
