@@ -218,6 +218,15 @@ def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **nam
     return function(input, p, *training, **named)
 
 
+def margin_loss(function: Any, input: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
+    """`multi_margin_loss` and `multilabel_margin_loss`, of which PyTorch's rules for symbolic sizes differ from eager's kernels,
+    in the gradient at the margin, and by counting what follows -1."""
+    if varies(input) or varies(target):
+        raise NotImplementedError("a margin loss of a size that varies")
+    with no_python_dispatcher():
+        return function(input, target, *how, **named)
+
+
 def unsafe_parts(function: Any, value: Tensor, *how: Any, **named: Any) -> Any:
     """`unsafe_chunk` and its kin, whose results may be written; those of `function` may not where a size is symbolic."""
     if value.requires_grad and varies(value):
@@ -312,6 +321,7 @@ REPLACED: dict[Any, Any] = {
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
     **{function: functools.partial(dropout, function)
        for function in (torch.dropout, F.dropout, aten.dropout, aten.dropout.default)},
+    **{function: functools.partial(margin_loss, function) for function in (F.multi_margin_loss, F.multilabel_margin_loss)},
     F.linear: linear, F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
     **dict.fromkeys((torch.index_put, torch.Tensor.index_put), functools.partial(index_put, aten.index_put)),
