@@ -131,7 +131,7 @@ def test_distributions_are_one_graph(make) -> None:
 
 def log_prob_by(name):
     def log_prob(matrix: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        normal = distributions.MultivariateNormal(mean, **{name: matrix})
+        normal = distributions.MultivariateNormal(mean, validate_args=True, **{name: matrix})
         return normal.log_prob(mean.flip(-1) + 1) + normal.entropy() + distributions.kl_divergence(
             normal, distributions.MultivariateNormal(mean + 1, scale_tril=torch.eye(3, dtype=mean.dtype)))
 
