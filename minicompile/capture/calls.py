@@ -400,7 +400,7 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: Args, kwarg
         wanted = concrete(args[0] if args else kwargs.get("requires_grad", True))
         if tensor.requires_grad == wanted or becomes_leaf(tracer, tensor, wanted):
             return tensor
-    if name == "detach_" and not (args or kwargs or tensor.requires_grad or tensor._is_view() or id(tensor) in tracer.sources):
+    if name == "detach_" and not (args or kwargs) and tracer.graph.detached_in_place(tensor, tracer.location()):
         return tensor
     if name == "__len__":
         return call(tracer, len, (tensor, *args), kwargs)

@@ -33,6 +33,7 @@ from minicompile.capture.operators import (
     unary,
 )
 from minicompile.capture.resume import Holder, one_instruction
+from minicompile.capture.selections import by_instruction, select, selections_among, watch
 from minicompile.capture.side_effects import MISSING, Lazy, put
 from minicompile.capture.symbolic_size import concrete
 from minicompile.capture.texts import is_tensor_text, joined, lazy_text, shown_later
@@ -280,7 +281,7 @@ COMPUTED: dict[str, tuple[int | Callable[[int], int], Callable[..., Any]]] = {
     "COMPARE_OP": (2, lambda tracer, at, left, right: compare_values(tracer, at, left, right)),
     "IS_OP": (2, lambda tracer, at, left, right: is_same(tracer, left, right) is not bool(at.arg)),
     "CONTAINS_OP": (2, lambda tracer, at, item, holder: bool(contains(tracer, item, holder)) is not bool(at.arg)),
-    "BINARY_SUBSCR": (2, lambda tracer, at, owner, key: get_item(tracer, owner, key)),
+    "BINARY_SUBSCR": (2, lambda tracer, at, owner, key: subscript(tracer, owner, key)),
     "BINARY_SLICE": (3, lambda tracer, at, owner, start, stop: get_item(tracer, owner, slice(start, stop))),
     "UNARY_NEGATIVE": (1, lambda tracer, at, value: unary(tracer, "neg", value)),
     "UNARY_POSITIVE": (1, lambda tracer, at, value: unary(tracer, "pos", value)),
@@ -327,7 +328,7 @@ def compute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An instruction that only computes; the method form of a load pushes the empty slot too."""
     count, function = COMPUTED[instruction.name]
     values = take(tracer, frame, count if isinstance(count, int) else count(instruction.arg))
-    value = function(tracer, instruction, *values)
+    value = apply(tracer, function, instruction, values)
     frame.stack.extend(callable_slots(value, NULL) if is_method_form(instruction) else (value,))
 
 
@@ -335,7 +336,27 @@ def compute(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
 def act(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """An instruction that only changes something."""
     count, function = EFFECTS[instruction.name]
-    function(tracer, instruction, *take(tracer, frame, count))
+    apply(tracer, function, instruction, take(tracer, frame, count))
+
+
+def apply(tracer: Tracer, function: Callable[..., Any], at: Instruction, values: list[Any]) -> Any:
+    """What an instruction makes of values, which a mask may have selected."""
+    if tracer.selections and selections_among(*values):
+        function = by_instruction
+    return function(tracer, at, *values)
+
+
+def subscript(tracer: Tracer, owner: Any, key: Any) -> Any:
+    """`owner[key]`, where it is written so."""
+    selection = select(tracer, owner, key)
+    return get_item(tracer, owner, key) if selection is MISSING else selection
+
+
+def watch_selections(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
+    """Let no instruction touch what masks have selected but those that know it: all that `apply` runs, and some others."""
+    if instruction.name not in COMPUTED and instruction.name not in EFFECTS:
+        count = DISPLAYS[instruction.name][0] if instruction.name in DISPLAYS else len(frame.stack)
+        watch(tracer, frame, instruction, frame.stack[len(frame.stack) - count :])
 
 
 def compare_values(tracer: Tracer, instruction: Instruction, left: Any, right: Any) -> Any:

@@ -18,6 +18,7 @@ from minicompile.capture.iteration import advance, native_iterable
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.opcodes import by_python, computed, function_text, opcode, refuse_unless, take, top
 from minicompile.capture.operators import get_item, truth
+from minicompile.capture.selections import called, selections_among
 from minicompile.capture.source import Baked, Item, is_trusted_module
 from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
 from minicompile.capture.values import force
@@ -58,7 +59,8 @@ def call_parts(frame: Frame, instruction: Instruction, remove: bool) -> tuple[An
 def call_value(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """A call with the arguments on the stack."""
     function, args, kwargs = call_parts(frame, instruction, True)
-    frame.stack.append(call(tracer, tracer.resolve(function), tuple(args), kwargs))
+    selected = tracer.selections and selections_among(function, *args, *kwargs.values())
+    frame.stack.append((called if selected else call)(tracer, tracer.resolve(function), tuple(args), kwargs))
 
 
 @computed(lambda flags: 3 + (flags & 1), "CALL_FUNCTION_EX")

@@ -338,6 +338,23 @@ class OutputGraph:
         self.replaced[id(owner)] = owner, owner._version
         return True
 
+    def detached_in_place(self, owner: Any, location: Location | None) -> bool:
+        """`owner.detach_()` of a result whose history nothing else has read: eager may raise in others' backward. Whether a
+        graph can say so."""
+        entry = self.traced[id(owner)]
+        if entry.source is not None or owner._is_view() or owner.is_inference():
+            return False
+        if owner.requires_grad:
+            others = [each.value for each in self.traced.values() if each is not entry and isinstance(each.value, FakeTensor)]
+            shared = any(storage_key(other) == storage_key(owner) for other in others)
+            read = entry.node is None or any(needs_gradient(user.meta["example_value"]) for user in entry.node.users)
+            if self.inside is not None or owner.is_leaf or shared or read or self.replaced:
+                return False
+            alias = self.call("call_method", "detach", (owner,), {}, location)
+            owner.detach_()
+            self.traced[id(owner)] = Traced(owner, self.traced[id(alias)].node, None, entry.kind, None)
+        return True
+
     def check_replaced(self, result: Any, arguments: Any) -> None:
         """End the graph before a tensor whose `.data` was set is written, or gets a gradient: both count for the tensor, which
         its new memory knows nothing of."""

@@ -38,6 +38,7 @@ from minicompile.capture.liveness import live_locals, reads_all_variables
 from minicompile.capture.named_tuples import MAKER
 from minicompile.capture.remade_classes import is_remade
 from minicompile.capture.resume import FIRST, RAISED, STACK_PREFIX, Holder, ResumeShape
+from minicompile.capture.selections import Selection, SelectionMethod, escape
 from minicompile.capture.side_effects import (
     MISSING,
     Lazy,
@@ -693,6 +694,7 @@ BUILDERS: dict[type, Builder] = {
     weakref.ref: lambda emitter, value: f"{emitter.constant(weakref.ref, 'ref')}({emitter.value(value())})",
     **dict.fromkeys((*DATES_AND_FRACTIONS, operator.itemgetter, operator.attrgetter, operator.methodcaller), build_by_reduction),
     types.MethodWrapperType: build_method_of_type, dataclasses.Field: build_field, KEY_WRAPPER: build_key,
+    **dict.fromkeys((Selection, SelectionMethod), lambda emitter, value: escape(emitter.tracer, value)),
     **dict.fromkeys((Callback, KeyFunction, Predicate), lambda emitter, value: emitter.value(value.function)),
 }
 

@@ -301,8 +301,6 @@ STATE_CHANGES: frozenset[Any] = frozenset({
 # Functions that look like operations but act on the process, on the autograd engine or on real storage.
 NEVER_IN_GRAPH: dict[Any, str] = {
     torch.manual_seed: "random seed", torch.seed: "random seed", torch.initial_seed: "random seed",
-    F.multilabel_margin_loss: "operation failed",  # its Python rule for symbolic sizes counts what follows -1
-    F.multi_margin_loss: "operation failed",  # the derivative of its Python rule for symbolic sizes is another one at the margin
     torch.get_rng_state: "random seed", torch.set_rng_state: "random seed",
     torch.save: "input or output", torch.load: "input or output", torch.from_numpy: "NumPy",
     **dict.fromkeys(named("""

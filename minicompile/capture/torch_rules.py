@@ -237,6 +237,28 @@ def rule_batch_norm_module(tracer: Tracer, function: Any, args: Args, kwargs: Ke
 CLOSURE_RULES["torch.nn.modules.batchnorm", "_BatchNorm.forward"] = rule_batch_norm_module
 
 
+def is_symmetric(self: Any, value: torch.Tensor) -> torch.Tensor:
+    """`check` of the constraint that a square matrix is symmetric."""
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def is_positive_definite(self: Any, value: torch.Tensor) -> torch.Tensor:
+    """`check` of the constraint that a square matrix is positive definite, without a branch on whether it is symmetric."""
+    symmetric = is_symmetric(self, value)
+    return torch.where(symmetric.all(), torch.linalg.cholesky_ex(value).info.eq(0), symmetric)
+
+
+def of_square(check: Any, tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
+    """What a constraint's `check` says of matrices, as `check` here says it of square ones."""
+    value = args[-1]
+    fits = isinstance(value, FakeTensor) and value.dim() > 1 and value.shape[-2] == value.shape[-1]
+    return tracer.inline(check if fits else function, args, kwargs)
+
+
+for name, check in (("_Symmetric.check", is_symmetric), ("_PositiveDefinite.check", is_positive_definite)):
+    CLOSURE_RULES["torch.distributions.constraints", name] = functools.partial(of_square, check)
+
+
 def covariance(input: torch.Tensor, correction: int = 1) -> torch.Tensor:
     """`cov` without weights, whose own checks look at values."""
     rows = input.reshape(1, -1) if input.dim() < 2 else input

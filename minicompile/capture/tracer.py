@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.capture import torch_interface
-from minicompile.capture.break_kinds import Break, CutHere, RaisedInUserCode, RunEager, Stop
+from minicompile.capture.break_kinds import Break, Control, CutHere, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.guards import GuardSet
 from minicompile.capture.instruction import Instruction, Program, decode
 from minicompile.capture.kinds import isinstance
@@ -120,6 +120,7 @@ class Rules:
         handlers: what each opcode does, by name.
         wrap: the stand-in for a value from outside; call: the value of a call; make: an instance of a class.
         call_overridden: what classes that override torch functions make of an operation.
+        watch: looks at each instruction before it runs, where a mask has selected something.
     """
 
     handlers: dict[str, Handler]
@@ -127,6 +128,7 @@ class Rules:
     call: Callable[[Tracer, Any, Args, Keywords], Any]
     make: Callable[[Tracer, type, Args, Keywords], Any]
     call_overridden: Callable[[Tracer, Any, Args, Keywords], Any]
+    watch: Callable[[Tracer, Frame, Instruction], None]
 
 
 def overrides_torch(value: Any) -> bool:
@@ -223,10 +225,10 @@ def unknown_instruction(tracer: Tracer, frame: Frame, instruction: Instruction) 
     raise Break("unsupported instruction", f"the instruction {instruction.name}")
 
 
-class TraceAgain(Exception):
+class TraceAgain(Control):
     """The call has to be traced once more, without what `changes` (fields of its context) switches off."""
 
-    def __init__(self, **changes: bool) -> None:
+    def __init__(self, **changes: int) -> None:
         super().__init__()
         self.changes = changes
 
@@ -244,6 +246,7 @@ class Tracer:
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
         picks: whether 0-d tensors may be indices, results leaves, and text that shows tensors be made behind the graph.
+        selections: what masks have selected; selects: how many of these there may be.
         told_compiling: the program has asked whether it is being compiled, and was told that it is.
         held_numbers: sources and stand-ins of what tensors of the host hold, by what was added and the number before.
         computed_floats: the float that an expression over some sources gives, by both.
@@ -276,6 +279,7 @@ class Tracer:
         self.native = self.floats = self.told_compiling = False
         self.failed: Any = None
         self.expects = self.picks = True
+        self.selections, self.selects = list[Any](), sys.maxsize
         self.held_numbers: dict[tuple[float, float], Any] = {}
         self.computed_floats: dict[tuple[Any, ...], Any] = {}
         self.inference_scopes: dict[int, bool | None] = {}
@@ -424,6 +428,8 @@ class Tracer:
                 frame.step += 1
                 instruction = instructions[frame.index]
                 frame.index += 1
+                if self.selections:
+                    self.rules.watch(self, frame, instruction)
                 try:
                     outcome = handlers.get(instruction.name, unknown_instruction)(self, frame, instruction)
                 except RaisedInUserCode as error:

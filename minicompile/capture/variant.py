@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import linecache
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_classes import forget_classes
 from minicompile.capture.made_leaves import check_made_leaves
 from minicompile.capture.module_trees import find_trees
-from minicompile.capture.opcodes import HANDLERS
+from minicompile.capture.opcodes import HANDLERS, watch_selections
 from minicompile.capture.output_graph import Traced, is_of_leaf
 from minicompile.capture.overrides import call_overridden
 from minicompile.capture.picks import check_picks
@@ -50,7 +51,7 @@ MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 MAXIMUM_ATTEMPTS = 8
 PARTS_WAYS = frozenset({"branch on a tensor", "operation failed"})
 """Breaks after which what a program makes for compilers alone (a mask where eager needs none) may not fit what follows."""
-RULES = Rules(HANDLERS, wrap, call, call_class, call_overridden)
+RULES = Rules(HANDLERS, wrap, call, call_class, call_overridden, watch_selections)
 assert copying and custom_function and kernel_launch and opcodes_calls and transforms  # imported for the rules that they register
 
 
@@ -89,6 +90,7 @@ class Context:
     inference: bool = True
     compiling: bool = True
     picks: bool = True
+    selects: int = sys.maxsize
 
 
 class Attempt:
@@ -98,7 +100,7 @@ class Attempt:
         self.context = context
         self.tracer = Tracer(context.config, RULES, context.plan)
         self.tracer.expects, self.tracer.graph.inference.allowed = context.expects, context.inference
-        self.tracer.picks = context.picks
+        self.tracer.picks, self.tracer.selects = context.picks, context.selects
         self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None

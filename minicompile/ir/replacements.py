@@ -86,6 +86,13 @@ def set_item(value: Any, key: Any, new: Any) -> None:
 
 def place_of_mask(value: Any, key: Any) -> tuple[Tensor, list[Tensor | None]] | None:
     """The view and the indices into it that a key of one mask, slices and integers stands for; `None` for other keys."""
+    found = split_at_mask(value, key)
+    return found and (value[found[0]], [*[None] * found[2], found[1]])
+
+
+def split_at_mask(value: Any, key: Any) -> tuple[tuple[Any, ...], Tensor, int] | None:
+    """The key that slices and integers beside one mask are, the mask, and at which dimension of the view by that key it begins;
+    `None` for other keys."""
     parts = key if type(key) is tuple else (key,)
     masks = [place for place, part in enumerate(parts) if isinstance(part, Tensor) and part.dtype == torch.bool and part.dim()]
     if not isinstance(value, Tensor) or len(masks) != 1:
@@ -93,9 +100,10 @@ def place_of_mask(value: Any, key: Any) -> tuple[Tensor, list[Tensor | None]] | 
     before, mask, after = parts[: masks[0]], parts[masks[0]], parts[masks[0] + 1 :]
     if not all(type(part) in (int, slice, type(None), type(...)) for part in (*before, *after)):
         return None
-    view = value[(*before, *[slice(None)] * mask.dim(), *after)]
+    rest = (*before, *[slice(None)] * mask.dim(), *after)
+    dims = value.dim() + rest.count(None) - sum(type(part) is int for part in rest)
     kept = [part for part in (after if ... in before else before) if type(part) is not int]
-    return view, [*[None] * (view.dim() - mask.dim() - len(kept) if ... in before else len(kept)), mask]
+    return rest, mask, dims - mask.dim() - len(kept) if ... in before else len(kept)
 
 
 def selected(value: Any, key: Any) -> tuple[Any, Any]:
@@ -210,6 +218,15 @@ def dropout(function: Any, input: Tensor, p: float = 0.5, *training: bool, **nam
     return function(input, p, *training, **named)
 
 
+def margin_loss(function: Any, input: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
+    """`multi_margin_loss` and `multilabel_margin_loss`, of which PyTorch's rules for symbolic sizes differ from eager's kernels,
+    in the gradient at the margin, and by counting what follows -1."""
+    if varies(input) or varies(target):
+        raise NotImplementedError("a margin loss of a size that varies")
+    with no_python_dispatcher():
+        return function(input, target, *how, **named)
+
+
 def unsafe_parts(function: Any, value: Tensor, *how: Any, **named: Any) -> Any:
     """`unsafe_chunk` and its kin, whose results may be written; those of `function` may not where a size is symbolic."""
     if value.requires_grad and varies(value):
@@ -304,6 +321,7 @@ REPLACED: dict[Any, Any] = {
                     lambda value, *p, **options: torch.bernoulli(value.contiguous(), *p, **options)),
     **{function: functools.partial(dropout, function)
        for function in (torch.dropout, F.dropout, aten.dropout, aten.dropout.default)},
+    **{function: functools.partial(margin_loss, function) for function in (F.multi_margin_loss, F.multilabel_margin_loss)},
     F.linear: linear, F.interpolate: interpolate, F.one_hot: one_hot, F.affine_grid: affine_grid,
     torch.index_fill: index_fill, torch.Tensor.index_fill: index_fill, torch.Tensor.index_fill_: index_fill_,
     **dict.fromkeys((torch.index_put, torch.Tensor.index_put), functools.partial(index_put, aten.index_put)),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import distributions, nn
 
+from minicompile import compile as minicompile_compile
 from tests.capture.support import capture, same_as_eager
 
 
@@ -126,6 +127,49 @@ def test_distributions_are_one_graph(make) -> None:
     assert all(map(torch.equal, *results))
     assert len(compiled.records.graphs) == 1
     assert not compiled.records.graph_breaks
+
+
+def log_prob_by(name):
+    def log_prob(matrix: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        normal = distributions.MultivariateNormal(mean, validate_args=True, **{name: matrix})
+        return normal.log_prob(mean.flip(-1) + 1) + normal.entropy() + distributions.kl_divergence(
+            normal, distributions.MultivariateNormal(mean + 1, scale_tril=torch.eye(3, dtype=mean.dtype)))
+
+    return log_prob
+
+
+@pytest.mark.parametrize("name", ["covariance_matrix", "precision_matrix", "scale_tril"])
+def test_normals_of_matrices_are_one_graph(name: str) -> None:
+    function = log_prob_by(name)
+    compiled = minicompile_compile(function, fullgraph=True)
+    torch.manual_seed(0)
+    for batch in ((), (2,), (4,)):
+        factor, mean = torch.randn(*batch, 3, 3, dtype=torch.float64).tril() / 4, torch.randn(*batch, 3, dtype=torch.float64)
+        factor.diagonal(dim1=-2, dim2=-1).abs_().add_(0.5)
+        matrix = factor if name == "scale_tril" else factor @ factor.mT
+        mine, reference = ([x.clone().requires_grad_() for x in (matrix, mean)] for _ in range(2))
+        result, expected = compiled(*mine), function(*reference)
+        torch.testing.assert_close(result, expected)
+        for found in (result, expected):
+            found.sum().backward()
+        for left, right in zip(mine, reference, strict=True):
+            torch.testing.assert_close(left.grad, right.grad)
+
+
+@pytest.mark.parametrize("change", [
+    lambda matrix: matrix[..., 0, 1].add_(1), lambda matrix: matrix.neg_(), lambda matrix: matrix.fill_(torch.nan),
+    lambda matrix: matrix[0].neg_(), lambda matrix: matrix.squeeze_(0).unsqueeze_(-1)])  # fmt: skip
+def test_matrices_that_a_normal_refuses(change) -> None:
+    function = log_prob_by("covariance_matrix")
+    compiled = minicompile_compile(function)
+    matrix = torch.eye(3).repeat(2, 1, 1)
+    compiled(matrix, torch.zeros(3))
+    change(matrix)
+    with pytest.raises((ValueError, RuntimeError)) as expected:
+        function(matrix, torch.zeros(3))
+    with pytest.raises(type(expected.value)) as found:
+        compiled(matrix, torch.zeros(3))
+    assert str(found.value) == str(expected.value)
 
 
 def test_a_lazy_module_is_captured_from_its_second_call_on() -> None:

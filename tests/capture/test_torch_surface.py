@@ -341,6 +341,75 @@ def test_what_has_no_history_is_detached_in_place_in_the_graph() -> None:
     same_as_eager(target_network, torch.ones(2, 3), fullgraph=True)
 
 
+def cut_off(x: torch.Tensor) -> torch.Tensor:
+    h = x.tanh()
+    h.detach_()
+    return x.exp() * h + x
+
+
+def cut_off_and_returned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = (x * 2).exp().detach_()
+    return h, h * x, h.detach_()
+
+
+def cut_off_and_written(x: torch.Tensor) -> torch.Tensor:
+    h = x * 3
+    h.detach_()
+    h += 1
+    h[0] = x[0]
+    return h * x
+
+
+@pytest.mark.parametrize("function", [cut_off, cut_off_and_returned, cut_off_and_written])
+def test_what_has_a_history_is_detached_in_place_in_the_graph(function: Any) -> None:
+    compiled = minicompile_compile(function, fullgraph=True)
+    for size in ((2, 3), (2, 4), (5, 2)):
+        x = torch.randn(size, dtype=torch.float64)
+        mine, reference = (x.clone().requires_grad_() for _ in range(2))
+        results, expected = ([f(each)] if torch.is_tensor(f(each)) else list(f(each))
+                             for f, each in ((compiled, mine), (function, reference)))
+        torch.testing.assert_close(results, expected)
+        assert [r.requires_grad for r in results] == [r.requires_grad for r in expected]
+        assert [r.is_leaf for r in results] == [r.is_leaf for r in expected]
+        for found in (results, expected):
+            sum(r.sum() for r in found).backward()
+        torch.testing.assert_close(mine.grad, reference.grad)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_what_is_seen_by_another_name_is_detached_in_place_by_eager() -> None:
+    def outer(x: torch.Tensor) -> tuple[bool, torch.Tensor]:
+        h = x.tanh()
+        row = h[0]
+        h.detach_()
+        return row.requires_grad, h * x
+
+    def of_view(x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()[0].detach_()
+
+    compiled = capture(outer)
+    x = torch.ones(2, 3, requires_grad=True)
+    assert compiled(x)[0] == outer(x)[0]
+    assert [stop.kind for stop in compiled.records.graph_breaks] == ["autograd call"]
+    with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+        capture(of_view)(x)
+
+
+def test_what_was_read_with_its_history_is_detached_in_place_by_eager() -> None:
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        h = x * 2
+        total = (h * x).sum()
+        h.detach_()
+        return total + h.sum()
+
+    compiled = capture(outer)
+    for function in (outer, compiled):
+        with pytest.raises(RuntimeError, match="saved tensor that has been detached in-place"):
+            function(torch.ones(3, requires_grad=True)).backward()
+    assert [stop.kind for stop in compiled.records.graph_breaks] == ["autograd call"]
+
+
 def test_what_refuses_to_be_detached_in_place_is_left_to_eager() -> None:
     def first_row(x: torch.Tensor) -> torch.Tensor:
         return (x + 1)[:1].detach_()

@@ -379,6 +379,21 @@ def test_a_batch_norm_far_from_zero_is_as_exact_as_eagers() -> None:
     assert bool((compiled <= 1.5**2 * eager).all()), (compiled / eager).sqrt()
 
 
+@pytest.mark.parametrize("loss", [
+    lambda x, y, labels: F.multi_margin_loss(x, y, p=2, margin=0.5) + F.multi_margin_loss(x.t().contiguous().t(), y, reduction="sum"),
+    lambda x, y, labels: torch.nn.MultiMarginLoss(weight=torch.arange(4.0), reduction="none")(x, y),
+    lambda x, y, labels: F.multilabel_margin_loss(x, labels) + F.multilabel_margin_loss(x[0], labels[0], reduction="sum"),
+])  # fmt: skip
+def test_margin_losses_of_fixed_sizes_are_part_of_the_graph(loss: Callable[..., Tensor]) -> None:
+    given = leaf(3, 4), classes(4, 3), torch.tensor([[2, 0, -1, 1], [-1, 3, 3, 3], [3, 2, 1, 0]])
+    check(loss, *given, compile=lambda function: minicompile.compile(function, fullgraph=True))
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        loss(given[0], given[1] + 9, given[2] + 9)
+    with pytest.raises(type(expected.value)) as found:
+        minicompile.compile(loss)(given[0], given[1] + 9, given[2] + 9)
+    assert str(found.value) == str(expected.value)
+
+
 def test_labels_after_minus_one_are_none_at_any_size() -> None:
     compiled = minicompile.compile(F.multilabel_margin_loss)
     for rows in (3, 4, 5):
