@@ -16,6 +16,13 @@ def holds(value: Any) -> bool:
     return bool(value.device.type != "cpu")
 
 
+def converts_float8(device: torch.device) -> bool:
+    """Whether kernels there convert to and from 8-bit floats: the interpreter's, and NVIDIA's from compute capability 8.9 on."""
+    if device.type == "cpu" or not torch.cuda.is_available():
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def processors(tensor: torch.Tensor) -> int:
     """How many programs the GPU of a tensor runs at once; 1 where the interpreter does, one after the other."""
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count if holds(tensor) else 1

@@ -11,6 +11,7 @@ import torch
 NEGATIVE_ZEROS = {torch.float64: -(2**63), torch.float32: -(2**31), torch.float16: -(2**15), torch.bfloat16: -(2**15)}
 """The bits of a negative zero, as a number."""
 LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
+FLOAT8 = {torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5"}
 
 CALL, UNARY, COMPARE = 100, 50, 10
 LEVELS = {
@@ -54,7 +55,8 @@ def convert(value: Text, dtype: torch.dtype, bitcast: bool = False) -> Text:
 
 def triton_dtype(dtype: torch.dtype) -> str:
     """Triton's name of a dtype."""
-    return "tl.int1" if dtype == torch.bool else str(dtype).replace("torch", "tl")
+    own = {torch.bool: "tl.int1"} | FLOAT8
+    return own.get(dtype) or str(dtype).replace("torch", "tl")
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -20,7 +20,8 @@ Works with Triton 3.6 to 3.9; every use of a private interface of Triton's inter
   what makes the interpreter as fast as NumPy. One program over everything; never a grid of thousands.
 * `triton.language.extra.libdevice` functions are empty stubs; those that kernels use get NumPy bodies, as does `tl.erf`.
 * A masked load without `other=` gives zeros here and anything on the GPU: always pass `other`.
-* `num_warps`, `num_stages` and other launch options are dropped. Inline assembly, fp8 and atomics on bf16 do not work.
+* float8 is kept as `uint8` bits, and converted by PyTorch: beyond the largest number it may differ from hardware.
+* `num_warps`, `num_stages` and other launch options are dropped. Inline assembly and atomics on bf16 do not work.
 * The kernel's source must be readable by `inspect` (a real file, or an entry in `linecache`), with no function nested
   in it, and no assignment with two targets (`a = b = 0`).
 
@@ -236,18 +237,25 @@ def _patch_calls(scope: Any, interpreter: Any) -> None:
     scope.set_attr(interpreter.TritonSemantic, "arange", arange)
 
 
+KEPT_AS_BITS = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
 def _widen(handle: Any) -> np.ndarray:
-    """A handle's values in a type that NumPy can compute with: bfloat16 bits become float32."""
-    if handle.dtype.scalar == tl.bfloat16:
+    """A handle's values in a type that NumPy can compute with: bits become float32."""
+    dtype = handle.dtype.scalar
+    if dtype == tl.bfloat16:
         return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    if dtype in KEPT_AS_BITS:
+        return torch.from_numpy(np.array(handle.data)).view(KEPT_AS_BITS[dtype]).float().numpy()
     return handle.data
 
 
-def _to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """float32 to the bits of bfloat16, rounded to nearest even; NaN stays NaN."""
+def _to_bits(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
+    """float32 to the bits of a narrow dtype, rounded to nearest even; NaN stays NaN."""
     contiguous = np.ascontiguousarray(values, dtype=np.float32)
     source = contiguous if contiguous.flags.writeable else contiguous.copy()
-    return torch.from_numpy(source).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
+    bits = torch.uint16 if dtype == tl.bfloat16 else torch.uint8
+    return torch.from_numpy(source).to(KEPT_AS_BITS[dtype]).view(bits).numpy().reshape(values.shape)
 
 
 def _patch_numerics(scope: Any, interpreter: Any) -> None:
@@ -256,8 +264,8 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
     elementwise = {name: getattr(builder, name) for name in ("binary_op", "unary_op")}
 
     def cast(source: Any, target: Any) -> Any:
-        if target.scalar == tl.bfloat16:
-            return handle_type(_to_bfloat16(_widen(source)), tl.bfloat16)
+        if target.scalar in KEPT_AS_BITS:
+            return handle_type(_to_bits(_widen(source), target.scalar), target.scalar)
         return handle_type(_widen(source).astype(interpreter._get_np_dtype(target)), target.scalar)
 
     def compute(name: str, first: Any, *rest: Any) -> Any:
@@ -265,7 +273,7 @@ def _patch_numerics(scope: Any, interpreter: Any) -> None:
             return elementwise[name](first, *rest)
         wide = [handle_type(_widen(x), tl.float32) if isinstance(x, handle_type) else x for x in (first, *rest)]
         result = elementwise[name](*wide)
-        return result if result.data.dtype != np.float32 else handle_type(_to_bfloat16(result.data), tl.bfloat16)
+        return result if result.data.dtype != np.float32 else handle_type(_to_bits(result.data, tl.bfloat16), tl.bfloat16)
 
     def dot(a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
         is_short = a.data.dtype.itemsize == 2 and accumulator.data.dtype == np.float32
@@ -327,7 +335,7 @@ def _patch_libdevice(scope: Any, interpreter: Any) -> None:
             result = function(*(_widen(tensor.handle) for tensor in tensors))
             dtype = tl.int1 if result.dtype == np.bool_ else tensors[0].dtype
             if dtype == tl.bfloat16:
-                result = _to_bfloat16(result)
+                result = _to_bits(result, dtype)
             handle = interpreter.TensorHandle(result.astype(interpreter._get_np_dtype(dtype), copy=False), dtype)
             blocks = any(tensor.type.is_block() for tensor in tensors)
             return tl.tensor(handle, tl.block_type(dtype, list(result.shape)) if blocks else dtype)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from minicompile import gpu
 from minicompile.config import Config
 from minicompile.ir.expr import Apply, Constant, Expr, cast
 from minicompile.ir.index import ONE, ZERO, Index
@@ -29,7 +30,7 @@ from minicompile.ir.loops import (
 )
 from minicompile.lowering.registry import UseExtern
 from minicompile.lowering.sizes import contiguous_strides, is_empty, overlaps, size_indices, stride_indices
-from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, axes_of, loop_axes, mapped
+from minicompile.lowering.values import FLOAT8, LOOP_DTYPES, FloatInput, TensorValue, axes_of, loop_axes, mapped
 
 Indices = tuple[Index, ...]
 
@@ -40,6 +41,7 @@ class GraphBuilder:
     Attributes:
         config: the compiler's settings.
         device: where loops run; buffers of other devices are left to extern kernels.
+        movable: the dtypes that loops load, store and convert there; they compute with `LOOP_DTYPES` alone.
         node: the FX node being lowered.
         origin: where that node comes from, as recorded on operations.
         written: maps each new version of a storage to the first buffer that had it.
@@ -52,6 +54,7 @@ class GraphBuilder:
         self.name = name
         self.config = config
         self.device = device
+        self.movable = LOOP_DTYPES | FLOAT8 if gpu.converts_float8(device) else LOOP_DTYPES
         self.node: Any = None
         self.origin: Origin | None = None
         self.in_place: TensorValue | None = None
@@ -244,7 +247,7 @@ class GraphBuilder:
         self, value: TensorValue, *, strides: Indices | None = None, dtype: torch.dtype | None = None, suffix: str = ""
     ) -> TensorValue:
         """`value` in a buffer of its own."""
-        if value.dtype not in LOOP_DTYPES or value.device != self.device:
+        if value.dtype not in self.movable or value.device != self.device:
             options = () if dtype is None else (("dtype", dtype),)
             layout = {"strides": strides, "device": value.device, "suffix": suffix or "copy"}
             return self._copied(value, dtype or value.dtype, options, "a plain copy", **layout)

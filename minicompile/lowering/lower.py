@@ -18,6 +18,7 @@ from minicompile.errors import Unsupported
 from minicompile.ir.graph import parts_of
 from minicompile.ir.index import ONE, ZERO, Index, Symbol, as_index
 from minicompile.ir.loops import Buffer, BufferView, LoweredGraph, Origin
+from minicompile.ir.operator_names import overloads
 
 # They, and those that they import, register their rules.
 from minicompile.lowering import attention, combine, creation, indexing, pointwise, products  # noqa: F401
@@ -28,6 +29,9 @@ from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import float_value, is_empty, is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, changed_tensors, mapped
 
+MOVES = frozenset(overloads("""_to_copy clone copy copy_ cat index.Tensor index_select gather slice_scatter select_scatter
+    index_put"""))
+"""Operators whose rules move elements or convert them, and compute nothing."""
 EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
 
 
@@ -170,7 +174,7 @@ class GraphLowering:
             try:
                 if target in VIEWS:
                     return self._checked_view(rule(self.builder, *args, **kwargs))
-                self._require_loops(args, kwargs)
+                self._require_loops(target, args, kwargs)
                 here = {name: self._on_main_device(argument) for name, argument in kwargs.items()}
                 return rule(self.builder, *self._on_main_device(args), **here)
             except UseExtern as refusal:
@@ -187,20 +191,21 @@ class GraphLowering:
     def _checked_view(self, result: Any) -> Any:
         """Accesses that are not linear can only be copied by a loop."""
         for value in parts_of(result):
-            if value.strides is None and (value.dtype not in LOOP_DTYPES or value.device != self.builder.device):
+            if value.strides is None and (value.dtype not in self.builder.movable or value.device != self.builder.device):
                 raise UseExtern(f"a view that is not strided, of {value.dtype} on {value.device}")
         return result
 
-    def _require_loops(self, args: Any, kwargs: dict[str, Any]) -> None:
+    def _require_loops(self, target: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse what loops cannot hold: other dtypes, and results on other devices."""
+        known = self.builder.movable if target in MOVES else LOOP_DTYPES
         for result in parts_of(self.builder.val):
             if isinstance(result, torch.Tensor):
-                if result.dtype not in LOOP_DTYPES:
+                if result.dtype not in known:
                     raise UseExtern(f"loops do not compute {result.dtype}")
                 if result.device != self.builder.device:
                     raise UseExtern(f"the result is on {result.device}, the graph runs on {self.builder.device}")
         for argument in tensors_in((args, tuple(kwargs.values()))):
-            if argument.dtype not in LOOP_DTYPES:
+            if argument.dtype not in known:
                 raise UseExtern(f"loops do not read {argument.dtype}")
 
     def _on_main_device(self, argument: Any) -> Any:

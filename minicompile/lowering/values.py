@@ -23,6 +23,8 @@ LOOP_DTYPES = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 })  # fmt: skip
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+"""What loops load, store and convert, but compute nothing with."""
 
 
 @dataclasses.dataclass(frozen=True)

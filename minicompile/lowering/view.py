@@ -15,7 +15,7 @@ from minicompile.ir.index import ONE, ZERO, Index, digits, hint, product, row_ma
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import Rule, UseExtern, lowers_view
 from minicompile.lowering.sizes import is_empty, is_one, size_index, size_indices
-from minicompile.lowering.values import LOOP_DTYPES, TensorValue, loop_axes
+from minicompile.lowering.values import TensorValue, loop_axes
 
 
 def wrap(dim: int, rank: int) -> int:
@@ -230,7 +230,7 @@ def lower_repeat(builder: GraphBuilder, value: TensorValue, *_: Any) -> TensorVa
 @lowers_view("view.dtype")
 def lower_view_dtype(builder: GraphBuilder, value: TensorValue, dtype: torch.dtype) -> TensorValue:
     """The same bits read as another dtype of the same width."""
-    if dtype.itemsize != value.dtype.itemsize or dtype not in LOOP_DTYPES or value.stored not in LOOP_DTYPES:
+    if dtype.itemsize != value.dtype.itemsize or not {dtype, value.stored} <= builder.movable:
         raise UseExtern("a view as a dtype of another width")
     if torch.bool in (dtype, value.stored):
         raise UseExtern("a view of booleans as numbers")

@@ -16,7 +16,7 @@ from minicompile.codegen.triton_text import triton_dtype
 from minicompile.ir.expr import SCALAR_OPS, Constant, Expr, Load, apply
 from minicompile.ir.index import Axis, as_index
 from minicompile.ir.loops import Loop
-from minicompile.lowering.values import LOOP_DTYPES
+from minicompile.lowering.values import FLOAT8, LOOP_DTYPES
 from minicompile.runtime.kernel_binary import TRITON_TYPES
 from tests.codegen.build import buffer, group, pointwise_plan, run_both, schedule
 
@@ -161,7 +161,7 @@ def test_an_operation_gives_eagers_values(name: str, dtype: torch.dtype) -> None
 
 def test_all_that_lowering_may_put_into_a_loop_has_text() -> None:
     assert TRITON_OPS.keys() == SCALAR_OPS.keys()
-    assert TRITON_TYPES.keys() == LOOP_DTYPES
+    assert TRITON_TYPES.keys() == LOOP_DTYPES | FLOAT8
     for dtype in LOOP_DTYPES:
         named = getattr(triton.language, triton_dtype(dtype).removeprefix("tl."))
         assert named.primitive_bitwidth == (1 if dtype == torch.bool else 8 * dtype.itemsize), dtype
