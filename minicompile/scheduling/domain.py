@@ -5,6 +5,7 @@ where two accesses want different neighbours (a transpose) the kernel gets two p
 choose block sizes.
 """
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -182,15 +183,15 @@ def _split_where_strides_conflict(
     if len(wide) < 2:
         return (), order
     fastest = wide[-1]
-    weights: dict[Axis, int] = {}
-    total = 0
+    weights: dict[Axis, float] = {}
+    times = collections.Counter(access.buffer for access in accesses)
+    total = sum(access.bytes / times[access.buffer] for access in accesses)  # what is read again lies in a cache
     for access in accesses:
-        total += access.bytes
         if access.bytes < CONFLICT_BYTES or access.steps[fastest] in (0, 1, None):
             continue
         for axis in wide[:-1]:
             if access.steps[axis] == 1 and size_of(axis) >= CONFLICT_SIZE:
-                weights[axis] = weights.get(axis, 0) + access.bytes
+                weights[axis] = weights.get(axis, 0) + access.bytes / times[access.buffer]
     if not weights:
         return (), order
     axis = max(weights, key=lambda a: weights[a])

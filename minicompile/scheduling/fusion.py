@@ -229,12 +229,14 @@ class Fuser:
         )
 
     def in_vain(self, first: Cluster, second: Cluster, alignment: Alignment) -> int:
-        """Bytes that a reduction and what runs over its whole space would move as one kernel, and not as two, for nothing."""
-        if first.reduces == second.reduces:
+        """Bytes that a reduction and what runs over its whole space, or loops that agree on one axis only, would move as one
+        kernel, and not as two, for nothing."""
+        flattened = not alignment.target.inner and len(alignment.target.outer) == 1
+        if first.reduces == second.reduces and not flattened:
             return 0
         merged = merge(first, second, alignment)
         apart, together = (
-            sum(bytes_in_vain(cluster, self.buffers, self.moved(cluster)) for cluster in clusters if cluster.reduces)
+            sum(bytes_in_vain(c, self.buffers, self.moved(c)) for c in clusters if flattened or c.reduces)
             for clusters in ((first, second), (merged,))
         )
         return together - apart
@@ -260,7 +262,7 @@ class Fuser:
             rows=target.rows,
             row_length=target.row_length,
             second_pass=bool(whole) and first.reduces and second in whole,
-            in_vain=self.in_vain(first, second, alignment) if whole and apart > SMALL_KERNEL_BYTES else 0,
+            in_vain=self.in_vain(first, second, alignment) if apart > SMALL_KERNEL_BYTES else 0,
             crossed=bool(target.stepped),
             programs=target.rows // points(target.stepped),
         )

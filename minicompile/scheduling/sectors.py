@@ -1,5 +1,6 @@
-"""What a kernel of reductions moves in vain: of the sectors that memory comes in, a walk along rows uses one element each where
-something lies in another order than the rest. A pointwise kernel has two parallel axes then, and none of this.
+"""What a kernel moves in vain: of the sectors that memory comes in, a walk along rows uses one element each where something
+lies in another order than the rest. A pointwise kernel has two parallel axes then, and none of this, but where its loops
+agree on one axis only.
 
 This module must not decide anything.
 """
@@ -17,6 +18,9 @@ def bytes_in_vain(cluster: Cluster, buffers: Mapping[str, Buffer], moved: Contai
     """Bytes that a cluster moves beyond those that it uses, if the buffers `moved` are read and written; 0 for one that folds
     columns, or both, whose tiles have two sides."""
     accesses = [access for access in accesses_of(cluster, buffers) if access.buffer in moved]
+    if not cluster.inner and len(cluster.outer) == 1:
+        (line,) = cluster.outer
+        return sum(a.bytes * (_elements_of_a_sector(a) - 1) for a in accesses if a.steps[line] not in (0, 1, -1, None))
     wide = [axis for axis in by_steps(cluster.inner, accesses) if size_of(axis) > 1]
     if not wide or cluster.stepped or not neighbours_are_folded(cluster.outer, cluster.inner, accesses):
         return 0
