@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from minicompile import gpu
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.attention import FLOATS, broadcasts_to, written_attention
@@ -31,6 +32,8 @@ CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
 NAMED_OPERANDS = {"input", "other", "condition", "mat2", "batch1", "batch2"}
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
+LONG_WALK = 1024
+WALKER_ROWS = 64
 SAFE_FILL = -1e8
 SAFE_SCALED_FILL = -1e6
 
@@ -447,6 +450,19 @@ def check_operands(query: Node, key: Node, value: Node, found: Found, config: Co
     for node in (found.bias, *(condition for condition, _, _ in found.keep)):
         if node is not None and not broadcasts_to(value_of(node).shape, target):
             raise Refused("a mask of another shape than the scores")
+    if leaves_chip_idle(q, k):
+        raise Refused("so few programs would each walk along so many keys, or queries, that the library's products are faster")
+
+
+def leaves_chip_idle(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether fp32 attention, whose programs walk along the other side, would keep a minority of the chip busy for long: few
+    queries forward, few keys too in a backward. A single query is split over its keys."""
+    sizes = (*query.shape[:-1], key.shape[-2])
+    if query.dtype != torch.float32 or any(isinstance(size, torch.SymInt) for size in sizes) or query.shape[-2] == 1:
+        return False
+    *batch, queries, keys = sizes
+    few, many = (queries, keys) if queries < keys or not query.requires_grad else (keys, queries)
+    return many >= LONG_WALK and 2 * math.prod(batch) * -(-few // WALKER_ROWS) <= gpu.processors(query)
 
 
 def masks_to_keep(graph: torch.fx.Graph, reader: PositionReader, sizes: tuple[Any, Any], found: Found) -> list[Node]:

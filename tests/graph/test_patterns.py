@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from tests.differential import leaf
 from tests.graph.programs import check, compile_eagerly, operators
+from tests.planned_for_gpu import planned_for_gpu
 
 
 def causal_tril(q, k, v):
@@ -105,3 +106,19 @@ def test_what_would_change_the_result_is_refused_with_a_reason(function: Callabl
     assert "attention" not in operators(compiled.partitioned.forward)
     records = compiled.partitioned.patterns
     assert (not records) if reason is None else reason in records[0].reason
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys", "options", "replaced"),
+    [
+        (2, 48, 2048, {}, False), (2, 2048, 48, {}, False), (96, 48, 2048, {}, True), (2, 1, 2048, {}, True), (2, 48, 512, {}, True),
+        (2, 2048, 48, {"requires_grad": False}, True), (2, 48, 2048, {"requires_grad": False}, False),
+        (2, 48, 2048, {"dtype": torch.bfloat16}, True),
+    ],
+)  # fmt: skip
+def test_few_programs_do_not_walk_along_many_keys(heads: int, queries: int, keys: int, options: dict[str, Any], replaced: bool) -> None:
+    few, many = ((torch.randn(heads, length, 8, **({"requires_grad": True} | options))) for length in (queries, keys))
+    with planned_for_gpu():
+        partitioned = compile_eagerly(seeds_form, few, many, many).partitioned
+    assert ("attention" in operators(partitioned.forward)) == replaced
+    assert replaced or "programs" in partitioned.patterns[0].reason
