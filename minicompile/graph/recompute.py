@@ -32,6 +32,7 @@ from minicompile.ir.graph import ancestors
 
 LONGEST_CHAIN = 24
 EXACT = ("abs", "neg", "clone")
+ROUNDED_ALIKE = frozenset("abs neg clone add sub mul masked_fill where maximum minimum _to_copy".split())
 HALVES = (torch.float16, torch.bfloat16)
 LAST_RESORT = 1000
 """How many times its bytes a value costs that is kept only where the backward cannot do without."""
@@ -76,7 +77,7 @@ class JointView:
         self.wanted: set[Node] = {node for node in gradients if node not in self.backward}
         for node in self.backward:
             self.wanted.update(a for a in node.all_input_nodes if a not in self.backward)
-        self.searched = {source for node in self.nodes for source in searched_for_extremes(node)}
+        self.searched = {source for node in self.nodes for source in searched_for_extremes(node)} - rounded_alike(self.nodes)
         self.wanted |= self.searched
         self.measured, self.measuring = measured_from_the_largest([node for node in self.nodes if node not in self.backward])
         self.relevant = ancestors(self.wanted)
@@ -225,6 +226,26 @@ def searched_for_extremes(node: Node) -> Iterator[Node]:
             values = operand(values)
         if values.op != "placeholder" and not is_fusible(storage_root(extreme)) and values in ancestors([extreme]):
             yield values
+
+
+def rounded_alike(nodes: list[Node]) -> set[Node]:
+    """Values that every kernel computes to the last bit alike: from memory, by operations whose result is rounded once.
+
+    Halves are rounded where they are kept, and not in between; so is what a kernel reduces, which no backward repeats but
+    that of a checkpoint.
+    """
+    alike: set[Node] = set()
+    for node in nodes:
+        dtype = getattr(node.meta.get("val"), "dtype", torch.float16)
+        if node.op == "placeholder" or not is_fusible(node):
+            same = not is_reduction(node) or dtype not in HALVES and node.meta.get("checkpoint") is None
+        else:
+            whole = not (dtype.is_floating_point or dtype.is_complex)
+            once = whole or dtype not in HALVES and name_of(node) in ROUNDED_ALIKE
+            same = (once or is_view(node)) and alike.issuperset(node.all_input_nodes)
+        if same:
+            alike.add(node)
+    return alike
 
 
 def measured_from_the_largest(nodes: list[Node]) -> tuple[set[Node], set[Node]]:
