@@ -25,6 +25,8 @@ LEAST_COLUMN_TILE = 2048
 SYMBOLIC_ROWS = 4
 """Rows per program at most where their length varies, so that much longer ones fit too."""
 CROSSED_TILE = 2048
+WARPS_OF_A_WALK = 8
+"""Fewer on a multiprocessor wait for memory most of the time."""
 THREAD_REGISTERS = 256
 """For rows, of which some are loaded when others are done with."""
 
@@ -78,7 +80,7 @@ class TileFacts:
 def plan_tile(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     """Block sizes for a kernel on `device`."""
     if facts.stepped is not None:
-        return _plan_crossed(facts)
+        return _plan_crossed(facts, device)
     if facts.folded is None:
         if len(facts.parallel) == 1:
             return _plan_line(facts, device)
@@ -155,7 +157,7 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
                  longest=ROW_REGISTERS // (x * facts.live_rows))
 
 
-def _plan_crossed(facts: TileFacts) -> TilePlan:
+def _plan_crossed(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     """A few rows a step, loaded while the step before is computed."""
     assert facts.folded is not None and facts.stepped is not None
     block, rows = next_power_of_two(hint(facts.folded.size)), hint(facts.stepped.size)
@@ -164,6 +166,8 @@ def _plan_crossed(facts: TileFacts) -> TilePlan:
         w *= 2
     aligned = facts.folded.size.constant is not None and facts.folded.size.constant % 8 == 0
     warps = max(1, min(16, w * block // (32 * (32 if aligned else 16))))  # what is not aligned is loaded one by one
+    while warps * hint(facts.parallel[0].size) < WARPS_OF_A_WALK * device.multiprocessors and 2 * warps * 32 * 8 <= w * block:
+        warps *= 2
     stages = 3 if rows // w >= 4 else 1
     reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
     return _plan(facts, [1, w, block], "crossed", warps, reason, stages, longest=ROW_REGISTERS // (w * facts.live_rows))
