@@ -41,6 +41,31 @@ def smaller_number(a, b):
 
 
 @triton.jit
+def to_float8_e4m3fn(x):
+    """fp32 as float8_e4m3fn: what would round beyond its largest number, 448, is NaN; hardware stops there."""
+    return tl.where(tl.abs(x) <= 464.0, x, float("nan")).to(tl.float8e4nv)
+
+
+@triton.jit
+def to_float8_e5m2(x):
+    """fp32 as float8_e5m2: what would round beyond its largest number, 57344, is infinite; hardware stops there."""
+    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    beyond = tl.where(x == x, bits & 0x80 | 0x7C, bits)
+    return tl.where(tl.abs(x) < 61440.0, bits, beyond).to(tl.float8e5, bitcast=True)
+
+
+@triton.jit
+def nearest_quotient(a, b):
+    """a / b of fp32, without the branch of `tl.div_rn`: hardware's estimate and one step by the rest (Markstein, 1990).
+
+    It is 2 units off at most where the rest, or the inverse, is below the smallest normal number or above the largest one.
+    """
+    estimate = a / b
+    nearest = tl.fma(tl.fma(-b, estimate, a), 1.0 / b, estimate)
+    return tl.where((tl.abs(nearest) < float("inf")) & (estimate != 0.0), nearest, estimate)
+
+
+@triton.jit
 def multiply(a, b):
     """The product of two numbers."""
     return a * b

@@ -15,6 +15,7 @@ from minicompile.codegen.index_text import index_text
 from minicompile.codegen.naming import Namer, result_word
 from minicompile.codegen.triton_ops import KEEPS_EXACTNESS, NEEDS_ROUNDED_OPERANDS, Operation, operation_text, rounded
 from minicompile.codegen.triton_text import (
+    FLOAT8,
     LOW_PRECISION,
     Text,
     call,
@@ -238,7 +239,7 @@ class ExpressionWriter:
             mask = self.mask(frozenset().union(*(value.axes for value in arguments)), conditions)
             arguments, texts = [*arguments, *([mask] if mask else [])], [*texts, *([mask.text] if mask else [])]
             self._uses[expression] += 1  # a line of its own
-        block = bool(arguments) and arguments[0].block
+        block = any(argument.block for argument in arguments)
         text = operation_text(Operation(expression.operation, tuple(texts), sources, expression.dtype, block))
         self.functions |= {name for name in DEVICE_FUNCTIONS if f"{name}(" in text.text}
         exact = expression.operation in ("cast", "bitcast")
@@ -253,7 +254,7 @@ class ExpressionWriter:
         weighed = {"where": arguments[1:], "checked": arguments[:1]}.get(expression.operation, arguments)
         all_literal = all(value.is_literal for value in weighed)
         promotes = expression.dtype == torch.int64 and expression.operation in ("where", "maximum", "minimum")
-        to_discrete = expression.operation == "cast" and not expression.dtype.is_floating_point
+        to_discrete = expression.operation == "cast" and (not expression.dtype.is_floating_point or expression.dtype in FLOAT8)
         texts: list[Text] = []
         for position, (argument, value) in enumerate(zip(expression.arguments, arguments, strict=True)):
             text = value.text

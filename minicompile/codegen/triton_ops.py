@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from minicompile.codegen.triton_text import LOW_PRECISION, UNARY, Text, call, compute_dtype, convert, infix
+from minicompile.codegen.triton_text import FLOAT8, LOW_PRECISION, UNARY, Text, call, compute_dtype, convert, infix
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One application: its operands' text and eager dtypes, the eager dtype of the result, and whether the first is a block."""
+    """One application: its operands' text and eager dtypes, the eager dtype of the result, and whether an operand is a block."""
 
     name: str
     arguments: tuple[Text, ...]
@@ -43,6 +43,9 @@ Emit = Callable[[Operation], Text]
 
 UNSIGNED = frozenset({torch.uint8, torch.bool})
 WIDER = {torch.int8: torch.int32, torch.int16: torch.int32, torch.uint8: torch.int64}  # by which a float becomes an integer
+
+E4M3FN_SATURATES = torch.tensor(1e4, device="cpu").to(torch.float8_e4m3fn).float().isfinite().item()
+"""Whether numbers beyond the largest float8_e4m3fn become it, as in hardware; up to torch 2.11 they were NaN."""
 
 NEEDS_ROUNDED_OPERANDS = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "sign", "isinf", "remainder", "fmod",
@@ -81,15 +84,24 @@ def _logical(operator: str) -> Emit:
 
 def cast(value: Text, source: torch.dtype, target: torch.dtype) -> Text:
     """`value` converted as `Tensor.to` does, and brought back to a register dtype."""
+    if source in FLOAT8:
+        return cast(convert(value, torch.float32), torch.float32, target)
     held = compute_dtype(source)
     if target == torch.bool:
         return _boolean(value, source)
+    if target in FLOAT8:
+        return _to_float8(value if held == torch.float32 else convert(value, torch.float32), target)
     if target in LOW_PRECISION:
         narrow = value if held == torch.float32 else convert(value, torch.float32)
         return convert(convert(narrow, target), torch.float32)
     if source.is_floating_point and target in WIDER:
         return convert(convert(value, WIDER[target]), target)
     return value if held == target else convert(value, target)
+
+
+def _to_float8(value: Text, target: torch.dtype) -> Text:
+    saturates = target == torch.float8_e4m3fn and E4M3FN_SATURATES
+    return convert(value, target) if saturates else call(f"to_{target}".replace("torch.", ""), value)
 
 
 def rounded(value: Text, dtype: torch.dtype) -> Text:
@@ -113,14 +125,14 @@ def _by_kind(floating: Emit, unsigned: Emit, signed: Emit) -> Emit:
     return lambda op: (floating if op.floating else unsigned if op.source in UNSIGNED else signed)(op)
 
 
-def _divided(numerator: Text | str, denominator: Text, dtype: torch.dtype) -> Text:
-    if dtype == torch.float32:
-        return call("tl.div_rn", numerator, denominator)
-    return infix(Text(numerator) if isinstance(numerator, str) else numerator, "/", denominator)
+def _divided(op: Operation, numerator: Text, denominator: Text) -> Text:
+    if op.dtype == torch.float32:
+        return call("nearest_quotient" if op.block else "tl.div_rn", numerator, denominator)
+    return infix(numerator, "/", denominator)
 
 
 def _reciprocal(op: Operation) -> Text:
-    return _divided("1.0", op.arguments[0], op.dtype)
+    return _divided(op, Text("1.0"), op.arguments[0])
 
 
 def _neg(op: Operation) -> Text:
@@ -191,7 +203,7 @@ TRITON_OPS: dict[str, Emit] = {
     "add": _unless_boolean(_infix("+"), "|"),
     "sub": _infix("-"),
     "mul": _unless_boolean(_infix("*"), "&"),
-    "truediv": lambda op: _divided(op.arguments[0], op.arguments[1], op.dtype),
+    "truediv": lambda op: _divided(op, *op.arguments),
     "approximate_truediv": _infix("/"),
     "floordiv": _by_kind(_call("float_floor_divide"), _infix("//"), _call("integer_floor_divide")),
     "truncdiv": _infix("//"),
