@@ -146,3 +146,33 @@ def dropout_inside_of_transforms():
         return torch.func.grad(lambda x: dropped(x).sum())(x), torch.vmap(dropped, randomness="different")(x)
 
     return f, [call(leaf(2, 8)), call(leaf(2, 8))]
+
+
+@program
+def spectrogram_turned_back_into_sound():
+    class Vocoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("window", torch.hann_window(8))
+            self.out = nn.Linear(4, 10)
+
+        def forward(self, x):
+            size, phase = self.out(x).transpose(1, 2).chunk(2, 1)
+            spectrum = size.exp().clip(max=100) * (phase.cos() + 1j * phase.sin())
+            return torch.istft(spectrum, 8, 4, 8, self.window).clamp(-1, 1) + 1
+
+    model = Vocoder()
+    return model, [call(count(2, frames, 4).sin()) for frames in (6, 8, 9)], model
+
+
+@program(raises=RuntimeError)
+def windows_that_leave_gaps_in_a_signal():
+    log, window = [], torch.hann_window(8)
+
+    def f(x, hop):
+        log.append(hop)
+        spectrum = torch.stft(x, 8, hop, window=window, return_complex=True) * 2
+        log.append(spectrum.shape)
+        return torch.istft(spectrum, 8, hop, window=window, length=x.shape[-1] - 4)
+
+    return f, [call(count(2, size).sin(), hop) for size, hop in ((16, 4), (24, 4), (32, 4), (16, 8), (24, 8), (32, 8))], log
