@@ -144,6 +144,22 @@ def test_a_changed_global_closure_or_attribute_is_seen() -> None:
     assert "`holder` has no value" in compiled.records.recompiles[0].sentence
 
 
+def test_hooks_that_come_and_go_in_a_call_do_not_recompile() -> None:
+    layer, seen = torch.nn.Linear(3, 3), []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with layer.register_forward_hook(lambda m, args, result: seen.append(result.sum())):
+            return layer(x)
+
+    compiled = capture(function)
+    for _ in range(3):
+        assert torch.equal(compiled(X), layer(X))
+    layer.register_forward_hook(lambda m, args, result: result * 2).remove()
+    compiled(X)
+    assert len(seen) == 4
+    assert len(compiled.records.graphs) == 1
+
+
 def test_what_was_not_read_does_not_recompile() -> None:
     class Holder:
         used, unused = 1.0, 1.0
