@@ -309,9 +309,11 @@ def over_iterables(function: Any, count: int | None, tracer: Tracer, args: Args,
         numbers = tuple(in_python(tracer, item) for item in (*(args[1:] or kwargs.values() or (0,)), *values[0]))
         for item in numbers:
             force(tracer, item, False)
-        if any(type(item) is SymbolicFloat for item in numbers) and all(type(item) in OPERANDS for item in numbers):
-            return call_pure(tracer, summed, numbers, {})
-        if not all(is_native(item) or isinstance(item, FakeTensor) for item in numbers):
+        first = tuple(itertools.takewhile(lambda item: type(item) in OPERANDS, numbers))  # which Python rounds together
+        varies = any(type(item) is SymbolicFloat for item in numbers)
+        if varies and first:
+            numbers = (call_pure(tracer, summed, first, {}), *numbers[len(first) :])
+        if varies or not all(is_native(item) or isinstance(item, FakeTensor) for item in numbers):
             return functools.reduce(functools.partial(binary, tracer, "+"), numbers)
     result = run_native(tracer, function, values, keywords)
     return tracer.made(result) if isinstance(function, type) or function is sorted else tracer.resolve(result)

@@ -271,7 +271,7 @@ class OutputGraph:
         handled = sys.exception()
         try:
             with self.fake_mode, dispatcher, hints:
-                if symbols or name == "where":  # whose fake kernel refuses bytes
+                if symbols or name in REFUSED_BY_FAKE_KERNELS:
                     return called(target, args, kwargs)
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
@@ -478,6 +478,8 @@ def needs_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
+REFUSED_BY_FAKE_KERNELS = frozenset({"where", "istft"})
+"""Functions that are taken for their replacements from the start: of conditions in bytes, and of what is looked at."""
 SHAPE_FROM_VALUES = frozenset({"nonzero", "unique", "masked_select", "argwhere", "unique_consecutive", "getitem",
                                "repeat_interleave", "bincount", "nonzero_static", "where"})
 

@@ -42,6 +42,7 @@ class SymbolicFloat:
 
     def compared(self, symbol: str, other: Any) -> Any:
         """A comparison: a guard, and how it comes out now."""
+        other = in_python(self.tracer, other)
         if type(other) not in OPERANDS:
             return NotImplemented
         result = COMPARISONS[symbol](self.real, real_of(other))

@@ -9,6 +9,7 @@ import functools
 import inspect
 import operator
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.utils import checkpoint as checkpointing
 from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils.hooks import RemovableHandle
 
-from minicompile.capture.attributes import get_attribute
+from minicompile.capture.attributes import get_attribute, set_attribute
 from minicompile.capture.break_kinds import Break, RunEager
 from minicompile.capture.builtin_rules import cell_value
 from minicompile.capture.calls import CLOSURE_RULES, call, call_torch, special
@@ -29,7 +31,7 @@ from minicompile.capture.symbolic_size import EXAMPLES, is_symbolic
 from minicompile.capture.texts import leaves
 from minicompile.capture.torch_interface import FakeTensor, any_autocast, is_of_optimizers, named, with_default_device
 from minicompile.capture.tracer import Args, Keywords, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, Lazy, force
+from minicompile.capture.values import CONSTANT_TYPES, Lazy, force, guard_absent
 
 POINTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, torch.add, torch.sub,
              torch.mul, torch.div, torch.exp, torch.maximum, torch.minimum, torch.logaddexp, torch.where}
@@ -419,6 +421,21 @@ def rule_native_attention(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
         {"training": False, "need_weights": need_weights, "average_attn_weights": average})
     result = tracer.operation("call_method", "transpose", (result, 0, 1))
     return tracer.operation("call_method", "contiguous", (result,)), weights
+
+
+@special(RemovableHandle.__init__)
+def rule_handle(tracer: Tracer, args: Args, kwargs: Keywords) -> None:
+    """The handle of a hook gets a number that nobody else has, the same one in each call: where the hook of an earlier call is
+    still there, the guards do not hold."""
+    (handle, hooks), more = args, kwargs.get("extra_dict", [])
+    tables = [hooks, *(more if type(more) is list else [more])]
+    number = RemovableHandle.next_id
+    RemovableHandle.next_id += 1
+    for table in tables:
+        guard_absent(tracer, table, number)
+    first, *others = (call(tracer, weakref.ref, (table,), {}) for table in tables)
+    for name, value in ("hooks_dict_ref", first), ("id", number), ("extra_dict_ref", tuple(others)):
+        set_attribute(tracer, handle, name, value)
 
 
 @special(torch._C._group_tensors_by_device_and_dtype)

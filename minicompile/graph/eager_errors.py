@@ -133,10 +133,16 @@ def problem_of_part(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def problem_of_assignment(value: torch.Tensor, indices: Any, new: torch.Tensor) -> str:
-    """What does not fit of indices and values; several masks, or one among indices, are left to the operator."""
-    masks = [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
-    if masks:
-        return "" if len(indices) > 1 or masks[0].shape == value.shape[: masks[0].dim()] else "a mask of another shape"
+    """What does not fit of indices and values; the number of values for masks is left to the operator."""
+    masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
+    sizes = value.shape
+    for index, is_mask in zip(indices, masks, strict=True):
+        covered = index.dim() if is_mask else 1
+        if is_mask and index.shape != sizes[:covered]:
+            return "a mask of another shape"
+        sizes = sizes[covered:]
+    if any(masks):
+        return ""
     places = aten.index.Tensor(value, indices).shape
     pairs = zip(reversed(new.shape), reversed(places), strict=False)
     fits = new.dim() <= len(places) and all(size == 1 or size == place for size, place in pairs)

@@ -284,6 +284,27 @@ def trace(original: Any, value: Tensor) -> Tensor:
     return value.diagonal().sum() if plain else original(value)
 
 
+def istft(
+    value: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
+    center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor:  # fmt: skip
+    """`istft` without eager's look, ahead of a division, at what overlapping windows add up to."""
+    from torch._refs import istft as reference  # importing it takes a while
+
+    step, size = hop_length or n_fft // 4, win_length or n_fft
+    first, whole = n_fft // 2 if center else 0, n_fft + step * (value.shape[-1] - 1)
+    end = whole - first if length is None else first + length
+    if not first < end <= whole or window is not None and window.requires_grad:
+        raise NotImplementedError("a length that the signal does not have, or a window with a gradient")
+    if window is not None:
+        left = (n_fft - size) // 2
+        weights = F.pad(window, (left, n_fft - size - left)).square().expand(1, value.shape[-1], n_fft)
+        covered = aten.unfold_backward(weights, [1, whole], 1, n_fft, step)[0, first:end].abs()
+        window = torch.ops.minicompile.checked(window, ~(covered.min() < 1e-11).expand(window.shape))
+    return reference(value, n_fft, hop_length, win_length, window, center, normalized, onesided, length, return_complex)
+
+
 def masked_place(value: Tensor, indices: Sequence[Tensor | None], new: Tensor) -> tuple[Tensor, Tensor] | None:
     """A mask over `value` and what goes there, broadcastable; `None` where that has no gradient, or there is no one mask."""
     masks = [(d, index) for d, index in enumerate(indices) if index is not None]
@@ -332,6 +353,7 @@ REPLACED: dict[Any, Any] = {
     **{function: functools.partial(logsumexp, function)
        for function in (torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp)},
     torch.where: functools.partial(where, torch.where, 0), torch.Tensor.where: functools.partial(where, torch.Tensor.where, 1),
+    torch.istft: istft, torch.Tensor.istft: istft,
     torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d, torch.max_pool1d: max_pool1d,
 }  # fmt: skip
 

@@ -144,6 +144,32 @@ def test_a_changed_global_closure_or_attribute_is_seen() -> None:
     assert "`holder` has no value" in compiled.records.recompiles[0].sentence
 
 
+def test_hooks_that_come_and_go_in_a_call_do_not_recompile() -> None:
+    layer, seen = torch.nn.Linear(3, 3), []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with layer.register_forward_hook(lambda m, args, result: seen.append(result.sum())):
+            return layer(x)
+
+    compiled = capture(function)
+    for _ in range(3):
+        assert torch.equal(compiled(X), layer(X))
+    layer.register_forward_hook(lambda m, args, result: result * 2).remove()
+    compiled(X)
+    assert len(seen) == 4
+    assert len(compiled.records.graphs) == 1
+
+
+def test_sums_and_comparisons_of_numbers_that_vary_break_no_graph() -> None:
+    def function(x: torch.Tensor, chance: float, layer: int) -> torch.Tensor:
+        return sum([chance, x, chance]) if chance < layer / 8 else x
+
+    compiled = capture(function)
+    for chance, layer in (0.1, 2), (0.2, 3), (0.3, 4), (0.9, 5):
+        assert torch.equal(compiled(X, chance, layer), function(X, chance, layer))
+    assert not compiled.records.graph_breaks
+
+
 def test_what_was_not_read_does_not_recompile() -> None:
     class Holder:
         used, unused = 1.0, 1.0

@@ -31,10 +31,17 @@ def loudness(x: torch.Tensor) -> torch.Tensor:
     return torch.stft(x, 8, 3, window=torch.hann_window(8, dtype=x.dtype), return_complex=True).abs().clamp(min=0.3).log()
 
 
+def turned_back(x: torch.Tensor) -> torch.Tensor:
+    window = torch.hann_window(8, dtype=x.dtype)
+    spectrum = torch.stft(x, 8, 2, window=window, return_complex=True)
+    return torch.istft(spectrum * spectrum.abs(), 8, 2, window=window, length=x.shape[-1]).sin()
+
+
 PROGRAMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
     "convolution": (convolved, (leaf(2, 3, 7), leaf(3, 7))),
     "modes": (of_modes, (leaf(2, 3, 6, 5), leaf(3, 3, 2, 3, 2))),
     "spectrogram": (loudness, (leaf(2, 30),)),
+    "sound made of a spectrogram": (turned_back, (leaf(2, 30),)),
     **{
         f"{size} numbers, {norm}": (lambda x, norm=norm: torch.view_as_real(torch.fft.rfft(x, norm=norm)), (leaf(3, size),))
         for size in (1, 2, 3, 8, 9)

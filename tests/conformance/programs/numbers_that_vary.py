@@ -263,3 +263,39 @@ def varying_numbers_in_kept_tuples():
         return x * step, [place is entry for place in places], max(step for _, step in lately)
 
     return f, [call(count(2), step) for step in range(2, 7)], (lately, queue, items, table)
+
+
+@program
+def sums_of_floats_and_tensors():
+    class Weighted:
+        def __init__(self, value):
+            self.value = value
+
+        def __radd__(self, other):
+            return Weighted(other + self.value)
+
+    def f(x, a, b):
+        n = x.shape[0]
+        return (
+            sum([0.1] * 10 + [a, 1e16, b, -1e16, x, a, 0.3]),
+            sum([0.1] * 10 + [x, a]),
+            sum([a, b], x),
+            sum([n, x, a, True, n / 3]),
+            sum([a, Weighted(x)]).value,
+        )
+
+    calls = ((2, 0.1, 2.0), (3, 0.3, 3.0), (5, 0.9, 2.0), (7, 0.5, 3.0))
+    return f, [call(normal(n, dtype=torch.float64), a, b) for n, a, b in calls]
+
+
+@program
+def floats_beside_quotients_of_integers():
+    def f(x, chance, layer, layers):
+        depth = layer / layers
+        if chance < depth:
+            x = x * chance
+        if depth >= chance * 2:
+            x = x + depth
+        return x * max(depth, chance), depth == chance
+
+    return f, [call(normal(2), *numbers) for numbers in ((0.1, 2, 4), (0.3, 3, 5), (0.9, 2, 4), (0.5, 3, 6), (0.6, 1, 7))]

@@ -146,3 +146,69 @@ def dropout_inside_of_transforms():
         return torch.func.grad(lambda x: dropped(x).sum())(x), torch.vmap(dropped, randomness="different")(x)
 
     return f, [call(leaf(2, 8)), call(leaf(2, 8))]
+
+
+@program
+def spectrogram_turned_back_into_sound():
+    class Vocoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("window", torch.hann_window(8))
+            self.out = nn.Linear(4, 10)
+
+        def forward(self, x):
+            size, phase = self.out(x).transpose(1, 2).chunk(2, 1)
+            spectrum = size.exp().clip(max=100) * (phase.cos() + 1j * phase.sin())
+            return torch.istft(spectrum, 8, 4, 8, self.window).clamp(-1, 1) + 1
+
+    model = Vocoder()
+    return model, [call(count(2, frames, 4).sin()) for frames in (6, 8, 9)], model
+
+
+@program(raises=RuntimeError)
+def windows_that_leave_gaps_in_a_signal():
+    log, window = [], torch.hann_window(8)
+
+    def f(x, hop):
+        log.append(hop)
+        spectrum = torch.stft(x, 8, hop, window=window, return_complex=True) * 2
+        log.append(spectrum.shape)
+        return torch.istft(spectrum, 8, hop, window=window, length=x.shape[-1] - 4)
+
+    return f, [call(count(2, size).sin(), hop) for size, hop in ((16, 4), (24, 4), (32, 4), (16, 8), (24, 8), (32, 8))], log
+
+
+@program(raises=ValueError)
+def hooks_for_one_call():
+    model, log = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), []
+
+    def fail(*_):
+        raise ValueError("in a hook")
+
+    def f(x, failing):
+        seen = {}
+        handles = [layer.register_forward_hook(lambda m, i, o: seen.update({m: o.sum()})) for layer in model]
+        handles.append(model.register_forward_hook(lambda *_: log.append("always"), always_call=True))
+        handles.append(model[2].register_forward_pre_hook(lambda m, a, k: ((a[0] + 1,), k), with_kwargs=True))
+        if failing:
+            handles.append(model[1].register_forward_hook(fail))
+        try:
+            model(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+            log.append([len(layer._forward_hooks) for layer in (model, *model)])
+        return list(seen.values()), model(x), len(model[2]._forward_pre_hooks_with_kwargs)
+
+    return f, [call(leaf(2, 3), failing) for failing in (False, True, False, True)], (model, log)
+
+
+@program
+def hooks_that_stay():
+    layer, log = nn.Linear(2, 2), []
+
+    def f(x, called):
+        layer.register_forward_hook(lambda m, i, o: log.append(len(log)))
+        return layer(x) if called else x + 1
+
+    return f, [call(leaf(2), called) for called in (False, False, True, True, False)], log
