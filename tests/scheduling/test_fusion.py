@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from minicompile.codegen.generate import generate_program
 from minicompile.config import Config
@@ -266,3 +267,24 @@ def test_a_call_whose_results_nobody_uses_may_stand_between_two_kernels() -> Non
         return x * torch.rand(4)
 
     check(function, leaf(4), reference=False)
+
+
+def test_windows_written_in_another_order_have_a_tile_with_two_axes() -> None:
+    """However many elements of a window are read: they are in the cache from the second on."""
+    x = torch.empty(8, 64, 56, 56)
+    function = lambda x: F.avg_pool2d(x, 3, 1, 1).bfloat16().contiguous(memory_format=torch.channels_last)
+    (kernel,) = kernels(schedule(lower(function, (x,))))
+    assert [axis.block for axis in kernel.tile.axes] == [64, 64]
+
+
+def test_parts_of_one_tensor_that_are_copied_in_two_orders_are_two_kernels() -> None:
+    """As one, which has one axis, each element of one of them would be in a sector of its own."""
+    x = torch.empty(8, 144, 128, 128, memory_format=torch.channels_last)
+
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys, _ = x.reshape(8, 3, 144 // 3, -1).unbind(1)
+        return queries.exp().contiguous(), keys.transpose(1, 2).exp().contiguous()
+
+    turned, straight = sorted(kernels(result := schedule(lower(parts, (x,)))), key=lambda kernel: -len(kernel.tile.axes))
+    assert len(turned.tile.axes) == 2 and len(straight.tile.axes) == 1
+    assert any("in vain" in refusal.reason for refusal in result.refusals)

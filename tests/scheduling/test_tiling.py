@@ -104,3 +104,10 @@ def test_every_block_is_a_power_of_two() -> None:
     for shape in ((1,), (3,), (1000,), (77, 5), (1, 9)):
         for device in (GPU, CPU):
             assert all(t.block & (t.block - 1) == 0 for t in plan_tile(facts(shape), device).axes)
+
+
+def test_a_walk_of_few_programs_has_more_warps() -> None:
+    def warps(programs: int) -> int:
+        return plan_tile(dataclasses.replace(facts((programs,), 64), stepped=Axis("row", 256)), GPU).num_warps
+
+    assert warps(8 * GPU.multiprocessors) < warps(GPU.multiprocessors) <= 8
