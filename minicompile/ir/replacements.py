@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minicompile.ir import operators  # noqa: F401  (it registers `checked`)
 from minicompile.ir.fake_mode import no_python_dispatcher, surely_equal
+from minicompile.ir.running_products import RunningProduct
 
 aten = torch.ops.aten
 
@@ -174,6 +175,15 @@ def logsumexp(function: Any, value: Tensor, *how: Any, **named: Any) -> Tensor:
     """`logsumexp`, of 16 bits in fp32: its gradient measures from the result, and nothing is rounded in between."""
     half = value.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(value.device.type)
     return function(value.float(), *how, **named).to(value.dtype) if half else function(value, *how, **named)
+
+
+def cumprod(function: Any, input: Tensor, dim: Any, *, dtype: torch.dtype | None = None, **named: Any) -> Tensor:
+    """`cumprod` with a gradient that does not look for zeros."""
+    value = input if dtype is None else input.to(dtype)
+    differentiable = value.requires_grad and torch.is_grad_enabled() and not value.is_complex()
+    if not differentiable or named or type(dim) is not int or value.dim() == 0:
+        return function(input, dim, dtype=dtype, **named)
+    return RunningProduct.apply(value, dim)
 
 
 def max_pool1d(
@@ -354,6 +364,8 @@ REPLACED: dict[Any, Any] = {
        for function in (torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp)},
     torch.where: functools.partial(where, torch.where, 0), torch.Tensor.where: functools.partial(where, torch.Tensor.where, 1),
     torch.istft: istft, torch.Tensor.istft: istft,
+    **{function: functools.partial(cumprod, function)
+       for function in (torch.cumprod, torch.Tensor.cumprod, aten.cumprod.default)},
     torch.linspace: linspace, torch.kron: kron, F.max_pool1d: max_pool1d, torch.max_pool1d: max_pool1d,
 }  # fmt: skip
 

@@ -78,9 +78,6 @@ def power(a: Scalar | Number, b: Scalar | Number) -> Scalar:
         assert isinstance(b, Scalar)
         if a == 2 and b.dtype.is_floating_point:
             return b.call("exp2")
-        if b.dtype == torch.float32:  # rounded once: `1 - beta**step` and angles of positions multiply its error
-            base = torch.tensor(a, dtype=torch.float32, device="cpu").item()
-            return b.to(torch.float64).reversed_call("pow", base).to(torch.float32)
         return b.reversed_call("pow", a)
     if isinstance(b, Scalar):
         return a.call("pow", b)
@@ -97,6 +94,14 @@ def power(a: Scalar | Number, b: Scalar | Number) -> Scalar:
         square = a * a if b > 1 else a
         return {1: a, 2: square, 3: square * a, 4: square * square}[int(b)]
     return a.call("pow", b)
+
+
+def power_rounded_once(a: Scalar | Number, b: Scalar | Number) -> Scalar:
+    """`a ** b`, in fp64 between a number and fp32: `1 - beta**step` and angles of positions multiply its error."""
+    if isinstance(a, Scalar) or a == 2 or not isinstance(b, Scalar) or b.dtype != torch.float32:
+        return power(a, b)
+    base = torch.tensor(a, dtype=torch.float32, device="cpu").item()
+    return b.to(torch.float64).reversed_call("pow", base).to(torch.float32)
 
 
 def clamp(a: Scalar, low: Scalar | Number | None = None, high: Scalar | Number | None = None) -> Scalar:

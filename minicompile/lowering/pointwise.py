@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from minicompile import gpu
 from minicompile.ir.expr import Expr, cast
-from minicompile.ir.index import Index
+from minicompile.ir.index import Index, hint, product
 from minicompile.lowering import formulas
 from minicompile.lowering.builder import GraphBuilder, Indices
 from minicompile.lowering.registry import UseExtern, lowers
 from minicompile.lowering.scalar import Scalar, held, number, stored, where
+from minicompile.lowering.sizes import size_indices
 from minicompile.lowering.values import HALVES, TensorValue
 
 
@@ -70,6 +72,8 @@ IN_RESULT_DTYPE: dict[str, Callable[..., Scalar]] = {
 ROUNDING_NUMBERS = frozenset("fmod remainder pow xlogy special_xlog1py hardshrink_backward softshrink_backward".split())
 """Operators, beside comparisons, whose kernels round a number to the tensor's half precision; others compute with it as it is."""
 
+FEW_ELEMENTS = 1 << 16
+
 KEEPING_NUMBERS = (operator.mul, formulas.divide, FLOOR_DIVIDE)
 """Formulas whose kernels take a 0-d tensor on the CPU, as the second operand, for a number: it is not rounded either."""
 
@@ -92,6 +96,11 @@ def _example(argument: Any) -> Any:
     if isinstance(argument, TensorValue):
         return torch.empty((1,) * min(argument.rank, 1), dtype=argument.dtype, device="meta")
     return 1 if isinstance(argument, Index) else 1.0 if isinstance(argument, Expr) else argument
+
+
+def is_short(result: torch.Tensor) -> bool:
+    """Whether a result has so few elements that each may cost some hundred operations."""
+    return hint(product(size_indices(result.shape))) <= FEW_ELEMENTS
 
 
 def _varies_as_number(argument: Any) -> bool:
@@ -121,6 +130,8 @@ def _elementwise(
         divides = formula in DIVISIONS and not dtype.is_floating_point and builder.device.type == "cpu"  # where eager looks
         by_number = formula is formulas.divide and dtype.is_floating_point and isinstance(args[1], (int, float))
         chosen = formulas.multiply_by_reciprocal if by_number and builder.device.type == "cuda" else formula
+        if formula is formulas.power and (not gpu.holds(builder) or is_short(builder.val)):
+            chosen = formulas.power_rounded_once
 
         def body(indices: Indices) -> Expr:
             def operand(argument: Any) -> Any:
