@@ -17,6 +17,7 @@ from minicompile.scheduling.reindexing import AxisMap, axes_in, compose, flatten
 from minicompile.scheduling.traffic import access_bytes, size_of
 
 CONFLICT_SHARE = 0.15
+CROSSWISE_SHARE = 0.03
 CONFLICT_BYTES = 1 << 14
 CONFLICT_SIZE = 4
 VALUES_OF_A_ROW = 3
@@ -28,9 +29,9 @@ class Domain:
     """The loops of a kernel over its own axes: `parallel` slowest first, the folded axis if there is one, and in a crossed
     kernel the axis that a program steps through.
 
-    `folded_first` says that neighbouring elements lie along the folded axis, not along the last parallel one; `crosswise`
-    that for some of what is moved it is the other way round. `in_rows` says that of two parallel axes the first one counts rows
-    of which several values hold for all elements.
+    `folded_first` says that neighbouring elements lie along the folded axis, not along the last parallel one; `crosswise` is the
+    size of the narrowest elements for which it is the other way round, 0 if there are none. `in_rows` says that of two parallel
+    axes the first one counts rows of which several values hold for all elements.
     """
 
     loops: tuple[Loop, ...]
@@ -38,7 +39,7 @@ class Domain:
     folded: Axis | None
     folded_first: bool
     stepped: Axis | None = None
-    crosswise: bool = False
+    crosswise: int = 0
     in_rows: bool = False
 
     @property
@@ -68,7 +69,7 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
         (x, stepped, folded), changes = _flattened(("x", "row", "r"), (parts, cluster.stepped, cluster.inner))
         parallel, folded_first = (x,), True
     elif cluster.inner:
-        outer = by_steps(cluster.outer, accesses)
+        outer = _with_neighbours_last(by_steps(cluster.outer, accesses), accesses)
         inner = cluster.inner if cluster.ordered else by_steps(cluster.inner, accesses)
         parallel, changes = _flattened(("x",), (outer,))
         (folded,), inner_changes = _flattened(("r",), (inner,))
@@ -82,7 +83,7 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
             in_rows = bool(slow)
         parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
         folded, folded_first = None, False
-    crosswise = folded_first and any(_is_crosswise(access, cluster) for access in accesses)
+    crosswise = _narrowest_crosswise(accesses, cluster) if folded_first else 0
     domain = Domain((), parallel, folded, folded_first, stepped, crosswise, in_rows)
     loops: list[Loop] = []
     places: dict[str, Index] = {}
@@ -175,6 +176,15 @@ def by_steps(axes: tuple[Axis, ...], accesses: list[Access]) -> tuple[Axis, ...]
     return tuple(sorted(axes, key=lambda axis: (axis in wide, -abs(steps[axis] or 0))))
 
 
+def _with_neighbours_last(order: tuple[Axis, ...], accesses: list[Access]) -> tuple[Axis, ...]:
+    """`order` with the axis last along which most of what has its elements side by side along one of them has them."""
+    weights = {axis: sum(a.bytes for a in accesses if a.steps[axis] == 1) for axis in order if size_of(axis) >= CONFLICT_SIZE}
+    axis = max(weights, key=lambda a: weights[a], default=None)
+    if axis is None or weights[axis] < max(CONFLICT_BYTES, CONFLICT_SHARE * sum(access.bytes for access in accesses)):
+        return order
+    return (*(other for other in order if other is not axis), axis)
+
+
 def _split_where_strides_conflict(
     order: tuple[Axis, ...], accesses: list[Access]
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
@@ -222,6 +232,14 @@ def neighbours_are_folded(outer: tuple[Axis, ...], inner: tuple[Axis, ...], acce
             if any(access.steps[axis] != 0 for axis in inner):
                 balance -= access.bytes
     return balance >= 0
+
+
+def _narrowest_crosswise(accesses: list[Access], cluster: Cluster) -> int:
+    """The size of the narrowest elements among those that lie crosswise, if that is not next to nothing; else 0."""
+    found = [access for access in accesses if _is_crosswise(access, cluster)]
+    if sum(access.bytes for access in found) < CROSSWISE_SHARE * sum(access.bytes for access in accesses):
+        return 0
+    return min((access.itemsize for access in found), default=0)
 
 
 def _is_crosswise(access: Access, cluster: Cluster) -> bool:

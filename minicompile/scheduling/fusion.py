@@ -12,10 +12,12 @@ from minicompile.ir.loops import Buffer, ExternKernel, Loop, Operation
 from minicompile.ir.schedule import FusionRefusal, Schedule
 from minicompile.scheduling.cluster import Alignment, Cluster, align, cluster_of, merge
 from minicompile.scheduling.dependencies import Order, bits, find_dependences
+from minicompile.scheduling.domain import accesses_of, neighbours_are_folded
 from minicompile.scheduling.inline import output_buffers
 from minicompile.scheduling.naming import is_called
 from minicompile.scheduling.profit import SMALL_KERNEL_BYTES, PairFacts, refusal
 from minicompile.scheduling.sectors import bytes_in_vain
+from minicompile.scheduling.tiling import COLUMN_BYTES
 from minicompile.scheduling.traffic import access_bytes, points, read_bytes
 
 MAXIMUM_ROUNDS = 6
@@ -241,6 +243,13 @@ class Fuser:
         )
         return together - apart
 
+    def programs(self, cluster: Cluster) -> int:
+        """How many programs would walk, each along the rows of one step, or along neighbouring columns."""
+        accesses = [access for access in accesses_of(cluster, self.buffers) if access.buffer in self.moved(cluster)]
+        if cluster.stepped or neighbours_are_folded(cluster.outer, cluster.inner, accesses):
+            return cluster.rows // points(cluster.stepped)
+        return cluster.rows * max((access.itemsize for access in accesses), default=1) // COLUMN_BYTES
+
     def moved(self, cluster: Cluster) -> set[str]:
         """The buffers that a cluster reads from memory or writes there."""
         stored = {name for name in cluster.stores if self.is_stored(name, cluster.mask)}
@@ -251,6 +260,8 @@ class Fuser:
         target = alignment.target
         buffers = {**first.loads, **second.loads, **first.stores, **second.stores}
         whole = [c for c in (first, second) if not c.reduces and c.rows * c.row_length > target.rows]
+        small = apart <= SMALL_KERNEL_BYTES
+        together = merge(first, second, alignment) if target.inner and not small else None
         return PairFacts(
             bytes_apart=apart,
             bytes_fused=fused,
@@ -262,7 +273,8 @@ class Fuser:
             rows=target.rows,
             row_length=target.row_length,
             second_pass=bool(whole) and first.reduces and second in whole,
-            in_vain=self.in_vain(first, second, alignment) if apart > SMALL_KERNEL_BYTES else 0,
+            in_vain=0 if small else self.in_vain(first, second, alignment),
             crossed=bool(target.stepped),
-            programs=target.rows // points(target.stepped),
+            programs=0 if together is None else self.programs(together),
+            programs_apart=0 if together is None else min(self.programs(c) for c in (first, second) if c.inner),
         )

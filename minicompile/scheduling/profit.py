@@ -27,7 +27,7 @@ class PairFacts:
         second_pass: a loop over the whole space would follow a reduction over it.
         in_vain: bytes that would be moved unused, as parts of sectors, by one kernel and not by two.
         crossed: rows and columns would be folded in one walk.
-        programs: how many programs would walk, if crossed.
+        programs, programs_apart: how many programs would walk, and at least do if the two stay apart; 0 where nothing is folded.
     """
 
     bytes_apart: int
@@ -43,6 +43,7 @@ class PairFacts:
     in_vain: int = 0
     crossed: bool = False
     programs: int = 0
+    programs_apart: int = 0
 
 
 def refusal(facts: PairFacts) -> str | None:
@@ -63,6 +64,8 @@ def refusal(facts: PairFacts) -> str | None:
         return f"a row of {facts.row_length} and its column sums do not stay in registers"
     if facts.crossed and not small and facts.programs < LEAST_PROGRAMS:
         return f"only {facts.programs} programs would walk over {facts.rows} rows"
+    if not small and facts.programs < min(LEAST_PROGRAMS, facts.programs_apart):
+        return f"only {facts.programs} programs would walk over {facts.rows} columns, in place of {facts.programs_apart}"
     if facts.second_pass and facts.rows < 16 and facts.rows * facts.row_length > 1 << 16:
         return f"only {facts.rows} rows would run in parallel over {facts.row_length} elements each"
     if not facts.vertical:

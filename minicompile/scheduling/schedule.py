@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from minicompile.config import Config
-from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Scan
+from minicompile.ir.expr import cost
+from minicompile.ir.loops import Buffer, ExternKernel, LoweredGraph, Reduction, Scan
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.batch import batch_steps
 from minicompile.scheduling.domain import Domain, write_over_tiles
@@ -20,7 +21,7 @@ from minicompile.scheduling.one_hot import without_one_hot_sums
 from minicompile.scheduling.reindexing import axes_in
 from minicompile.scheduling.split import split_reductions
 from minicompile.scheduling.tiling import TileFacts, plan_tile
-from minicompile.scheduling.traffic import loop_flops
+from minicompile.scheduling.traffic import loop_flops, space_of
 from minicompile.scheduling.unroll import write_out_short_folds
 from minicompile.scheduling.verify import verify_schedule
 
@@ -89,6 +90,7 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
     sizes = [buffers[name].dtype.itemsize for name, _ in wide] or [buffers[name].dtype.itemsize for name, _ in moved]
     rows = {(name, index) for name, index in moved if name not in computed and domain.folded in axes_in(index)}
     scans = any(isinstance(loop.fold, Scan) for loop in domain.loops)
+    sums = {loop.buffer for loop in domain.loops if isinstance(loop.fold, Reduction)}
     return TileFacts(
         parallel=domain.parallel,
         folded=domain.folded,
@@ -100,4 +102,6 @@ def _tile_facts(domain: Domain, buffers: Mapping[str, Buffer], stored: frozenset
         live_rows=len(rows) + 1,
         must_persist=scans and len(domain.loops) > 1,
         any_size=any_size,
+        cost=sum(cost(loop.value) for loop in domain.loops if everywhere <= set(space_of(loop))),
+        one_pass=not any(sums.intersection(loop.reads) for loop in domain.loops if domain.folded in space_of(loop)),
     )

@@ -25,6 +25,11 @@ LEAST_COLUMN_TILE = 2048
 SYMBOLIC_ROWS = 4
 """Rows per program at most where their length varies, so that much longer ones fit too."""
 CROSSED_TILE = 2048
+UNROLLED_OPERATIONS = 2048
+"""Of the elements of a thread, in additions: more do not stay in the cache for instructions."""
+MOST_THREADS = 512
+AHEAD_BYTES = 1 << 17
+"""Of steps that are loaded before they are computed: a multiprocessor of a large chip has 1.7 times as much for them."""
 WARPS_OF_A_WALK = 8
 """Fewer on a multiprocessor wait for memory most of the time."""
 THREAD_REGISTERS = 256
@@ -38,12 +43,14 @@ class TileFacts:
     Attributes:
         parallel, stepped, folded: its axes.
         folded_first: memory is contiguous along the folded axis.
-        crosswise: though some that is read or written is contiguous from row to row.
+        crosswise: the size of the narrowest elements that are, though, contiguous from row to row; 0 if none are.
         in_rows: of two parallel axes the second is a row, of which several values hold for all elements.
         itemsize: of the widest element moved over the whole space, in bytes.
         live_rows: values over the folded axis that stay in registers from one pass to the next.
         must_persist: a scan whose result other loops use.
         any_size: symbolic sizes may have any value, however far from their hints.
+        cost: arithmetic for each element, in additions.
+        one_pass: nothing along the folded axis waits for what is folded along it.
     """
 
     parallel: tuple[Axis, ...]
@@ -54,8 +61,10 @@ class TileFacts:
     must_persist: bool = False
     stepped: Axis | None = None
     any_size: bool = False
-    crosswise: bool = False
+    crosswise: int = 0
     in_rows: bool = False
+    cost: int = 1
+    one_pass: bool = False
 
     def may_persist(self) -> bool:
         """Whether a row may be kept whole: its length is known, or rows of lengths far from the hint are not expected."""
@@ -71,7 +80,7 @@ class TileFacts:
 
     def rows_of_a_sector(self, block: int) -> int:
         """The number of rows with which a program makes use of all that it moves, or as many as the registers allow."""
-        rows = SECTOR_BYTES // self.itemsize if self.crosswise else 1
+        rows = SECTOR_BYTES // self.crosswise if self.crosswise else 1
         while rows > 1 and rows * block * self.live_rows > ROW_REGISTERS:
             rows //= 2
         return rows
@@ -100,7 +109,9 @@ def _plan_line(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     warps = 4
     while warps > 1 and size < device.multiprocessors * warps * 32 * per_thread:
         warps //= 2
-    while per_thread > 1 and size < device.multiprocessors * warps * 32 * per_thread:
+    while per_thread > 1 and (
+        size < device.multiprocessors * warps * 32 * per_thread or per_thread * facts.cost > UNROLLED_OPERATIONS
+    ):
         per_thread //= 2
     block = min(next_power_of_two(size), warps * 32 * per_thread)
     return _plan(facts, [block], "pointwise", warps, f"{per_thread} elements of {facts.itemsize} bytes per thread")
@@ -138,10 +149,14 @@ def _plan_rows(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     length, rows = hint(facts.folded.size), hint(facts.parallel[-1].size)
     block = next_power_of_two(length)
     fits = block * facts.live_rows <= ROW_REGISTERS and facts.may_persist()
+    fits &= not facts.one_pass or block * facts.cost <= MOST_THREADS * UNROLLED_OPERATIONS
     if not fits and not facts.must_persist:
-        r = min(block, LOOPED_BLOCK)
-        warps = max(4, min(16, r * facts.itemsize // (32 * BYTES_PER_THREAD)))
-        return _plan(facts, [1, r], "looped", warps, f"a row of {length} does not fit the registers")
+        x = facts.rows_of_a_sector(1)
+        while x > 1 and rows < x * device.multiprocessors:
+            x //= 2
+        r = min(block, LOOPED_BLOCK // x)
+        warps = max(4, min(16, x * r * facts.itemsize // (32 * BYTES_PER_THREAD)))
+        return _plan(facts, [x, r], "looped", warps, f"a row of {length} in steps of {r}")
     x = least = facts.rows_of_a_sector(block)
     while x * block < 1024 and x < 64 and rows >= 2 * x * 4 * device.multiprocessors:
         x *= 2
@@ -168,7 +183,8 @@ def _plan_crossed(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     warps = max(1, min(16, w * block // (32 * (32 if aligned else 16))))  # what is not aligned is loaded one by one
     while warps * hint(facts.parallel[0].size) < WARPS_OF_A_WALK * device.multiprocessors and 2 * warps * 32 * 8 <= w * block:
         warps *= 2
-    stages = 3 if rows // w >= 4 else 1
+    step_bytes = (facts.live_rows - 1) * w * block * facts.itemsize
+    stages = next((stages for stages in (3, 2) if (stages - 1) * step_bytes <= AHEAD_BYTES and rows // w >= 4), 1)
     reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
     return _plan(facts, [1, w, block], "crossed", warps, reason, stages, longest=ROW_REGISTERS // (w * facts.live_rows))
 

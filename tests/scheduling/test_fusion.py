@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from minicompile.codegen.generate import generate_program
 from minicompile.config import Config
-from minicompile.ir.index import Symbol, as_index, floor_divide, remainder
+from minicompile.ir.expr import walk
+from minicompile.ir.index import Symbol, as_index, floor_divide, remainder, substitute
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
 from minicompile.scheduling.schedule import schedule_graph
@@ -288,3 +289,37 @@ def test_parts_of_one_tensor_that_are_copied_in_two_orders_are_two_kernels() -> 
     turned, straight = sorted(kernels(result := schedule(lower(parts, (x,)))), key=lambda kernel: -len(kernel.tile.axes))
     assert len(turned.tile.axes) == 2 and len(straight.tile.axes) == 1
     assert any("in vain" in refusal.reason for refusal in result.refusals)
+
+
+def test_rows_that_lie_together_are_neighbours_in_a_tile() -> None:
+    """An image is written as pixels, and summed by channels in parts: the rows of a program are channels that lie together."""
+    x, y = torch.empty(32, 96, 56, 56), torch.empty(32, 96, 56, 56)
+
+    def doubled(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pixels = (x * 2).bfloat16().contiguous(memory_format=torch.channels_last)
+        return pixels, (pixels.float() * y).sum((0, 2, 3))
+
+    kernel = kernels(schedule(lower(doubled, (x, y))))[0]
+    (rows,), step = kernel.tile.parallel, kernel.tile.reduction
+    places = [substitute(kernel.loops[0].store, {rows.axis: as_index(row), step.axis: as_index(0)}).constant for row in range(16)]
+    assert rows.block == 16 and places == list(range(16)), "as many halves as a sector holds"
+
+
+def test_a_reduction_does_not_leave_its_rows_for_a_few_columns() -> None:
+    """Folded along neighbouring columns beside what is written so, 256 rows would be the work of four programs."""
+    x, y = torch.empty(32, 256, 56, 56, dtype=BF16), torch.empty(32, 256, 56, 56, dtype=BF16, memory_format=torch.channels_last)
+
+    def centred(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x - x.float().mean((0, 2, 3), keepdim=True) * y).bfloat16().contiguous(memory_format=torch.channels_last)
+
+    result = schedule(lower(centred, (x, y)))
+    walks = [kernel for kernel in kernels(result) if kernel.tile.reduction is not None]
+    assert all(int(kernel.tile.parallel[-1].axis.size) // kernel.tile.parallel[-1].block >= 100 for kernel in walks[:1])
+    assert any("programs would walk" in refusal.reason for refusal in result.refusals)
+
+
+def test_large_powers_of_a_number_are_not_computed_in_fp64() -> None:
+    """Which takes ten times as long; of few elements, such as counts of steps and angles, they are, and are rounded once."""
+    with planned_for_gpu():
+        bodies = [kernels(schedule(lower(lambda x: 0.9**x, (torch.empty(size),))))[0].loops[0].value for size in (1 << 12, 1 << 20)]
+    assert [any(part.dtype == torch.float64 for part in walk(body)) for body in bodies] == [True, False]

@@ -39,7 +39,7 @@ def test_rows_that_fit_the_registers_are_read_once(length: int) -> None:
 def test_rows_of_which_some_lie_crosswise_come_in_whole_sectors() -> None:
     for rows, most in ((1568, 16), (12544, 16), (12544, 4)):
         row = facts((rows,), 768, itemsize=2, live_rows=48 // most)
-        plan = plan_tile(dataclasses.replace(row, crosswise=True), GPU)
+        plan = plan_tile(dataclasses.replace(row, crosswise=2), GPU)
         assert plan.strategy == "persistent" and plan.parallel[-1].block == most
         assert plan_tile(row, GPU).parallel[-1].block <= 2
 
@@ -104,6 +104,13 @@ def test_every_block_is_a_power_of_two() -> None:
     for shape in ((1,), (3,), (1000,), (77, 5), (1, 9)):
         for device in (GPU, CPU):
             assert all(t.block & (t.block - 1) == 0 for t in plan_tile(facts(shape), device).axes)
+
+
+def test_a_walk_loads_no_more_ahead_than_a_multiprocessor_holds() -> None:
+    def stages(live_rows: int) -> int:
+        return plan_tile(dataclasses.replace(facts((128,), 16, live_rows=live_rows), stepped=Axis("row", 1024)), GPU).num_stages
+
+    assert [stages(live_rows) for live_rows in (4, 12, 30)] == [3, 2, 1]
 
 
 def test_a_walk_of_few_programs_has_more_warps() -> None:
