@@ -17,7 +17,6 @@ from torch.autograd.function import FunctionCtx, _SingleLevelFunction
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import call, special
-from minicompile.capture.output_graph import InnerGraph
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.torch_rules import same_state, state_of
 from minicompile.capture.tracer import Args, Keywords, Tracer
@@ -200,7 +199,9 @@ class Application:
         before = state_of(tracer)
         on_cpu, on_cuda = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
         with tracer.graph.inner() as inner, torch.no_grad(), on_cpu, on_cuda:  # as autograd calls it
-            gradients = [self.incoming(item, inner if place in joined else None) for place, item in enumerate(outputs)]
+            with tracer.graph.fake_mode:  # ahead of sizes that zeros ask for
+                given = {place: inner.placeholder(torch.empty_like(outputs[place])) for place in joined}
+            gradients = [given[place] if place in given else self.zeros(item) for place, item in enumerate(outputs)]
             backward, once = self.backward_function()
             found = call(tracer, backward, (context, *gradients), {})
             module = inner.finish(self.checked_gradients(found))
@@ -238,13 +239,10 @@ class Application:
         inner = function.__wrapped__
         return inner if function is given else types.MethodType(inner, self.kind), True
 
-    def incoming(self, output: Any, inner: InnerGraph | None) -> Any:
-        """The gradient of one result: a placeholder, or zeros where there is none."""
+    def zeros(self, output: Any) -> Any:
+        """What stands for the gradient of a result that gets none."""
         if not isinstance(output, FakeTensor):
             return None
-        if inner is not None:
-            with self.tracer.graph.fake_mode:
-                return inner.placeholder(torch.empty_like(output))
         return self.tracer.operation("call_function", torch.zeros, (tuple(output.shape),),
                                      {"dtype": output.dtype, "device": output.device})
 

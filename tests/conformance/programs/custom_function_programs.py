@@ -620,3 +620,25 @@ def custom_function_with_gradients_under_inference_mode():
         return y, z, y.requires_grad, z.requires_grad
 
     return outer, [call(leaf(3)), under(torch.inference_mode, leaf(3)), under(torch.no_grad, leaf(3))]
+
+
+@program
+def custom_function_with_silent_results_of_varying_size():
+    class Largest(Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            y = x * w
+            places = y.argmax(-1)
+            ctx.mark_non_differentiable(places)
+            return places, y, x.sum()
+
+        @staticmethod
+        def backward(ctx, of_places, gradient, of_sum):
+            x, w = ctx.saved_tensors
+            return gradient * w + of_sum + of_places[:, None], (gradient * x).sum(0)
+
+    def outer(x, w):
+        return Largest.apply(x, w)
+
+    return outer, [call(leaf(rows, 3), leaf(3)) for rows in (2, 4, 5)]
