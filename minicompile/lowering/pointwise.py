@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minicompile import gpu
+import minicompile.gpu as gpu
 from minicompile.ir.expr import Expr, cast
 from minicompile.ir.index import Index, hint, product
 from minicompile.lowering import formulas
