@@ -237,7 +237,9 @@ def rounded_alike(nodes: list[Node]) -> set[Node]:
     alike: set[Node] = set()
     for node in nodes:
         dtype = getattr(node.meta.get("val"), "dtype", torch.float16)
-        if node.op == "placeholder" or not is_fusible(node):
+        if node.op == "placeholder":
+            same = node.meta.get("kind") != "parameter"  # which the user may change before the backward
+        elif not is_fusible(node):
             same = not is_reduction(node) or dtype not in HALVES and node.meta.get("checkpoint") is None
         else:
             whole = not (dtype.is_floating_point or dtype.is_complex)

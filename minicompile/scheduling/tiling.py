@@ -181,8 +181,9 @@ def _plan_crossed(facts: TileFacts, device: DeviceProperties) -> TilePlan:
         w *= 2
     aligned = facts.folded.size.constant is not None and facts.folded.size.constant % 8 == 0
     warps = max(1, min(16, w * block // (32 * (32 if aligned else 16))))  # what is not aligned is loaded one by one
-    while warps * hint(facts.parallel[0].size) < WARPS_OF_A_WALK * device.multiprocessors and 2 * warps * 32 * 8 <= w * block:
-        warps *= 2
+    programs = hint(facts.parallel[0].size)
+    while programs * warps < WARPS_OF_A_WALK * device.multiprocessors and 2 * warps <= min(w, w * block // (32 * 8)):
+        warps *= 2  # but no two for a row, whose sum would wait for both
     step_bytes = (facts.live_rows - 1) * w * block * facts.itemsize
     stages = next((stages for stages in (3, 2) if (stages - 1) * step_bytes <= AHEAD_BYTES and rows // w >= 4), 1)
     reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
