@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from minicompile import gpu
+import minicompile.gpu as gpu
 from minicompile.config import Config
 from minicompile.graph import torch_interface
 from minicompile.graph.attention import FLOATS, broadcasts_to, written_attention

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from minicompile import gpu
+import minicompile.gpu as gpu
 from minicompile.config import Config
 from minicompile.ir.expr import Apply, Constant, Expr, cast
 from minicompile.ir.index import ONE, ZERO, Index
