@@ -61,7 +61,8 @@ def nearest_quotient(a, b):
     It is 2 units off at most where the rest, or the inverse, is below the smallest normal number or above the largest one.
     """
     estimate = a / b
-    nearest = tl.fma(tl.fma(-b, estimate, a), 1.0 / b, estimate)
+    inverse = tl.full([], 1.0, tl.float32) / b  # never of two literals, which Python would divide
+    nearest = tl.fma(tl.fma(-b, estimate, a), inverse, estimate)
     return tl.where((tl.abs(nearest) < float("inf")) & (estimate != 0.0), nearest, estimate)
 
 

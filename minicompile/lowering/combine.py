@@ -27,7 +27,7 @@ from minicompile.lowering.scalar import (
     where,
 )
 from minicompile.lowering.sizes import size_index
-from minicompile.lowering.values import TensorValue
+from minicompile.lowering.values import FLOAT8, TensorValue
 from minicompile.lowering.view import reshaped, unsqueezed, wrap
 
 MOST_PIECES = 12
@@ -37,6 +37,9 @@ MOST_WINDOW_ELEMENTS = 27
 @lowers("cat")
 def lower_cat(builder: GraphBuilder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     """Each element is read from the piece that its position falls into."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1 and dtypes & FLOAT8:
+        raise UseExtern("8-bit floats beside another dtype, which eager refuses")
     rank = len(builder.val.shape)
     pieces = [t for t in tensors if t.rank == rank and t.sizes[wrap(dim, rank)] is not ZERO]
     return _joined(builder, pieces, wrap(dim, rank))

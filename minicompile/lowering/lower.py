@@ -29,8 +29,7 @@ from minicompile.lowering.registry import RULES, VIEWS, UseExtern
 from minicompile.lowering.sizes import float_value, is_empty, is_one, size_index, size_indices, stride_indices
 from minicompile.lowering.values import LOOP_DTYPES, FloatInput, TensorValue, changed_tensors, mapped
 
-MOVES = frozenset(overloads("""_to_copy clone copy copy_ cat index.Tensor index_select gather slice_scatter select_scatter
-    index_put"""))
+MOVES = frozenset(overloads("""_to_copy clone copy copy_ cat index.Tensor index_select slice_scatter select_scatter index_put"""))
 """Operators whose rules move elements or convert them, and compute nothing."""
 EMPTY_STRIDED = (torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default)
 

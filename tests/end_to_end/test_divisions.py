@@ -46,3 +46,12 @@ def test_rows_divide_by_numbers_of_their_own(device: str) -> None:
     x = torch.randn(37, 130, device=device)
     compiled = minicompile.compile(lambda x: x / x.abs().amax(1, keepdim=True))
     assert torch.equal(compiled(x), x / x.abs().amax(1, keepdim=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("divisor", [0.0, -0.0, 3.0, float("inf"), float("nan")])
+def test_divisors_that_the_program_spells_out(device: str, divisor: float) -> None:
+    x = torch.randn(5, 7, device=device)
+    for function in (lambda x: x / divisor, lambda x: x / torch.full_like(x, divisor)):
+        compiled = minicompile.compile(function, options={"suppress_errors": False})
+        assert int(units_apart(compiled(x), x / divisor).max()) <= 1

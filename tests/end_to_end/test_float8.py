@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +104,24 @@ def test_kinds_that_kernels_do_not_convert_are_left_to_the_library() -> None:
     compiled = minicompile.compile(lambda x: (x + 1).to(torch.float8_e4m3fnuz))
     assert same_bits(compiled(x).float(), (x + 1).to(torch.float8_e4m3fnuz).float())
     assert compiled.stats.extern_calls == 1
+
+
+def promoted(q: torch.Tensor) -> torch.Tensor:
+    return torch.cat([q, torch.ones(5, 7)])
+
+
+def promoted_by_nothing(q: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.ones(0), q])
+
+
+def picked(q: torch.Tensor) -> torch.Tensor:
+    return q.gather(0, torch.zeros(5, 7, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("function", [promoted, promoted_by_nothing, picked])
+def test_what_eager_refuses_of_8_bit_floats_is_refused(function: Callable[..., Any]) -> None:
+    q = torch.randn(5, 7).to(E4M3)
+    with pytest.raises((RuntimeError, NotImplementedError)) as eager:
+        function(q)
+    with pytest.raises(type(eager.value), match=re.escape(str(eager.value))):
+        minicompile.compile(function)(q)
