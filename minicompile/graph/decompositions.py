@@ -30,7 +30,8 @@ KEPT = (
     "empty_like new_empty sum arange ones zeros ones_like zeros_like new_zeros new_ones new_full roll "
     "embedding_dense_backward _unsafe_index _unsafe_index_put tril triu alias_copy fill zero "
     "_scaled_dot_product_flash_attention_for_cpu squeeze t transpose.int stack multilabel_margin_loss_forward "
-    "max_unpool2d max_unpool3d bernoulli.default multi_margin_loss"
+    "max_unpool2d max_unpool3d bernoulli.default multi_margin_loss "
+    "reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"
 ).split()
 
 RESIZING = (

@@ -85,6 +85,35 @@ def lower_constant_pad(builder: GraphBuilder, value: TensorValue, padding: Seque
     return builder.like_node(body)
 
 
+@lowers("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward")
+def lower_reflection_gradient(
+    builder: GraphBuilder, grad: TensorValue, value: TensorValue, padding: Sequence[Any]
+) -> TensorValue:
+    """Each element takes the gradients of itself and of its images in the border."""
+    if not all(isinstance(width, int) and width >= 0 for width in padding):
+        raise UseExtern("a reflected border that cuts, or whose width varies")
+    widths = list(zip(padding[::2], padding[1::2], strict=True))[::-1]
+    wide, lead = working_dtype(grad.dtype), value.rank - len(widths)
+
+    def images(index: Index, size: Index, before: int, after: int) -> list[tuple[Index, bool | Scalar]]:
+        last = size - 1
+        left = both(index_at_least(index, ONE), index_below(index, as_index(before + 1)))
+        right = both(index_at_least(index, last - after), index_below(index, last))
+        mirrored = [(as_index(before) - index, left)] * (before > 0) + [(last * 2 + before - index, right)] * (after > 0)
+        return [(index + before, True), *mirrored]
+
+    def body(indices: Indices) -> Expr:
+        of_dims = [images(*each) for each in zip(indices[lead:], value.sizes[lead:], *zip(*widths, strict=True), strict=True)]
+        first, *others = (
+            Scalar(masked(both(*(exists for _, exists in found)), cast(grad.load(place), wide), number(0, wide)))
+            for found in itertools.product(*of_dims)
+            for place in [(*indices[:lead], *(there for there, _ in found))]
+        )
+        return cast(sum(others, first).expr, grad.dtype)
+
+    return builder.like_node(body)
+
+
 def _within(indices: Sequence[Index], sizes: Sequence[Index]) -> bool | Scalar:
     """Whether every index is inside its dimension."""
     tests = ((index_at_least(i, ZERO), index_below(i, s)) for i, s in zip(indices, sizes, strict=True))

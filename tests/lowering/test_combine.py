@@ -95,3 +95,14 @@ def test_gradients_of_nearest_neighbours(operator: Any, large: list[int], small:
 def test_upsampling():
     x = torch.randn(1, 2, 4, 5)
     check(lambda a: (F.interpolate(a, scale_factor=2), F.interpolate(a, size=(7, 9), mode="bilinear")), x)
+
+
+@pytest.mark.parametrize(("shape", "padding"), [
+    ((2, 3, 7), (2, 1)), ((3, 7), (6, 6)), ((2, 3, 5, 6), (1, 2, 3, 4)), ((2, 3, 5, 6), (0, 2, 4, 0)), ((3, 5, 6), (5, 5, 4, 4)),
+    ((2, 2, 4, 5, 6), (1, 2, 3, 4, 2, 3)), ((2, 1, 2, 2), (1, 1, 1, 1)),
+])  # fmt: skip
+def test_gradients_of_reflected_borders_come_back_to_what_they_are_images_of(shape, padding):
+    x = torch.randn(shape)
+    gradient = getattr(aten, f"reflection_pad{len(padding) // 2}d_backward")
+    grad = torch.randn_like(F.pad(x, padding, mode="reflect"))
+    assert not externs(check(lambda g, a: gradient(g, a, padding), grad, x))
