@@ -205,3 +205,4 @@ class DeviceProperties:
     kind: Literal["cuda", "hip", "cpu"] = "cpu"
     multiprocessors: int = 132
     l2_bytes: int = 60 * 2**20
+    shared_bytes: int = 227 * 2**10

@@ -21,4 +21,5 @@ def device_properties(device: torch.device) -> DeviceProperties:
         kind="hip" if torch.version.hip else "cuda",
         multiprocessors=found.multi_processor_count,
         l2_bytes=getattr(found, "L2_cache_size", 60 * 2**20),
+        shared_bytes=getattr(found, "shared_memory_per_multiprocessor", 65 * 2**10) - 2**10,  # one kilobyte is the system's
     )

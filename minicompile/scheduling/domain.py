@@ -177,7 +177,7 @@ def by_steps(axes: tuple[Axis, ...], accesses: list[Access]) -> tuple[Axis, ...]
 
 
 def _with_neighbours_last(order: tuple[Axis, ...], accesses: list[Access]) -> tuple[Axis, ...]:
-    """`order` with the axis last along which most of what has its elements side by side along one of them has them."""
+    """`order` with that axis last along which most bytes lie side by side, if they are much of what is moved."""
     weights = {axis: sum(a.bytes for a in accesses if a.steps[axis] == 1) for axis in order if size_of(axis) >= CONFLICT_SIZE}
     axis = max(weights, key=lambda a: weights[a], default=None)
     if axis is None or weights[axis] < max(CONFLICT_BYTES, CONFLICT_SHARE * sum(access.bytes for access in accesses)):

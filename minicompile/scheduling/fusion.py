@@ -245,7 +245,8 @@ class Fuser:
 
     def programs(self, cluster: Cluster) -> int:
         """How many programs would walk, each along the rows of one step, or along neighbouring columns."""
-        accesses = [access for access in accesses_of(cluster, self.buffers) if access.buffer in self.moved(cluster)]
+        moved = self.moved(cluster)
+        accesses = [access for access in accesses_of(cluster, self.buffers) if access.buffer in moved]
         if cluster.stepped or neighbours_are_folded(cluster.outer, cluster.inner, accesses):
             return cluster.rows // points(cluster.stepped)
         return cluster.rows * max((access.itemsize for access in accesses), default=1) // COLUMN_BYTES

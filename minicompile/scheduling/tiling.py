@@ -28,8 +28,6 @@ CROSSED_TILE = 2048
 UNROLLED_OPERATIONS = 2048
 """Of the elements of a thread, in additions: more do not stay in the cache for instructions."""
 MOST_THREADS = 512
-AHEAD_BYTES = 1 << 17
-"""Of steps that are loaded before they are computed: a multiprocessor of a large chip has 1.7 times as much for them."""
 WARPS_OF_A_WALK = 8
 """Fewer on a multiprocessor wait for memory most of the time."""
 THREAD_REGISTERS = 256
@@ -184,8 +182,8 @@ def _plan_crossed(facts: TileFacts, device: DeviceProperties) -> TilePlan:
     programs = hint(facts.parallel[0].size)
     while programs * warps < WARPS_OF_A_WALK * device.multiprocessors and 2 * warps <= min(w, w * block // (32 * 8)):
         warps *= 2  # but no two for a row, whose sum would wait for both
-    step_bytes = (facts.live_rows - 1) * w * block * facts.itemsize
-    stages = next((stages for stages in (3, 2) if (stages - 1) * step_bytes <= AHEAD_BYTES and rows // w >= 4), 1)
+    step_bytes, room = (facts.live_rows - 1) * w * block * facts.itemsize, device.shared_bytes * 7 // 8
+    stages = next((stages for stages in (3, 2) if (stages - 1) * step_bytes <= room and rows // w >= 4), 1)
     reason = f"{rows} rows of {block} per program, {w} a step; the columns are folded on the way"
     return _plan(facts, [1, w, block], "crossed", warps, reason, stages, longest=ROW_REGISTERS // (w * facts.live_rows))
 
