@@ -45,7 +45,7 @@ UNSIGNED = frozenset({torch.uint8, torch.bool})
 WIDER = {torch.int8: torch.int32, torch.int16: torch.int32, torch.uint8: torch.int64}  # by which a float becomes an integer
 
 E4M3FN_SATURATES = torch.tensor(1e4, device="cpu").to(torch.float8_e4m3fn).float().isfinite().item()
-"""Whether numbers beyond the largest float8_e4m3fn become it, as in hardware; up to torch 2.11 they were NaN."""
+"""Whether numbers beyond the largest float8_e4m3fn become it, as in hardware (torch 2.13), or NaN (2.11)."""
 
 NEEDS_ROUNDED_OPERANDS = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "sign", "isinf", "remainder", "fmod",

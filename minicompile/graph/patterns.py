@@ -455,8 +455,8 @@ def check_operands(query: Node, key: Node, value: Node, found: Found, config: Co
 
 
 def leaves_chip_idle(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether fp32 attention, whose programs walk along the other side, would keep a minority of the chip busy for long: few
-    queries forward, few keys too in a backward. A single query is split over its keys."""
+    """Whether fp32 attention, whose programs walk along the other side, would keep at most half of the chip busy for long: where
+    queries are few, or keys in a backward. A single query is split over its keys."""
     sizes = (*query.shape[:-1], key.shape[-2])
     if query.dtype != torch.float32 or any(isinstance(size, torch.SymInt) for size in sizes) or query.shape[-2] == 1:
         return False

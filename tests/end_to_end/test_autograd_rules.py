@@ -1838,3 +1838,23 @@ def test_truth_values_that_are_written_get_a_history_as_in_eager() -> None:
         function(x, mask).backward()
         assert mask.requires_grad
         torch.testing.assert_close(x.grad, x.sum().cos().expand(2, 2))
+
+
+@pytest.mark.parametrize("largest", [
+    lambda x, z: (x - z).amax(1), lambda x, z: torch.where(z > 0, x, -x).max(1)[0], lambda x, z: (x + z).median(),
+    lambda x, z: (x[:, :, None] - z[:, None]).masked_fill(z[:, None] > 1, -1.0).amax((1, 2)),
+])  # fmt: skip
+def test_what_was_largest_stays_so_where_the_inputs_change_before_the_backward(largest: Callable[..., Tensor]) -> None:
+    """The backward searches values that it computes again; eager keeps them, and no input."""
+    torch.manual_seed(0)
+    x, z = torch.randn(3, 6), torch.randn(3, 6)
+    gradients = []
+    for function in (largest, minicompile.compile(largest)):
+        point, other = x.clone().requires_grad_(), z.clone()
+        result = function(point, other)
+        with torch.no_grad():
+            point.zero_()
+            other.zero_()
+        result.sum().backward()
+        gradients.append(point.grad)
+    assert torch.equal(*gradients)
