@@ -5,6 +5,7 @@ keeps PyTorch's own path. This module must not recognise attention written by ha
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -164,13 +165,12 @@ def written_attention(
     Rows that see no key give NaN, as there; with `uniform` (hidden scores are a number) they weigh all keys alike, as a
     query of zeros that sees everything does.
     """
-    added = query.dim()
-    if added == 2:
+    rank, batch = query.dim(), query.shape[:-2]
+    if rank == 2:
         query, key, value = (part.unsqueeze(0) for part in (query, key, value))
-    if added < 4:
-        query, key, value = (part.unsqueeze(1) for part in (query, key, value))
-        keep = tuple(_with_head(mask) for mask in keep)
-        bias = None if bias is None else _with_head(bias)
+    query, key, value = (_in_four_dims(part, part.shape[:-2]) for part in (query, key, value))
+    keep = tuple(_in_four_dims(mask, batch) for mask in keep)
+    bias = None if bias is None else _in_four_dims(bias, batch)
     mask = None
     for part in keep:
         mask = part if mask is None else mask & part
@@ -184,9 +184,22 @@ def written_attention(
     seed = _drawn(seeds, dropout, query.device)
     out = Attention.apply(query, key, value, mask, seed, dropout, is_causal, scale, 0, True)
     out = out.clone()  # a product may be written in place; the backward reads what was there before. A pass takes it away
-    out = out.squeeze(1) if added < 4 else out
-    return out.squeeze(0) if added == 2 else out
+    if rank > 4:
+        return out.unflatten(0, batch[:-1])
+    out = out.squeeze(1) if rank < 4 else out
+    return out.squeeze(0) if rank == 2 else out
 
 
-def _with_head(mask: Tensor) -> Tensor:
-    return mask.unsqueeze(1) if mask.dim() == 3 else mask
+def _in_four_dims(part: Tensor, batch: Sequence[Any]) -> Tensor:
+    """A part of attention as (batch, heads, rows, columns), or something that broadcasts to it.
+
+    A single dim before the rows is the batch. Of more than two, the last is the heads', the others become one, along which
+    nothing is repeated in memory that is the same in all of them.
+    """
+    if len(batch) < 2:
+        return part.unsqueeze(1) if part.dim() == 3 else part
+    if part.dim() < 4 or len(batch) == 2:
+        return part
+    if all(type(size) is int and size == 1 for size in part.shape[:-3]):
+        return part.reshape(1, *part.shape[-3:])
+    return part.expand(*batch[:-1], *part.shape[-3:]).flatten(0, -4)

@@ -29,6 +29,8 @@ from minicompile.ir.operator_names import AUGMENTED
 
 PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
+HARMLESS = ("clone", "detach", "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "unflatten", "expand",
+            "sum", "mean", "amax", "add", "sub", "mul")  # fmt: skip
 NAMED_OPERANDS = {"input", "other", "condition", "mat2", "batch1", "batch2"}
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
@@ -116,12 +118,20 @@ def read_what_was_written(graph: torch.fx.Graph) -> None:
 
 
 def drop_unread(graph: torch.fx.Graph) -> None:
-    """Remove casts to the dtype that a value has already, and dropout that is switched off or drops nothing: they return the
-    value itself, so nobody reads the node."""
+    """Remove what nobody reads and what cannot fail once captured: casts to the dtype that a value has already and dropout that
+    drops nothing, whose results are the value itself, and copies, views and sums that a program makes beside its attention."""
     for node in reversed(list(graph.nodes)):
-        idle = name_of(node) == "dropout" and 0.0 in (argument(node, 1, "p", 0.5), argument(node, 2, "training", True))
-        if not node.users and (name_of(node) in CASTS or idle):
+        if not node.users and not changes_something(node) and never_fails(node):
             graph.erase_node(node)
+
+
+def never_fails(node: Node) -> bool:
+    """Whether an operation has no effect but its result: it raises nothing that depends on values, and draws nothing."""
+    name = name_of(node)
+    if name == "getitem":
+        return not any(isinstance(value, Node) for value in node.all_input_nodes[1:])
+    idle = name == "dropout" and 0.0 in (argument(node, 1, "p", 0.5), argument(node, 2, "training", True))
+    return idle or name in CASTS or name in HARMLESS
 
 
 def name_of(node: Any) -> str:
@@ -429,8 +439,8 @@ def as_multiplied(graph: torch.fx.Graph, node: Node, *products: Node) -> Node:
 def check_operands(query: Node, key: Node, value: Node, found: Found, config: Config) -> None:
     """Shapes and dtypes that the operator computes exactly as the written code does, or better."""
     q, k, v = value_of(query), value_of(key), value_of(value)
-    if q.dim() not in (2, 3, 4) or k.dim() != q.dim() or v.dim() != q.dim():
-        raise Refused("queries, keys and values of another rank than 2 to 4")
+    if q.dim() < 2 or k.dim() != q.dim() or v.dim() != q.dim():
+        raise Refused("queries, keys and values of different ranks")
     grouped = q.dim() == 4 and type(q.shape[1]) is type(k.shape[1]) is int and k.shape[1] < q.shape[1]
     same_batch = q.shape[:1] == k.shape[:1] if grouped else q.shape[:-2] == k.shape[:-2]
     if not same_batch or k.shape[:-1] != v.shape[:-1]:

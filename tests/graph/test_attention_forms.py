@@ -129,14 +129,35 @@ def ellipsis(q, k, v):
     return torch.einsum("...qk,...kd->...qd", weights, v)
 
 
-def in_five_dims(q, k, v):
+def in_five_dims(q, k, v, change=lambda raw: raw):
     q, k, v = (x.view(2, 2, 2, T, D) for x in (q, k, v))
-    return attend(q @ k.mT, v)
+    return attend(change(q @ k.mT), v)
+
+
+def windows(q, k, v):
+    """Windows and heads of a picture, in six dims, whose batch dims do not lie together."""
+    q, k, v = (x.view(2, 2, 2, 2, T // 2, D).permute(2, 1, 3, 0, 4, 5) for x in (q, k, v))
+    bias = q[:1, :, :1, :, :, :1] * torch.arange(T // 2)
+    return torch.einsum("a b c h i j, a b c h j d -> a b c h i d", torch.softmax(q @ k.mT * 0.3 + bias, -1), v)
 
 
 def both_results(q, k, v):
     weights = torch.softmax(scores(q, k), -1)
     return weights @ v, weights
+
+
+def looked_at_and_dropped(q, k, v):
+    raw = scores(q, k)
+    looked_at = [raw.clone(), raw[..., 0], raw.sum(-1)]
+    weights = torch.softmax(raw, -1)
+    looked_at += [weights.detach().mean(1), weights.transpose(1, 2).reshape(-1), weights * 2]
+    return weights @ v
+
+
+def changed_through_a_view(q, k, v):
+    raw = scores(q, k)
+    raw[..., 0].mul_(2)
+    return attend(raw, v)
 
 
 def dropped_and_returned(q, k, v):
@@ -319,6 +340,8 @@ FORMS: dict[str, Form] = {
         lambda q, k, v: of_sequences(q, k, v, torch.arange(T // 2)[None].repeat(1, 2)), four(), MASK),
     "sdpa, grouped": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), grouped(), PLAIN),
     "weights returned": (both_results, four(), "used elsewhere"),
+    "results that nobody reads": (looked_at_and_dropped, four(), PLAIN),
+    "scores changed through a view": (changed_through_a_view, four(), "used elsewhere"),
     "weights dropped and returned": (dropped_and_returned, four(), "used elsewhere"),
     "scores used": (lambda q, k, v: (lambda s: attend(s, v) + s.sum())(scores(q, k)), four(), "used elsewhere"),
     "softmax over queries": (lambda q, k, v: torch.softmax(scores(q, k), -2) @ v, four(), ""),
@@ -329,7 +352,14 @@ FORMS: dict[str, Form] = {
         lambda q, k, v: attend((q @ k.mT + torch.arange(6.0)[:, None].expand(T, T)) * 2.0, v), four(), "before the scale"),
     "added inside the product": (alibi, four(), "inside the product"),
     "softmax by hand": (by_hand, four(), ""),
-    "five dims": (in_five_dims, four(), "rank"),
+    "five dims": (in_five_dims, four(), PLAIN),
+    "five dims, causal": (lambda q, k, v: in_five_dims(q, k, v, lambda raw: raw.masked_fill(~tril(q), INF)), four(), CAUSAL),
+    "five dims, padding": (
+        lambda q, k, v: in_five_dims(q, k, v, lambda raw: raw.masked_fill(~PADDING[:, :, None], INF)), four(), MASK),
+    "five dims, biases of the heads": (
+        lambda q, k, v: in_five_dims(q, k, v, lambda raw: raw + q[0, :2, :, :1]), four(), MASK),
+    "six dims, biases": (windows, four(), MASK),
+    "batch dims that broadcast": (lambda q, k, v: attend(q[None] @ k.mT, v), four(), "ranks"),
     "rounded scores": (
         lambda q, k, v: attend((q @ k.mT).half().float(), v), four(), "narrower"),
     "weights that are whole": (
