@@ -29,8 +29,8 @@ from minicompile.ir.operator_names import AUGMENTED
 
 PRODUCTS = ("matmul", "bmm", "einsum", "imatmul", "baddbmm")
 CASTS = ("to", "type_as", "float", "half", "bfloat16", "type", "contiguous")
-HARMLESS = ("clone", "detach", "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "unflatten", "expand",
-            "sum", "mean", "amax", "add", "sub", "mul")  # fmt: skip
+HARMLESS = ("clone", "detach", "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "unflatten",
+            "expand", "sum", "mean", "amax", "add", "sub", "mul")  # fmt: skip
 NAMED_OPERANDS = {"input", "other", "condition", "mat2", "batch1", "batch2"}
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
 LARGEST_HEAD = 256
