@@ -184,6 +184,15 @@ def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:
     return votes >= 0
 
 
+def _slowest_first(folded: tuple[Axis, ...], loop: Loop) -> tuple[Axis, ...]:
+    """Folded axes by their steps in what is read, so that what a chunk reads lies together."""
+    for load in loads(loop.value):
+        steps = {axis: step_of(load.index, axis) for axis in folded}
+        if all(steps.values()):
+            return tuple(sorted(folded, key=lambda axis: -abs(steps[axis] or 0)))
+    return folded
+
+
 def _chunks(axes: tuple[Axis, ...], splits: int) -> tuple[Axis, tuple[Axis, ...], AxisMap, Index | None]:
     """A new axis over about `splits` chunks, the axes inside a chunk, the old axes over these, and, where the last
     chunk is not full, the position that must stay below the number of elements."""
@@ -210,7 +219,7 @@ def _in_two_stages(
     """The loop over chunks, none of which has more than one place of a `run`, the loop over its partial results, the buffer
     between them, and the chunks if equal."""
     assert isinstance(loop.fold, Reduction)
-    kind, rest = loop.fold.kind, tuple(axis for axis in loop.fold.axes if axis not in run)
+    kind, rest = loop.fold.kind, _slowest_first(tuple(axis for axis in loop.fold.axes if axis not in run), loop)
     part, within, changes, position = _chunks(rest, splits) if splits > 1 else (None, rest, identity(rest), None)
     parts, changes = run if part is None else (part, *run), (*changes, *identity(run))
     dtype = accumulator_dtype(loop.value.dtype, kind, buffers[loop.buffer].dtype)

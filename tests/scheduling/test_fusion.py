@@ -12,6 +12,7 @@ from minicompile.ir.expr import walk
 from minicompile.ir.index import Symbol, as_index, floor_divide, remainder, substitute
 from minicompile.ir.loops import ExternKernel, LoweredGraph
 from minicompile.ir.schedule import DeviceProperties, KernelGroup, Schedule
+from minicompile.scheduling.reindexing import step_of
 from minicompile.scheduling.schedule import schedule_graph
 from tests.differential import check, leaf
 from tests.lowering.oracle import lower
@@ -171,6 +172,15 @@ def test_channels_of_a_group_that_lie_together_are_folded_last() -> None:
         small = torch.randn(2, 8, 6, 5).contiguous(memory_format=torch.channels_last)
         check(lambda x: normalised(x, 4), small)
         check(lambda x: (normalised(x, 4), x.unflatten(1, (4, 2)).amax((2, 3, 4))), small)
+
+
+@pytest.mark.parametrize("channels", [256, 512])
+def test_a_chunk_of_a_group_takes_its_channels_together(channels: int) -> None:
+    """A chunk of one channel would use one element of each sector that it moves."""
+    x = torch.empty(2, channels, 256, 256, dtype=BF16, memory_format=torch.channels_last)
+    first, *_ = kernels(schedule(lower(lambda x: normalised(x.float(), 32), (x,))))
+    folded = first.tile.reduction
+    assert folded is not None and {step_of(load.index, folded.axis) for load in first.loops[0].loads} == {1}
 
 
 def test_views_between_operations_do_not_stop_fusion() -> None:
