@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import importlib
 import math
 import sys
 import typing
@@ -382,3 +383,10 @@ def test_a_key_of_another_sign_is_another_key() -> None:
     compiled, x = minicompile.compile(copied), torch.ones(2)
     for key in (0.0, -0.0, 0.0):
         assert torch.equal(compiled(x, {key: 1}), copied(x, {key: 1}))
+
+
+def test_a_loaded_module_that_is_imported_by_its_name_is_no_break() -> None:
+    def function(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * importlib.import_module(name).pi
+
+    same_as_eager(function, torch.ones(3), "math", fullgraph=True)
