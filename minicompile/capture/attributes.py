@@ -9,6 +9,7 @@ import contextvars
 import enum
 import functools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,9 @@ from minicompile.capture.values import (
 
 NATIVE_ATTRIBUTE_TYPES = (list, dict, set, frozenset, tuple, str, bytes, int, float, complex, collections.deque)
 ORDINARY_READING = (object.__getattribute__, types.SimpleNamespace.__getattribute__, BaseException.__getattribute__,
-                    contextvars.ContextVar.__getattribute__)
+                    contextvars.ContextVar.__getattribute__, threading.local.__getattribute__)
+ORDINARY_WRITING = (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType, threading.local)
+"""The classes of which `__setattr__` and `__delattr__` do what `object`'s do."""
 Module = torch.nn.Module
 
 
@@ -312,6 +315,8 @@ def instance_dict(tracer: Tracer, owner: Any) -> dict[str, Any] | None:
     """The instance dictionary, also one of a subclass: a stand-in for an object from outside, the real one for a fresh object."""
     outside, kind = is_outside(tracer, owner), type(owner)
     real = tracer.reals[id(owner)] if outside else owner
+    if outside and isinstance(owner, threading.local):
+        return outside_attribute(tracer, owner, "__dict__", threading.local.__getattribute__(real, "__dict__"))
     if not type(real).__dictoffset__ and not type(real).__flags__ & MANAGED_DICT:  # a class of C++ may have that flag alone
         return None
     reader, _ = class_lookup(tracer, kind, "__dict__")
@@ -363,6 +368,8 @@ def object_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 
 def generic_attribute(tracer: Tracer, owner: Any, kind: type, name: str) -> Any:
     """Data descriptors, the instance dictionary, then class attributes."""
+    if name == "__dict__" and isinstance(owner, threading.local):
+        return instance_dict(tracer, owner)
     raw, base = class_lookup(tracer, kind, name)
     wins = raw is not MISSING and is_data_descriptor(tracer, raw) and hasattr(type(raw), "__get__")
     value = MISSING if wins else stored_attribute(tracer, owner, name)
@@ -545,7 +552,7 @@ def set_attribute(tracer: Tracer, owner: Any, name: str, value: Any) -> None:
         args = (owner, name) if value is MISSING else (owner, name, value)
         tracer.call(class_value(tracer, base, special, setter), args)
         return
-    if base not in (object, BaseException, functools.partial, types.SimpleNamespace, types.MethodType) or kind is FIELD:
+    if base not in ORDINARY_WRITING or kind is FIELD:
         raise Break("unsupported value", f"the attribute `{name}` of an object of type {kind.__name__} is set")
     generic_set(tracer, owner, name, value)
 

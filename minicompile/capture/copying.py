@@ -1,21 +1,25 @@
-"""Rules for `copy.copy` and `copy.deepcopy`. Objects are copied by their instance dictionaries; what copies itself is a break."""
+"""Rules for `copy.copy`, `copy.deepcopy` and `pickle.dumps`. Objects are copied by their instance dictionaries; what copies
+itself is a break, and so is all that is pickled but constants.
+"""
 
 import collections
 import copy
 import enum
+import pickle
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from minicompile.capture.attributes import class_lookup, instance_dict, python_method
 from minicompile.capture.break_kinds import Break
-from minicompile.capture.calls import special
+from minicompile.capture.calls import run_native, special
 from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.side_effects import MISSING, entries, put
 from minicompile.capture.symbolic_size import is_symbolic
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Keywords, Tracer
-from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force
+from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, force, is_outside
 
 PLAIN_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.deque)
 ATOMS = (*IDENTITY_TYPES, enum.Enum, types.FunctionType)
@@ -91,6 +95,36 @@ def deep_copy(tracer: Tracer, value: Any, memo: Memo) -> Any:
     for key, item in entries(source):
         put(target, deep_copy(tracer, key, memo), deep_copy(tracer, item, memo))
     return result
+
+
+@special(pickle.dumps)
+def rule_dumps(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`pickle.dumps(value)` of constants and new containers of them, as libraries make keys of arguments."""
+    if kwargs or len(args) != 1:
+        raise Break("unknown call", "`pickle.dumps` with options")
+    force(tracer, args[0])
+    known = set()
+    for part in pickled_parts(tracer, args[0]):
+        if part in known:
+            raise Break("unknown call", "`pickle.dumps` of what holds something twice")  # or another one that is equal
+        known.add(part)
+    return run_native(tracer, pickle.dumps, args, {})
+
+
+def pickled_parts(tracer: Tracer, value: Any) -> Iterator[tuple[type, Any]]:
+    """What `pickle` writes but once of constants and new containers of them; what may be one object gives the same twice."""
+    kind = type(value)
+    if kind in (str, bytes):
+        yield kind, value
+    elif kind in (tuple, list, dict) and not is_outside(tracer, value):
+        if kind is not tuple:
+            yield kind, id(value)
+        for item in (*value.keys(), *value.values()) if kind is dict else value:
+            yield from pickled_parts(tracer, item)
+        if kind is tuple:
+            yield kind, repr(value)
+    elif value is not None and kind not in (bool, int, float):
+        raise Break("unknown call", f"`pickle.dumps` of an object of type {kind.__name__}")
 
 
 def empty_twin(tracer: Tracer, value: Any, name: str) -> tuple[Any, dict[str, Any]]:

@@ -4,6 +4,7 @@ Importing this module fills the table in `opcodes`.
 """
 
 import builtins
+import importlib
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from typing import Any
 
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
-from minicompile.capture.calls import call
+from minicompile.capture.calls import call, special
 from minicompile.capture.cpython_interface import MATCHES_ITSELF
 from minicompile.capture.instruction import VERSION, Instruction
 from minicompile.capture.iteration import advance, native_iterable
@@ -20,7 +21,7 @@ from minicompile.capture.opcodes import by_python, computed, function_text, opco
 from minicompile.capture.operators import get_item, truth
 from minicompile.capture.selections import called, selections_among
 from minicompile.capture.source import Baked, Item, is_trusted_module
-from minicompile.capture.tracer import NULL, Frame, Generator, Handling, Tracer
+from minicompile.capture.tracer import NULL, Args, Frame, Generator, Handling, Keywords, Tracer
 from minicompile.capture.values import force
 
 
@@ -123,10 +124,23 @@ def import_name(tracer: Tracer, at: Instruction, level: Any, from_list: Any) -> 
         package = tracer.frames[-1].globals.get("__package__") or ""
         base = package.rsplit(".", level - 1)[0] if level > 1 else package
         name = f"{base}.{name}" if name else base
-    if name not in sys.modules:
+    return loaded_module(tracer, name, name if from_list or level else name.partition(".")[0])
+
+
+@special(importlib.import_module)
+def rule_import_module(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
+    """`importlib.import_module` of the full name of a module that is already loaded."""
+    name = args[0] if len(args) == 1 and not kwargs else None
+    if type(name) is not str or name.startswith("."):
+        raise Break("imports", "`importlib.import_module` is called")
+    return loaded_module(tracer, name, name)
+
+
+def loaded_module(tracer: Tracer, name: str, key: str) -> types.ModuleType:
+    """The module `key`, where `name` has been imported."""
+    module = sys.modules.get(key)
+    if module is None or sys.modules.get(name) is None:
         raise Break("imports", f"the module `{name}` is not loaded yet")
-    key = name if from_list or level else name.partition(".")[0]
-    module = sys.modules[key]
     if not is_trusted_module(key):
         tracer.wrap(module, Item(Baked(sys.modules, "sys.modules"), key))
     elif id(module) not in tracer.sources:

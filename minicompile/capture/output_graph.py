@@ -211,7 +211,7 @@ class OutputGraph:
             return value.item()
         if isinstance(value, type) and value in DTYPES_OF_NUMBERS:
             return DTYPES_OF_NUMBERS[value]
-        if kind is TENSOR_CLASS:
+        if kind is TENSOR_CLASS or value is torch.Tensor:  # as a type it is the default one
             return torch.typename(value)
         raise Break("unsupported argument", f"an argument of type {kind.__name__} cannot be part of a graph")
 

@@ -125,14 +125,37 @@ def wrap_identity(tracer: Tracer, real: Any, source: Source) -> Any:
 
 def never_changes(signature: Any) -> bool:
     """Whether it is a signature, or a parameter of one, whose defaults are constants."""
-    parts = signature.parameters.values() if type(signature) is inspect.Signature else (signature,)
-    defaults = [part.default for part in parts if type(signature) in SIGNATURES and part.default is not part.empty]
-    return type(signature) in SIGNATURES and all(type(default) in CONSTANT_TYPES for default in defaults)
+    return type(signature) in SIGNATURES and all(type(part.default) in CONSTANT_TYPES for part in parts_of(signature)
+                                                 if part.default is not part.empty)
+
+
+def parts_of(signature: Any) -> tuple[Any, ...]:
+    """The parameters of a signature; a parameter is its own part."""
+    return tuple(signature.parameters.values()) if type(signature) is inspect.Signature else (signature,)
+
+
+def says_the_same(signature: Any, first: Any) -> bool:
+    """Whether nothing but its identity tells a signature, or a parameter, from another one that never changes."""
+    if signature is first:
+        return True
+    if type(signature) is not type(first) or not never_changes(signature):
+        return False
+    annotations = [[part.annotation for part in parts_of(one)] + [getattr(one, "return_annotation", None)]
+                   for one in (signature, first)]
+    defaults = [[(part.name, part.kind, type(part.default), repr(part.default)) for part in parts_of(one)]
+                for one in (signature, first)]
+    return defaults[0] == defaults[1] and all(
+        one is other or type(one) is type(other) is str and one == other for one, other in zip(*annotations, strict=True))
 
 
 def wrap_signature(tracer: Tracer, real: Any, source: Source) -> Any:
-    """A signature or a parameter: guarded to be the same object, if what it holds cannot change."""
-    return (wrap_identity if never_changes(real) else wrap_object)(tracer, real, source)
+    """A signature or a parameter: guarded to say the same, if what it holds cannot change. `inspect` makes new ones each time."""
+    if not never_changes(real):
+        return wrap_object(tracer, real, source)
+    if not is_trusted(source):
+        tracer.guards.test(source, "{1}({0}, {2})", (says_the_same, real), f"`{{0}}` says the same {type(real).__name__}",
+                           "identity")
+    return tracer.register(real, real, source)
 
 
 def wrap_function(tracer: Tracer, real: Any, source: Source) -> Any:

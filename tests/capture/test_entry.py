@@ -6,11 +6,14 @@ import dataclasses
 import enum
 import functools
 import gc
+import importlib
 import math
+import pickle
 import sys
 import typing
 import warnings
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -382,3 +385,20 @@ def test_a_key_of_another_sign_is_another_key() -> None:
     compiled, x = minicompile.compile(copied), torch.ones(2)
     for key in (0.0, -0.0, 0.0):
         assert torch.equal(compiled(x, {key: 1}), copied(x, {key: 1}))
+
+
+def test_a_loaded_module_that_is_imported_by_its_name_is_no_break() -> None:
+    def function(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * importlib.import_module(name).pi
+
+    same_as_eager(function, torch.ones(3), "math", fullgraph=True)
+
+
+def test_arguments_that_are_pickled_to_be_a_key_are_no_break() -> None:
+    kept: dict[bytes, int] = {}
+
+    def function(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return x * kept.setdefault(pickle.dumps(options), len(options))
+
+    compiled = capture(lambda x: function(x) + function(x, scale=1.0, name="a"), fullgraph=True)
+    assert equal(compiled(torch.ones(3)), torch.full((3,), 2.0)) and kept == {pickle.dumps({}): 0, pickle.dumps({"scale": 1.0, "name": "a"}): 2}

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import inspect
 import itertools
 import operator
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from minicompile import disable
 from tests.capture.support import capture, equal, same_as_eager
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -131,6 +133,28 @@ def test_values_that_differ_after_a_break_are_not_guarded_when_only_passed_on() 
         compiled(X + shift)
     assert len(seen) == 4
     assert not compiled.records.recompiles
+
+
+def test_signatures_that_code_behind_a_break_makes_anew_are_known_again() -> None:
+    def plain(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x * scale
+
+    def keyword(x: torch.Tensor, *, scale: float = 1) -> torch.Tensor:
+        return x * scale
+
+    def function(x: torch.Tensor, target: Callable[..., Any]) -> Any:
+        print(end="")
+        signature = disable(inspect.signature)(target)
+        parameters = signature.parameters
+        scale = parameters["scale"]
+        kinds = [parameter.kind.name for parameter in parameters.values()]
+        return target(x) * len(parameters), kinds, type(scale.default), scale.annotation, len(signature.bind(x).arguments)
+
+    compiled = capture(function)
+    for target in (plain, keyword) * 3:
+        assert equal(compiled(X, target), function(X, target))
+    records = compiled.records
+    assert len(records.recompiles) == 1 and records.recompiles[0].sentence == "`.stack_0` says the same Signature"
 
 
 def test_break_inside_an_except_block_stays_there() -> None:

@@ -272,3 +272,32 @@ def test_errors_handled_while_capturing_keep_nothing_alive(function: Callable[[t
         assert [reference() for reference in caller()] == [None, None, None]
     finally:
         gc.enable()
+
+
+class Depth(threading.local):
+    """How deep each thread is, and what it has seen."""
+
+    def __init__(self, step: float) -> None:
+        self.depth, self.step = 0.0, step
+
+
+def test_what_each_thread_keeps_for_itself_is_part_of_the_graph() -> None:
+    kept, noted = Depth(2.0), threading.local()
+
+    def deeper(x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(noted, "seen"):
+            noted.seen = []
+        noted.seen.append(kept.depth)
+        kept.depth += kept.step
+        return x + kept.depth
+
+    compiled = capture(deeper, fullgraph=True)
+
+    def work(number: int) -> tuple[list[torch.Tensor], list[float]]:
+        kept.step = float(number)
+        return [compiled(torch.ones(2)) for _ in range(3)], list(noted.seen)
+
+    for number, (results, seen) in enumerate(in_threads(work)):
+        assert equal(results, [torch.ones(2) + number * (step + 1) for step in range(3)])
+        assert seen == [float(number * step) for step in range(3)]
+    assert kept.depth == 0 and not hasattr(noted, "seen")

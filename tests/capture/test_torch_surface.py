@@ -556,8 +556,9 @@ def test_a_flag_that_is_set_as_it_stands_is_no_break() -> None:
 
 def test_tensors_are_made_by_the_names_of_their_classes() -> None:
     def made(x: torch.Tensor) -> Any:
+        as_types = x.type(torch.HalfTensor), (x > 0).type(torch.Tensor)
         filled = torch.Tensor(x.shape[0], 2).fill_(0.5), torch.LongTensor(2).zero_(), torch.Tensor(x.size()).zero_(), torch.Tensor()
-        return torch.Tensor([1, x.shape[0]]), torch.FloatTensor([[1, True]]), x[torch.LongTensor([0, 2.5])], filled, x.type(torch.HalfTensor)
+        return torch.Tensor([1, x.shape[0]]), torch.FloatTensor([[1, True]]), x[torch.LongTensor([0, 2.5])], filled, as_types
 
     compiled = same_as_eager(made, torch.randn(3, 2), fullgraph=True)
     assert equal(compiled(torch.ones(4, 2)), made(torch.ones(4, 2)))

@@ -1,11 +1,13 @@
 """What a hunt for silent answers found: metaclasses that give attributes, dictionaries of attributes that are no plain ones,
-methods of tensors compared, globals over builtins, `json` with a function of the user's, and complex numbers added to real tensors.
+methods of tensors compared, the state of a thread, globals over builtins, `json` with a function of the user's, and complex
+numbers added to real tensors.
 """
 
 from __future__ import annotations
 
 import collections
 import json
+import threading
 import typing
 
 from tests.conformance.catalogue import after, call, count, normal, program
@@ -378,3 +380,54 @@ def type_variables_and_new_types_know_their_module():
         return x + 1, [kind.__module__ for kind in kinds], outside.__name__
 
     return f, [call(normal(2)), call(normal(3))]
+
+
+class OfThread(threading.local):
+    """A state of each thread, which starts anew in every one."""
+
+    scale = 2.0
+
+    def __init__(self):
+        self.calls, self.marked = 0, False
+
+    def mark(self):
+        if self.marked:
+            raise ValueError("marked twice")
+        self.marked = True
+
+
+@program(core=True)
+def attributes_that_each_thread_has_for_itself():
+    store, state = threading.local(), OfThread()
+
+    def push(entry):
+        try:
+            stack = store.stack
+        except AttributeError:
+            stack = store.stack = []
+        stack.append(entry)
+        return stack
+
+    def f(x):
+        stack = push((x.shape[0], {}))
+        state.calls += 1
+        state.mark()
+        store.last = x * state.scale
+        result = store.last + len(stack), vars(store) is store.__dict__, dict(vars(state)), getattr(state, "nothing", None)
+        state.marked = False
+        del store.last
+        return *result, hasattr(store, "last"), sorted(store.__dict__)
+
+    return f, [call(count(3)), call(count(3)), call(count(4))], (store.__dict__, state.__dict__)
+
+
+@program(raises=ValueError)
+def the_state_of_a_thread_when_something_is_raised():
+    state = OfThread()
+
+    def f(x):
+        state.calls += 1
+        state.mark()
+        return x + state.calls
+
+    return f, [call(count(3)), call(count(3)), after(lambda: setattr(state, "marked", False), count(3))], state.__dict__

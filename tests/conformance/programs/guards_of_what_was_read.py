@@ -6,6 +6,7 @@ import builtins
 import collections
 import enum
 import functools
+import importlib
 import string
 import sys
 import types
@@ -416,6 +417,44 @@ def constant_of_a_nested_module():
         after(setter(pkg.sub.deep, "D", 6.0), count(3)),
         after(setter(pkg.sub.deep, "f", lambda x: x), count(3)),
     ]
+
+
+@program(core=True)
+def modules_imported_by_their_names():
+    pkg.sub.C = 2.0
+    pkg.sub.deep.D = 3.0
+
+    def attribute_at(path):
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+    def f(x, path):
+        return x * attribute_at(path) + attribute_at("math.pi"), importlib.import_module(".deep", package="pkgx.sub") is pkg.sub.deep
+
+    return f, [
+        call(count(3), "pkgx.sub.C"),
+        after(setter(pkg.sub, "C", 5.0), count(3), "pkgx.sub.C"),
+        call(count(3), "pkgx.sub.deep.D"),
+    ]
+
+
+sys.modules["no_such_module"] = None  # so that it cannot be imported
+
+
+@program(core=True)
+def module_that_may_not_be_imported():
+    def f(x):
+        try:
+            import no_such_module as optional
+        except ImportError:
+            optional = pkg
+        try:
+            other = importlib.import_module("no_such_module")
+        except ModuleNotFoundError as error:
+            other = error.name
+        return x + 1, optional.__name__, other
+
+    return f, [call(count(3)), call(count(3))]
 
 
 @program

@@ -21,6 +21,7 @@ import json
 import logging
 import math
 import operator
+import pickle
 import re
 import string
 import struct
@@ -900,3 +901,49 @@ def random_choices_by_python():
         return x[order], generator.random(), generator.choice("abc"), random.randint(1, 100), generator.sample(range(10), 3)
 
     return f, [call(count(4), 0), call(count(4), 1), call(count(4), 0)]
+
+
+class Remembering:
+    """Methods whose results are kept by their arguments, as pickled."""
+
+    def __init__(self):
+        self.kept = {}
+
+    @staticmethod
+    def remembered(method):
+        @functools.wraps(method)
+        def call_once(self, *args, **kwargs):
+            key = method.__name__, args, pickle.dumps(kwargs)
+            if key not in self.kept:
+                self.kept[key] = method(self, *args, **kwargs)
+            return self.kept[key]
+
+        return call_once
+
+    @remembered
+    def ramp(self, length, **options):
+        return torch.arange(length) * options.get("scale", 1.0) + len(self.kept)
+
+
+@program(core=True)
+def results_kept_by_pickled_arguments():
+    def f(x):
+        store = Remembering()
+        total = x + store.ramp(3) + store.ramp(3, scale=2.0) + store.ramp(3) + store.ramp(3, shape=(2, None, True), name="a")
+        return total, sorted(map(repr, store.kept))
+
+    return f, [call(count(3)), call(count(3) * 2)]
+
+
+@program
+def pickled_containers():
+    outside = [1, "a"]
+
+    def f(x, k):
+        own = [k, ("a", 2.5), {"b": b"c"}]
+        same = ["d", "d"]
+        round_ = [1]
+        round_.append(round_)
+        return x + len(own), *map(pickle.dumps, (own, outside, (), -0.0, None, k)), len(pickle.dumps(round_)), pickle.loads(pickle.dumps(same))
+
+    return f, [call(count(3), 1), after(lambda: outside.append(2), count(3), 1), call(count(3), True), call(count(3), 7), call(count(3), 9)]
