@@ -44,8 +44,12 @@ from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_leaves import becomes_leaf
 from minicompile.capture.native import (
     BREAKING_MODULES,
+    CONTAINERS,
     INLINED,
     LOOK_OUTSIDE,
+    NATIVE_OWNERS,
+    NATIVE_PACKAGES,
+    fits,
     is_known_to_break,
     is_numpy_arithmetic,
     is_pure_native,
@@ -75,7 +79,6 @@ from minicompile.capture.values import (
 from minicompile.ir import autocast
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
-CONTAINERS = (list, dict, set, frozenset, tuple)
 DISABLED_MARK = "__minicompile_disabled__"
 COMPILED_MARK = "__minicompile_compiled__"
 Module = torch.nn.Module
@@ -111,11 +114,13 @@ def direct(rules: dict[Any, Any]) -> None:
 
 
 class RecordTorch(TorchFunctionMode):
-    """Records the torch operations that native code performs on fake tensors."""
+    """Records the torch operations that native code performs on fake tensors. Where one of them cannot be recorded, tracing
+    stops, whatever that code does about the exception."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
+        self.stopped: Stop | None = None
 
     def __enter__(self) -> RecordTorch:
         self.before, self.tracer.native = self.tracer.native, True
@@ -125,14 +130,20 @@ class RecordTorch(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self.tracer.native = self.before
+        if self.stopped is not None:
+            raise self.stopped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if not self.tracer.native or name == "__get__" or name in torch_interface.TENSOR_QUERY_METHODS:
             return func(*args, **(kwargs or {}))
-        if args and isinstance(args[0], FakeTensor) and name in torch_interface.TENSOR_METHODS:
-            return call_tensor_method(self.tracer, args[0], name, args[1:], kwargs or {})
-        return call(self.tracer, func, tuple(args), kwargs or {})
+        try:
+            if args and isinstance(args[0], FakeTensor) and func is getattr(torch.Tensor, name, None):
+                return call_tensor_method(self.tracer, args[0], name, args[1:], kwargs or {})
+            return call(self.tracer, func, tuple(args), kwargs or {})
+        except Stop as stop:
+            self.stopped = self.stopped or stop
+            raise
 
 
 class Callback:
@@ -272,6 +283,8 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: Args, kwar
     role = torch_interface.classify(function)
     if role is not None:
         return call_torch(tracer, function, role, args, kwargs)
+    if torch_interface.is_allowed_in_graph(function):
+        return call_allowed(tracer, function, *resolved(tracer, args, kwargs))
     if DISABLED_MARK in function.__dict__ or "_torchdynamo_disable" in function.__dict__:
         raise Break("disabled function", f"`{function.__qualname__}` is disabled")
     module = function.__globals__.get("__name__") or ""
@@ -303,6 +316,21 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: Args, kwar
         if args and isinstance(args[0], FakeTensor):
             return call_tensor_method(tracer, args[0], function.__name__, args[1:], kwargs)
     return tracer.inline(function, args, kwargs)
+
+
+def call_allowed(tracer: Tracer, function: types.FunctionType, args: Args, kwargs: Keywords) -> Any:
+    """Call a function that somebody vouches for (`torch.compiler.allow_in_graph`): it runs as if it were written in C, and
+    outside of the graph where that fails or asks for the number behind a size that varies."""
+    label, fixed = f"`{function.__qualname__}`, which is allowed in graphs,", tracer.fixed_numbers()
+    try:
+        result = call_pure(tracer, function, args, kwargs)
+    except RaisedInUserCode as failure:
+        raise Break("operation failed", f"{label} raises {type(failure.value).__name__}") from failure
+    if tracer.fixed_numbers() != fixed:
+        raise Break("unknown call", f"{label} asks for a size that varies")
+    if any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor) for leaf in leaves(result)):
+        raise Break("unknown call", f"{label} gives a tensor that is not its own")
+    return result
 
 
 def call_torch(tracer: Tracer, function: Any, role: str, args: Args, kwargs: Keywords) -> Any:
@@ -463,30 +491,6 @@ def call_native(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> 
     raise unknown_call(function)
 
 
-@functools.cache
-def fits(function: Any, count: int, *keywords: str) -> bool:
-    """Whether a function takes so many arguments by position, and keywords, as far as it says what it takes."""
-    try:
-        return inspect.signature(function, follow_wrapped=False).bind(*[None] * count, **dict.fromkeys(keywords)) is not None
-    except ValueError:  # it does not
-        of_container = isinstance(function, types.MethodDescriptorType) and function.__objclass__ in NATIVE_OWNERS
-        named = function in WITH_KEYWORDS or not of_container and function not in AT_MOST
-        return (named or not keywords) and count <= AT_MOST.get(function, count)
-    except TypeError:
-        return False
-
-
-AT_MOST: dict[Any, int] = {
-    bool: 1, getattr: 3, iter: 2, next: 2, vars: 1, range: 3, slice: 3, torch.Size.numel: 1,
-    **{getattr(kind, name): 2 for kind in (dict, list, set, frozenset, collections.deque) for name in """
-        count remove extend extendleft __getitem__ __contains__ symmetric_difference symmetric_difference_update
-        issubset issuperset isdisjoint""".split() if hasattr(kind, name)},
-}
-"""Builtins that take no keywords and do not say so, and how many arguments they take at most, a method's object with them."""
-WITH_KEYWORDS = (dict.update, collections.OrderedDict.update, str.format)
-"""Methods of containers and texts that take any and do not say so; the others take none."""
-
-
 def ruled(tracer: Tracer, rule: Callable[..., Any], function: Any, args: Args, kwargs: Keywords) -> Any:
     """What the rule of a function gives; arguments that it does not expect are for Python to refuse."""
     if not fits(function, len(args), *kwargs):
@@ -501,12 +505,6 @@ def unknown_call(function: Any) -> Break:
     """The graph break for a callable that must not run while tracing."""
     kind, label = native_name(function)
     return Break(kind, f"`{label}` is called")
-
-
-NATIVE_OWNERS = (*CONTAINERS, str, bytes, int, float, complex, types.GeneratorType, slice, range, type(None), BaseException,
-                 collections.deque)
-NATIVE_PACKAGES = frozenset({"builtins", "itertools", "re", "datetime", "decimal", "fractions", "collections", "operator",
-                             "types", "functools"})
 
 
 def call_native_method(tracer: Tracer, owner: Any, function: Any, args: Args, kwargs: Keywords) -> Any:

@@ -1,4 +1,5 @@
-"""Which native functions may run while tracing, on stand-ins that they may change, and what kind of graph break the others are.
+"""Which native functions may run while tracing, on stand-ins that they may change, how many arguments they take, and what kind
+of graph break the others are.
 
 A table, not a mechanism: it must not look at arguments.
 """
@@ -6,8 +7,10 @@ A table, not a mechanism: it must not look at arguments.
 import bisect
 import builtins
 import cmath
+import collections
 import functools
 import heapq
+import inspect
 import itertools
 import math
 import operator
@@ -16,6 +19,7 @@ import types
 from typing import Any
 
 import numpy as np
+import torch
 
 BREAKING_MODULES: dict[str, str] = {name: kind for kind, names in {
     "input or output": """
@@ -100,3 +104,34 @@ def native_name(function: Any) -> tuple[str, str]:
 def is_known_to_break(function: Any) -> bool:
     """Whether a builtin always ends the graph, whatever its arguments are."""
     return getattr(builtins, getattr(function, "__name__", ""), None) is function and function.__name__ in NATIVE_KINDS
+
+
+CONTAINERS = (list, dict, set, frozenset, tuple)
+NATIVE_OWNERS = (*CONTAINERS, str, bytes, int, float, complex, types.GeneratorType, slice, range, type(None), BaseException,
+                 collections.deque)
+NATIVE_PACKAGES = frozenset({"builtins", "itertools", "re", "datetime", "decimal", "fractions", "collections", "operator",
+                             "types", "functools"})
+
+
+@functools.cache
+def fits(function: Any, count: int, *keywords: str) -> bool:
+    """Whether a function takes so many arguments by position, and keywords, as far as it says what it takes."""
+    try:
+        return inspect.signature(function, follow_wrapped=False).bind(*[None] * count, **dict.fromkeys(keywords)) is not None
+    except ValueError:  # it does not
+        of_container = isinstance(function, types.MethodDescriptorType) and function.__objclass__ in NATIVE_OWNERS
+        named = function in WITH_KEYWORDS or not of_container and function not in AT_MOST
+        return (named or not keywords) and count <= AT_MOST.get(function, count)
+    except TypeError:
+        return False
+
+
+AT_MOST: dict[Any, int] = {
+    bool: 1, getattr: 3, iter: 2, next: 2, vars: 1, range: 3, slice: 3, torch.Size.numel: 1,
+    **{getattr(kind, name): 2 for kind in (dict, list, set, frozenset, collections.deque) for name in """
+        count remove extend extendleft __getitem__ __contains__ symmetric_difference symmetric_difference_update
+        issubset issuperset isdisjoint""".split() if hasattr(kind, name)},
+}
+"""Builtins that take no keywords and do not say so, and how many arguments they take at most, a method's object with them."""
+WITH_KEYWORDS = (dict.update, collections.OrderedDict.update, str.format)
+"""Methods of containers and texts that take any and do not say so; the others take none."""

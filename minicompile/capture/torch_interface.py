@@ -389,6 +389,12 @@ def classify(function: Any) -> str | None:
     return "operation" if role is None and of_torch else role
 
 
+def is_allowed_in_graph(function: Any) -> bool:
+    """Whether a function was given to `torch.compiler.allow_in_graph`, which imports what keeps such functions."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return rules is not None and rules.is_callable_allowed(function)
+
+
 def lacks_gradient_rule(function: Any) -> bool:
     """Whether a function is an operator of somebody else's through whose kernels autograd sees: fake ones compute nothing."""
     if not isinstance(function, torch._ops.OpOverload) or function.namespace in ("aten", "prims", "minicompile"):

@@ -365,6 +365,11 @@ class Tracer:
         if callable(value) or hasattr(type(value), "__get__"):
             self.library_reads.setdefault(id(owner), (owner, {}))[1][name] = value
 
+    def fixed_numbers(self) -> int:
+        """How many of the sizes and numbers that vary the program has asked for, so that they are constants after all."""
+        env = self.graph.fake_mode.shape_env
+        return 0 if env is None else sum(env.replace(symbol).is_number for symbol in self.symbols)
+
     # Where we are.
 
     def forget_places(self) -> None:

@@ -689,6 +689,58 @@ def test_a_cached_function_marked_as_constant_is_called_whatever_was_changed_bef
     assert equal(compiled(torch.ones(2, 3), seen), torch.full((2, 3), 2.0)) and seen == [0, 2]
 
 
+@torch.compiler.allow_in_graph
+def chosen(choose: torch.Tensor, either: torch.Tensor, other: torch.Tensor, power: float = 1.0) -> list[torch.Tensor]:
+    """What no tracer follows, computing with tensors alone."""
+    exec("power += 1", scope := {"power": power})
+    return [torch.where(choose, either, other), functional.softmax(other.double(), 0) ** scope["power"]]
+
+
+@torch.compiler.allow_in_graph
+def row_after_row(x: torch.Tensor) -> torch.Tensor:
+    """The number of rows, which no tracer sees asked for."""
+    return sum((x[row] * row for row in range(int(x.shape[0]))), x.new_zeros(x.shape[1:]))
+
+
+@torch.compiler.allow_in_graph
+def number_or_zero(x: torch.Tensor) -> float:
+    """A number of a graph that has not run, and a handler that lets nothing through."""
+    try:
+        return x.sum().item()
+    except Exception:
+        return 0.0
+
+
+def test_a_function_allowed_in_graphs_is_not_followed_and_its_operations_are_recorded() -> None:
+    def program(choose: torch.Tensor, either: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        first, second = chosen(choose, ~either, other, power=2.0)
+        return first.sum() + second.sum()
+
+    compiled = capture(program, fullgraph=True)
+    for length in (4, 5, 6):
+        masks = [torch.arange(length) % step == 0 for step in (2, 3, 1)]
+        torch.testing.assert_close(compiled(*masks), program(*masks))
+    assert len(compiled.records.recompiles) == 1  # for any length
+
+
+def test_a_function_allowed_in_graphs_runs_outside_where_it_asks_for_what_varies() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return row_after_row(x.sin()).cos()
+
+    compiled = capture(program)
+    for rows in range(2, 14):
+        x = torch.linspace(-1, 1, rows * 3).view(rows, 3)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert len(compiled.records.recompiles) == 1
+
+
+def test_a_function_allowed_in_graphs_does_not_get_past_what_ends_a_graph() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * number_or_zero(x)
+
+    assert equal(capture(program)(torch.ones(3)), program(torch.ones(3)))
+
+
 def test_weights_are_clipped_through_data_in_the_graph_that_has_stepped() -> None:
     def step(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
