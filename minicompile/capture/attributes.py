@@ -75,7 +75,7 @@ def get_attribute(tracer: Tracer, owner: Any, name: str) -> Any:
 
 NATIVE_TYPES = frozenset({
     types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, types.CodeType, types.CellType,
-    types.GeneratorType, types.GenericAlias,
+    types.GeneratorType, types.GenericAlias, types.UnionType,
 })
 ITEM_METHODS = (dict.__getitem__, dict.get, dict.__setitem__, dict.__delitem__)  # which make attributes of a dictionary's keys
 GENERATOR_METHODS = ("send", "throw", "close", "__iter__", "__next__")

@@ -315,8 +315,8 @@ def truth(tracer: Tracer, value: Any) -> bool:
         return bool(judged(tracer, len, "__len__", result))
     if is_of_numpy(value):
         raise Break("NumPy", "the truth of a NumPy value")
-    if hasattr(kind, "__bool__") or hasattr(kind, "__len__"):
-        if is_outside(tracer, value):
+    if any(name in vars(base) for base in kind.__mro__ for name in ("__bool__", "__len__")):
+        if is_outside(tracer, value) and not isinstance(value, VALUES):
             raise Break("unsupported value", f"the truth of an object of type {kind.__name__}")
         return bool(run_native(tracer, bool, (value,), {}))
     return True

@@ -125,6 +125,40 @@ def test_a_class_is_iterated_and_measured_by_its_own_class() -> None:
     same_as_eager(function, X, "mean", fullgraph=True)
 
 
+class Stage(enum.IntEnum):
+    NONE = 0
+    LAST = 3
+
+
+class Count(int):
+    """A number of a class of one's own."""
+
+
+class Measured(type):
+    """A class that has a length, and whose objects therefore have none."""
+
+    def __len__(cls) -> int:
+        return 0
+
+
+class Plain(metaclass=Measured):
+    """An object that is always true."""
+
+
+@pytest.mark.parametrize("values", [(Stage.NONE, Stage.LAST), (Count(0), Count(2)), (Reduction.MEAN, Reduction.SUM), (Plain(), None)])
+def test_the_truth_of_a_member_of_an_enum_or_of_a_number_of_ones_own_class_is_no_break(values: tuple[object, ...]) -> None:
+    def function(x: torch.Tensor, value: object) -> torch.Tensor:
+        return x * 2 if value else x + (not value)
+
+    compiled = capture(function, fullgraph=True)
+    for value in values * 2:
+        assert equal(compiled(X, value), function(X, value))
+
+
+def test_the_types_of_a_union_are_read() -> None:
+    same_as_eager(lambda x: x * len((int | str | None).__args__), X, fullgraph=True)
+
+
 def test_a_changed_global_closure_or_attribute_is_seen() -> None:
     class Holder:
         value = 1.0
