@@ -293,7 +293,8 @@ def call_function(tracer: Tracer, function: types.FunctionType, args: Args, kwar
         kind = BREAKING_MODULES[module.partition(".")[0]]
         args, kwargs = resolved(tracer, args, kwargs)
         looks = module == "inspect" or name == "typing.get_type_hints"  # at what functions and classes say of themselves
-        asked = any(is_of_users_class(leaf) or looks and isinstance(leaf, type) and not is_trusted_module(leaf.__module__)
+        asked = any(is_of_users_class(leaf) or isinstance(leaf, Module)
+                    or looks and isinstance(leaf, type) and not is_trusted_module(leaf.__module__)
                     for leaf in leaves((*args, *kwargs.values())))
         if kind == "pure" and (id(function) in tracer.fresh or asked):
             return tracer.inline(function, args, kwargs)

@@ -7,6 +7,7 @@ import enum
 import functools
 import gc
 import importlib
+import inspect
 import math
 import pickle
 import sys
@@ -157,6 +158,32 @@ def test_the_truth_of_a_member_of_an_enum_or_of_a_number_of_ones_own_class_is_no
 
 def test_the_types_of_a_union_are_read() -> None:
     same_as_eager(lambda x: x * len((int | str | None).__args__), X, fullgraph=True)
+
+
+def test_arguments_are_bound_to_a_signature_layers_among_them() -> None:
+    def checked(function: typing.Any) -> typing.Any:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def inner(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            if not isinstance(bound.arguments["factor"], float):
+                raise TypeError("factor")
+            return function(*bound.args, **bound.kwargs)
+
+        return inner
+
+    @checked
+    def function(layer: torch.nn.Module, x: torch.Tensor, factor: typing.Any = 2.0) -> torch.Tensor:
+        return typing.cast(torch.Tensor, layer(x)) * factor
+
+    compiled, layer = capture(function, fullgraph=True), torch.nn.Linear(3, 3)
+    for more in ({}, {"factor": 3.0}):
+        assert equal(compiled(layer, X, **more), function(layer, X, **more))
+    for wrong in ({"factor": 3}, {"other": 1}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            compiled(layer, X, **wrong)
 
 
 def test_a_changed_global_closure_or_attribute_is_seen() -> None:
