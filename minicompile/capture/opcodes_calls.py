@@ -4,12 +4,14 @@ Importing this module fills the table in `opcodes`.
 """
 
 import builtins
+import contextlib
 import importlib
 import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from minicompile.capture import torch_interface
 from minicompile.capture.attributes import get_attribute
 from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import call, special
@@ -118,7 +120,7 @@ def with_part(function: types.FunctionType, flag: int, value: Any) -> types.Func
 
 @computed(2, "IMPORT_NAME")
 def import_name(tracer: Tracer, at: Instruction, level: Any, from_list: Any) -> Any:
-    """Import a module that is already loaded."""
+    """Import a module that is loaded, or can be while capturing."""
     name = at.value
     if level:
         package = tracer.frames[-1].globals.get("__package__") or ""
@@ -129,7 +131,7 @@ def import_name(tracer: Tracer, at: Instruction, level: Any, from_list: Any) -> 
 
 @special(importlib.import_module)
 def rule_import_module(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
-    """`importlib.import_module` of the full name of a module that is already loaded."""
+    """`importlib.import_module` of the full name of a module that is loaded, or can be while capturing."""
     name = args[0] if len(args) == 1 and not kwargs else None
     if type(name) is not str or name.startswith("."):
         raise Break("imports", "`importlib.import_module` is called")
@@ -138,6 +140,7 @@ def rule_import_module(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
 
 def loaded_module(tracer: Tracer, name: str, key: str) -> types.ModuleType:
     """The module `key`, where `name` has been imported."""
+    load_trusted(name)
     module = sys.modules.get(key)
     if module is None or sys.modules.get(name) is None:
         raise Break("imports", f"the module `{name}` is not loaded yet")
@@ -148,6 +151,14 @@ def loaded_module(tracer: Tracer, name: str, key: str) -> types.ModuleType:
     return module
 
 
+def load_trusted(name: str) -> None:
+    """Import a module of torch or of the standard library now if it is not loaded: the program would, once, and its code is known
+    not to look at the program."""
+    if name not in sys.modules and is_trusted_module(name):
+        with torch_interface.compiling(False), contextlib.suppress(Exception):  # the program's own import will raise
+            importlib.import_module(name)
+
+
 @opcode("IMPORT_FROM")
 def import_from(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
     """`from module import name`."""
@@ -156,6 +167,8 @@ def import_from(tracer: Tracer, frame: Frame, instruction: Instruction) -> None:
         frame.stack.append(get_attribute(tracer, module, name))
     except RaisedInUserCode:
         full = f"{module.__name__}.{name}"
+        if hasattr(module, "__path__"):
+            load_trusted(full)
         if full not in sys.modules:
             raise Break("imports", f"the module `{full}` is not loaded yet") from None
         frame.stack.append(sys.modules[full])

@@ -1,4 +1,4 @@
-"""Rules for functions of torch that are written in Python and captured otherwise than by interpreting them.
+"""Rules for functions of torch, and one of einops, that are written in Python and captured otherwise than by interpreting them.
 
 `torch.utils.checkpoint` becomes a mark on the nodes of its region, which the graph stage honours. Must not decide what a
 graph break does.
@@ -29,7 +29,14 @@ from minicompile.capture.side_effects import contents
 from minicompile.capture.symbolic_float import SymbolicFloat
 from minicompile.capture.symbolic_size import EXAMPLES, is_symbolic
 from minicompile.capture.texts import leaves
-from minicompile.capture.torch_interface import FakeTensor, any_autocast, is_of_optimizers, named, with_default_device
+from minicompile.capture.torch_interface import (
+    FakeTensor,
+    any_autocast,
+    compiling,
+    is_of_optimizers,
+    named,
+    with_default_device,
+)
 from minicompile.capture.tracer import Args, Keywords, Tracer
 from minicompile.capture.values import CONSTANT_TYPES, Lazy, force, guard_absent
 
@@ -503,3 +510,15 @@ def rule_leave_inference(tracer: Tracer, args: Args, kwargs: Keywords) -> None:
         tracer.graph.inference.leave()
     else:
         tracer.graph.state_call(torch._C._set_grad_enabled, (before,), tracer.location())
+
+
+def rule_get_backend(tracer: Tracer, function: Any, args: Args, kwargs: Keywords) -> Any:
+    """What einops calls on tensors of a class, which it finds, importing modules, when it first meets one: asked beforehand."""
+    if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
+        with compiling(False):
+            for real in (torch.empty(0), torch.nn.Parameter(torch.empty(0))):
+                function(real)
+    return tracer.inline(function, args, kwargs)
+
+
+CLOSURE_RULES["einops._backends", "get_backend"] = rule_get_backend

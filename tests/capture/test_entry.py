@@ -11,6 +11,7 @@ import inspect
 import math
 import pickle
 import sys
+import types
 import typing
 import warnings
 import weakref
@@ -453,6 +454,48 @@ def test_a_loaded_module_that_is_imported_by_its_name_is_no_break() -> None:
         return x * importlib.import_module(name).pi
 
     same_as_eager(function, torch.ones(3), "math", fullgraph=True)
+
+
+def test_modules_of_the_standard_library_are_loaded_while_capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        import colorsys
+        from xml.dom import minicompat
+
+        try:
+            import colorsys.nothing
+        except ImportError:
+            return x * colorsys.rgb_to_hsv(0.5, 0.25, 0.125)[2] + len(minicompat.StringTypes)
+        return x
+
+    for name in ("colorsys", "xml.dom.minicompat"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    compiled = capture(function)
+    assert equal(compiled(X), function(X))
+    assert [record.kind for record in compiled.records.graph_breaks] == ["imports"], "what cannot be loaded raises in the program"
+
+
+BACKENDS = """
+import sys
+kept = {}
+class Backend: pass
+class OfTorch(Backend):
+    def __init__(self):
+        import torch
+        self.torch = torch
+def get_backend(tensor):
+    if type(tensor) not in kept:
+        found = [kind for kind in Backend.__subclasses__() if "torch" in sys.modules]
+        kept[type(tensor)] = found[0]()
+    return kept[type(tensor)]
+"""
+
+
+def test_the_backend_of_einops_is_found_before_its_first_call_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = types.ModuleType("einops._backends")
+    exec(BACKENDS, vars(backends))
+    monkeypatch.setitem(sys.modules, "einops._backends", backends)
+    compiled = capture(lambda x: backends.get_backend(x).torch.sin(x), fullgraph=True)
+    assert equal(compiled(X), X.sin()) and torch.Tensor in backends.kept
 
 
 def test_arguments_that_are_pickled_to_be_a_key_are_no_break() -> None:
