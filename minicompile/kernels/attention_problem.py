@@ -130,6 +130,13 @@ def padded_head_dim(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
+def descriptor_strides(tensor: torch.Tensor) -> list[int]:
+    """The strides of a tensor with adjacent columns as a TMA descriptor may have them: along a dim of size 1 a tensor's own means
+    nothing and may be 0 or anything."""
+    row = tensor.stride(-2) if tensor.shape[-2] > 1 else 16
+    return [*(step if size > 1 else row for size, step in zip(tensor.shape[:-1], tensor.stride(), strict=False)), 1]
+
+
 def describe(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, lower: int | None, upper: int | None,
     scale: float | None, dropout: float, nan_rows: bool, precision: str | None,

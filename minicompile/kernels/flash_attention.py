@@ -29,6 +29,7 @@ from minicompile.kernels.attention_problem import (
     AttentionProblem,
     adjacent_columns,
     describe,
+    descriptor_strides,
     dot_precision,
     empty_output,
     expand_mask,
@@ -320,7 +321,7 @@ def _choose(phase: str, way: Way, entries: torch.Tensor) -> AttentionConfig:
 
 def _hopper(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HopperRow | None:
     """The tile of the warp-specialised forward, where that can compute this and was seen right and faster."""
-    row = hopper_row(HOPPER_TABLE, problem.d, problem.upper == 0, problem.keys)
+    row = hopper_row(HOPPER_TABLE, problem.width, problem.upper == 0, problem.keys)
     if row is None or problem.scale <= 0.0 or not _suits_hopper(problem, q, k, v):
         return None
     programs = triton.cdiv(problem.queries, 64 * row.groups) * problem.batch * problem.heads
@@ -341,7 +342,7 @@ def _hopper_backward(
 def _suits_hopper(problem: AttentionProblem, q: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether the warp-specialised kernels take this problem and these tensors, and were seen right on this chip."""
     plain = problem.mask_kind == "none" and problem.lower is None and problem.upper in (None, 0) and not problem.dropout
-    if not plain or problem.d != problem.dv or q.element_size() != 2 or not _aligned(q, *others):
+    if not plain or problem.d != problem.dv or problem.d % 8 or q.element_size() != 2 or not _aligned(q, *others):
         return False
     return _is_hopper(q) and triton.__version__.startswith(HOPPER_VERSIONS)
 
@@ -353,7 +354,7 @@ def _is_hopper(q: torch.Tensor) -> bool:
 def _aligned(*tensors: torch.Tensor) -> bool:
     """Whether TMA descriptors can describe them."""
     return all(
-        t.data_ptr() % 16 == 0 and all(step * t.element_size() % 16 == 0 and step > 0 for step in t.stride()[:-1])
+        t.data_ptr() % 16 == 0 and all(step * t.element_size() % 16 == 0 and step > 0 for step in descriptor_strides(t)[:-1])
         for t in tensors
     )
 
@@ -365,7 +366,7 @@ def _usable(config: AttentionConfig, *walked: torch.Tensor) -> AttentionConfig:
 
 def _described(tensor: torch.Tensor, rows: int, width: int) -> TensorDescriptor:
     """The TMA descriptor by which a kernel's loop reads a tensor, a block of rows at a time."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, rows, width])
+    return TensorDescriptor(tensor, list(tensor.shape), descriptor_strides(tensor), [1, 1, rows, width])
 
 
 def _bounds(problem: AttentionProblem, mask: torch.Tensor | None, bounds: torch.Tensor | None, by_keys: bool) -> Walk:

@@ -1,7 +1,8 @@
 """FlashAttention forward for Hopper (sm_90) in Triton's Gluon dialect: loading, products and softmax at the same time.
 
-The algorithm is `flash_attention_forward.py`'s, for head dims 64 and 128 in half precision, full or causal, without
-mask, window or dropout; output and log-sum-exp are laid out and rounded as there. What differs is who does what
+The algorithm is `flash_attention_forward.py`'s, for head dims up to 128 in half precision, full or causal, without mask,
+window or dropout; output and log-sum-exp are laid out and rounded as there. A head dim is filled up to 64 or 128 with
+zeros on the way to shared memory. What differs is who does what
 (Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision", 2024): a program is one
 warp that loads (TMA) and GROUPS warp groups with 64 queries each (wgmma), which meet only at barriers in shared
 memory. While one group takes exponentials, another's products run. With OVERLAP a group's own next scores are computed
@@ -42,7 +43,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from minicompile.kernels.attention_problem import AttentionProblem
+from minicompile.kernels.attention_problem import AttentionProblem, descriptor_strides
 from minicompile.kernels.configs import HopperRow
 
 # Triton 3.6 and 3.7 have other names for these than 3.8 and later.
@@ -232,11 +233,12 @@ def flash_attention_hopper_kernel(
 ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-def described(tensor: torch.Tensor, rows: int) -> TensorDescriptor:
-    """A TMA descriptor of a whole tensor, for tiles of `rows` rows of one head."""
-    block = [1, 1, rows, tensor.shape[3]]
+def described(tensor: torch.Tensor, rows: int, width: int) -> TensorDescriptor:
+    """A TMA descriptor of a whole tensor, for tiles of `rows` rows of one head. Columns from the head dim to `width` are loaded
+    as zeros and not stored."""
+    block = [1, 1, rows, width]
     layout = gl.NVMMASharedLayout.get_default_for(block, ELEMENTS[tensor.dtype])
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
+    return TensorDescriptor(tensor, list(tensor.shape), descriptor_strides(tensor), block, layout)
 
 
 def hopper_launch(
@@ -244,13 +246,13 @@ def hopper_launch(
     lse: torch.Tensor,
 ) -> tuple[Any, tuple[int], tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """Kernel, grid, arguments and constants of the forward; all tensors aligned for TMA."""
-    grid = (triton.cdiv(problem.queries, 64 * row.groups) * problem.batch * problem.heads,)
+    grid, width = (triton.cdiv(problem.queries, 64 * row.groups) * problem.batch * problem.heads,), row.head_dim
     arguments = (
-        described(q, 64), described(k, row.block_n), described(v, row.block_n), described(out, 64), lse, problem.heads,
-        problem.group, problem.queries, problem.keys, problem.scale * math.log2(math.e),
+        described(q, 64, width), described(k, row.block_n, width), described(v, row.block_n, width), described(out, 64, width),
+        lse, problem.heads, problem.group, problem.queries, problem.keys, problem.scale * math.log2(math.e),
     )  # fmt: skip
     constants = {
-        "D": problem.d, "BLOCK_N": row.block_n, "GROUPS": row.groups, "STAGES": row.stages,
+        "D": width, "BLOCK_N": row.block_n, "GROUPS": row.groups, "STAGES": row.stages,
         "CAUSAL": problem.upper is not None, "NAN_ROWS": problem.nan_rows, "OVERLAP": row.overlap, "num_warps": 4,
         "maxnreg": REGISTERS[row.groups],
     }  # fmt: skip

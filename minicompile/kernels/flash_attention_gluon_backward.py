@@ -301,9 +301,9 @@ def hopper_backward_launches(
         dout.stride()[:3], *sizes,
     )  # fmt: skip
     walk = (
-        described(q, row.block_m), described(k, 128), described(v, 128), described(dout, row.block_m),
-        described_in_fp32(base_two_lse, [row.block_m]), described_in_fp32(delta, [row.block_m]), described(dk, 64),
-        described(dv, 64), described_in_fp32(sums, [64, 64]), problem.heads, problem.group, problem.queries, problem.keys,
+        described(q, row.block_m, d), described(k, 128, d), described(v, 128, d), described(dout, row.block_m, d),
+        described_in_fp32(base_two_lse, [row.block_m]), described_in_fp32(delta, [row.block_m]), described(dk, 64, d),
+        described(dv, 64, d), described_in_fp32(sums, [64, 64]), problem.heads, problem.group, problem.queries, problem.keys,
         padded, problem.scale * math.log2(math.e), problem.scale,
     )  # fmt: skip
     constants = {
