@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from minicompile.graph import depthwise, torch_interface
+from minicompile.graph import short_convolutions, torch_interface
 from minicompile.graph.foreach import foreach_decompositions
 from minicompile.ir.fake_mode import of_one_dtype, shifts_exponents
 from minicompile.ir.operator_names import overloads, packets
@@ -275,8 +275,8 @@ def copied_number(value: Any, **options: Any) -> Any:
 OWN: dict[str, Decomposition] = {
     "_to_copy": copied_number,
     "block_diag": block_diag,
-    "convolution": depthwise.convolution,
-    "convolution_backward": depthwise.convolution_backward,
+    "convolution": short_convolutions.convolution,
+    "convolution_backward": short_convolutions.convolution_backward,
     "eye eye.m": eye,
     "huber_loss": huber_loss,
     "ldexp.Tensor": ldexp,

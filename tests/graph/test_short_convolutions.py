@@ -1,7 +1,8 @@
-"""Short convolutions of each channel by itself: kernels of the graph on a GPU, with eager's values, gradients and strides."""
+"""Convolutions with few products for each result: kernels of the graph on a GPU, with eager's values, gradients and strides."""
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile.graph import depthwise
+from minicompile.graph import short_convolutions
 from tests.differential import check
 
 OPTIONS = {"suppress_errors": False, "cache": False, "verify": True}
@@ -20,7 +21,7 @@ WHERE = [pytest.param("cpu", id="cpu"), pytest.param("cuda", marks=pytest.mark.g
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the CPU, where the library's kernel is fast, like a GPU."""
-    monkeypatch.setattr(depthwise, "gpu", types.SimpleNamespace(holds=lambda value: True))
+    monkeypatch.setattr(short_convolutions, "gpu", types.SimpleNamespace(holds=lambda value: True))
 
 
 def line(batch: int, channels: int, length: int, dtype: torch.dtype, device: str, tokens_first: bool) -> torch.Tensor:
@@ -67,6 +68,38 @@ def test_an_expanded_line_and_turned_filters_at_several_lengths_beside_side_effe
         check(twice, value, weight, [0], compile=lambda _: compiled, tolerance=4.0)
 
 
+IMAGES = {
+    "blur": ((2, 3, 9, 7), (3, 1, 1, 5), {"groups": 3}),
+    "window": ((2, 3, 9, 7), (3, 1, 5, 5), {"groups": 3, "padding": (2, 0)}),
+    "edges": ((2, 1, 6, 8), (2, 1, 3, 3), {"padding": 1}),
+    "edges of each channel": ((1, 3, 6, 8), (6, 1, 3, 2), {"groups": 3, "padding": (1, 3), "dilation": (2, 1)}),
+    "two groups": ((2, 4, 5, 5), (6, 2, 2, 3), {"groups": 2}),
+    "many from one": ((2, 1, 6, 8), (4, 1, 3, 3), {"padding": 1}),
+    "colours": ((2, 3, 5, 4), (4, 3, 1, 1), {}),
+}
+
+
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", IMAGES)
+def test_images(name: str, dtype: torch.dtype, layout: torch.memory_format, device: str) -> None:
+    sizes, of_weight, options = IMAGES[name]
+    value = torch.randn(sizes, dtype=dtype, device=device).to(memory_format=layout).requires_grad_()
+    weight, bias = (torch.randn(s, dtype=dtype, device=device, requires_grad=True) for s in (of_weight, of_weight[:1]))
+
+    def convolved(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(value, weight, bias, **options)
+
+    compiled = minicompile.compile(convolved, options=OPTIONS)
+    check(convolved, value, weight, bias, compile=lambda _: compiled, tolerance=4.0)
+    in_graph = dtype != torch.bfloat16 or name == "colours"
+    assert compiled.stats.extern_calls == (1 if in_graph else 2), "the gradient of the weight, or all"
+    alone = minicompile.compile(lambda value: F.conv2d(value, weight.detach(), **options), options=OPTIONS)
+    check(lambda value: F.conv2d(value, weight.detach(), **options), value, compile=lambda _: alone, tolerance=4.0)
+    assert alone.stats.extern_calls == (not in_graph) * 2 + (name == "many from one" and in_graph)
+
+
 def test_products_past_either_end_are_left_out() -> None:
     """Multiplied by zero they would be NaN where a value or a filter is infinite."""
     value = torch.tensor([[[float("inf"), 1.0, 2.0, 3.0]]], requires_grad=True)
@@ -92,6 +125,16 @@ def test_other_convolutions_stay_the_librarys(other: dict[str, Any]) -> None:
 
     compiled = minicompile.compile(convolved, options=OPTIONS)
     check(convolved, value, weight, compile=lambda _: compiled, backward=False)
+    assert compiled.stats.extern_calls == 1
+
+
+@pytest.mark.parametrize(("of_weight", "options"), [
+    ((3, 1, 7, 7), {"groups": 3}), ((3, 1, 3, 3), {"groups": 3, "stride": 2}), ((9, 3, 3, 3), {}), ((27, 1, 1, 1), {"groups": 3}),
+])  # fmt: skip
+def test_other_convolutions_of_images_do_too(of_weight: tuple[int, ...], options: dict[str, Any]) -> None:
+    convolved = functools.partial(F.conv2d, **options)
+    compiled = minicompile.compile(lambda value, weight: convolved(value, weight), options=OPTIONS)
+    check(convolved, torch.randn(2, 3, 12, 12), torch.randn(of_weight), compile=lambda _: compiled, backward=False)
     assert compiled.stats.extern_calls == 1
 
 
