@@ -9,7 +9,7 @@ infinite values stay where they are. This module must not choose layouts.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -122,9 +122,8 @@ def as_added(value: Tensor) -> Tensor:
 
 def sum_of_shifted(products: Iterable[tuple[Tensor, Place]], sizes: Iterable[int]) -> Tensor:
     """The sum of products, each moved to its place."""
-    sizes = tuple(sizes)
-    moved: Callable[[Tensor, Place], Tensor] = lambda product, place: shifted(product, place, sizes)
-    return functools.reduce(torch.add, itertools.starmap(moved, products))
+    wanted = tuple(sizes)
+    return functools.reduce(torch.add, (shifted(product, place, wanted) for product, place in products))
 
 
 def shifted(value: Tensor, place: Place, sizes: tuple[int, ...]) -> Tensor:
