@@ -80,6 +80,6 @@ def plain_layout(values: Iterable[Any]) -> bool:
 
 
 def says_channels_last(value: torch.Tensor, inner: Sequence[Any]) -> bool:
-    """Whether images of one channel, which lie alike in both layouts, are taken for `channels_last`, as what is made of them is."""
+    """Whether images of one channel, which lie alike in both layouts, are taken for `channels_last`, as their results are."""
     known = torch_interface.surely_equal
     return value.dim() == 4 and known(value.shape[1], 1) and known(value.stride(1), 1) and not known(inner[1], 1)
