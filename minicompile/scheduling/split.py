@@ -27,19 +27,25 @@ PROGRAMS_PER_MULTIPROCESSOR = 4
 CHUNK_BYTES = 1 << 15
 LEAST_SHARE_OF_A_SECTOR = 3
 """A walk that uses less than one part in so many of what it moves is made along other axes."""
+LINE_BYTES, COST_OF_PIECES = 128, 8
+"""Shorter pieces of what is folded cost a program so many times what long ones do, in instructions for their addresses."""
 SPLITTABLE = ("sum", "prod", "max", "min", "any")
 
 
-def choose_splits(results: int, length: int, itemsize: int, columns: bool, device: DeviceProperties) -> int:
+def choose_splits(
+    results: int, length: int, itemsize: int, columns: bool, device: DeviceProperties, scattered: bool = False
+) -> int:
     """Into how many parts each of `results` reductions over `length` elements is cut; 1 leaves it whole.
 
-    `columns`: neighbouring elements belong to different results, so that a program computes several at once.
+    `columns`: neighbouring elements belong to different results, so that a program computes several at once. `scattered`: the
+    elements of a result lie in pieces so short that a program spends its time on finding them; too few to keep the chip busy are
+    then cut sooner.
     """
     if device.kind == "cpu":
         return 1
     width = max(1, min(next_power_of_two(results), COLUMN_BYTES // itemsize)) if columns else 1
     programs = -(-results // width)
-    per_program = width * length * itemsize
+    per_program = width * length * itemsize * (COST_OF_PIECES if scattered and programs < device.multiprocessors else 1)
     enough = PROGRAMS_PER_MULTIPROCESSOR * device.multiprocessors
     if 2 * programs >= enough or per_program < WORTH_A_LAUNCH:
         return 1
@@ -165,10 +171,23 @@ def _splits(
         chunks = choose_row_chunks(length, results, itemsize, device)
         if chunks > 1:
             return chunks
-    splits = choose_splits(results, length, itemsize, columns, device)
+    scattered = not columns and not symbolic and _piece(loop, read) * itemsize < LINE_BYTES
+    splits = choose_splits(results, length, itemsize, columns, device, scattered)
     if with_squares and not symbolic:
         splits = choose_chunks(results, length, itemsize, columns, splits, device)
     return splits if 2 * splits <= length else 1
+
+
+def _piece(loop: Loop, read: Sequence[Load]) -> int:
+    """How many elements that are folded into one result lie side by side where the most is read."""
+    if not read:
+        return points(loop.reduction_axes)
+    load, length = max(read, key=lambda load: points(axes_in(load.index))), 1
+    for axis in sorted(loop.reduction_axes, key=lambda axis: abs(step_of(load.index, axis) or 0)):
+        if step_of(load.index, axis) != length:
+            break
+        length *= points((axis,))
+    return length
 
 
 def _neighbours_are_results(loop: Loop, read: Sequence[Load]) -> bool:

@@ -183,6 +183,12 @@ def test_a_chunk_of_a_group_takes_its_channels_together(channels: int) -> None:
     assert folded is not None and {step_of(load.index, folded.axis) for load in first.loops[0].loads} == {1}
 
 
+def test_groups_of_few_programs_are_split_where_their_elements_lie_in_pieces() -> None:
+    for layout, number in ((torch.channels_last, 3), (torch.contiguous_format, 1)):
+        x = torch.empty(2, 320, 64, 64, dtype=BF16, memory_format=layout)
+        assert len(kernels(schedule(lower(lambda x: normalised(x.float(), 32), (x,))))) == number
+
+
 def test_views_between_operations_do_not_stop_fusion() -> None:
     maker = GraphMaker()
     maker.input("a", 64, 96)

@@ -87,6 +87,8 @@ def test_reductions_are_split_only_where_programs_are_few_and_rows_long() -> Non
     assert choose_splits(1, 1 << 27, 4, False, GPU) >= GPU.multiprocessors
     assert choose_splits(4096, 1 << 15, 4, False, GPU) == 1
     assert choose_splits(8, 1024, 4, False, GPU) == 1
+    assert choose_splits(64, 40960, 2, False, GPU) == 1 < choose_splits(64, 40960, 2, False, GPU, scattered=True)
+    assert choose_splits(64, 4096, 2, False, GPU, scattered=True) == 1
     assert choose_splits(256, 1 << 18, 4, True, GPU) > 1
     assert choose_splits(7203, 4096, 4, True, GPU) == 4, "a program for every multiprocessor is too little to hide latency"
     assert choose_splits(1, 1 << 27, 4, False, DeviceProperties()) == 1
