@@ -35,7 +35,8 @@ def write_batched_kernel(group: KernelGroup, name: str, context: KernelContext) 
         buffer: common.fresh(_common_name([context.names[other] for other in row])) for buffer, row in alike.items()
     }
     inner = dataclasses.replace(context, names={**context.names, **names})
-    text = KernelWriter(model, name, inner, geometry).write()
+    extents = {buffer: extent for buffer, row in alike.items() if (extent := _least_extent(row, context)) is not None}
+    text = KernelWriter(model, name, inner, geometry, extents).write()
     namer = Namer([*(argument.name for argument in text.arguments), *SIZES, "block", "program"])
     arguments: list[KernelArgument] = []
     pointers: list[str] = []
@@ -78,6 +79,12 @@ def _choice(programs: list[int], targets: list[str], values: list[list[str]], in
             yield f"    block = program - {first}" if first else "    block = program"
         yield f"    {', '.join(targets)} = {', '.join(own)}"
         first = end
+
+
+def _least_extent(row: tuple[str, ...], context: KernelContext) -> Index | None:
+    """The elements of memory that each of some buffers has at least, if they are known."""
+    extents = [context.buffers[buffer].extent.constant for buffer in row]
+    return as_index(min(filter(None, extents))) if all(extents) else None
 
 
 def _common_name(names: list[str]) -> str:

@@ -97,6 +97,7 @@ class ExpressionWriter:
         self._index_uses: collections.Counter[Index | Atom] = collections.Counter()
         self._axes: dict[Expr, frozenset[Axis]] = {}
         self._reads: dict[Expr, bool] = {}
+        self._conditions: collections.defaultdict[Load, set[Conditions]] = collections.defaultdict(set)
 
     def count(self, roots: Iterable[Expr], stores: Iterable[Index]) -> None:
         """Learn how often each expression and index is used, before printing anything."""
@@ -113,8 +114,24 @@ class ExpressionWriter:
                     self._computed_with.update(children(expression))
                 if isinstance(expression, Load) and expression not in self.known_axes:
                     self._count_index(expression.index)
+            self._note_conditions(root)
         for index in stores:
             self._count_index(index)
+
+    def _note_conditions(self, root: Expr) -> None:
+        """Learn under which conditions each load is wanted."""
+        pending: list[tuple[Expr, Conditions]] = [(root, ())]
+        seen = set(pending)
+        while pending:
+            current, inside = pending.pop()
+            if isinstance(current, Load):
+                self._conditions[current].add(inside)
+            parts = [(child, inside) for child in children(current)]
+            if isinstance(current, Masked):
+                parts = [(current.condition, inside), (current.other, inside), (current.value, (*inside, current.condition))]
+            new = [part for part in parts if part not in seen]
+            seen.update(new)
+            pending += new
 
     def _count_index(self, index: Index) -> None:
         self._index_uses[index] += 1
@@ -148,10 +165,11 @@ class ExpressionWriter:
         return self._reads[expression]
 
     def _is_free(self, load: Load) -> bool:
-        """Whether a load needs no condition: it is one for many points, and lies in its buffer at each of them."""
-        many = not index_axes(load.index) >= frozenset(self.geometry.live)
+        """Whether a load needs no condition: it is one for many points, or wanted under several conditions, and lies in its
+        buffer at all points."""
+        shared = len(self._conditions[load]) > 1 or not index_axes(load.index) >= frozenset(self.geometry.live)
         known = load.buffer in self._extents and not indirect_values(load.index)
-        return many and known and is_below(load.index, self._extents[load.buffer])
+        return shared and known and is_below(load.index, self._extents[load.buffer])
 
     def scope_for(self, axes: Iterable[Axis]) -> Scope:
         """The outermost scope in which a value that varies along `axes` can be computed."""

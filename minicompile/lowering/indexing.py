@@ -328,16 +328,22 @@ def lower_slice_scatter(
     if is_empty(source.sizes):
         return builder.in_place or builder.like_node(value.load)
 
+    known = first.constant
+    steps, rest = (0, 0) if known is None else divmod(known, step)  # places are counted from a whole number of steps
+
     def inside(indices: Indices) -> Any:
         distance = indices[dim] - first
-        within = both(index_at_least(distance, ZERO), index_below(distance, count * step))
+        from_first = True if known == rest < step and step > 1 else index_at_least(distance, ZERO)
+        within = both(from_first, index_below(distance, count * step))
         if step == 1 or within is False:
             return within
-        return both(within, index_value(distance % step).equals(0))
+        return both(within, index_value((distance if known is None else indices[dim]) % step).equals(rest))
 
     def element(indices: Indices) -> Expr:
         distance = indices[dim] - first
-        return source.load(replaced(indices, dim, distance if step == 1 else distance // step))
+        if step > 1:
+            distance = distance // step if known is None else indices[dim] // step - steps
+        return source.load(replaced(indices, dim, distance))
 
     region = sliced(value, dim, first, size_index(step), count)
     return _with_region(builder, value, region, source, inside, element)

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import minicompile
 from minicompile.ir.expr import Constant, Expr, IndexValue, Load, Masked, Random, apply, cast
 from minicompile.ir.index import Axis, Index, Indirect, Symbol, as_index
 from minicompile.ir.loops import Loop, Reduction, Scan
 from tests.codegen.build import buffer, group, load, pointwise_plan, programs, reduction_plan, run_both, schedule
 from tests.codegen.catalogue import scheduled
+from tests.differential import check
 from tests.scheduling.hand_made import GraphMaker, softmax
 
 F32 = torch.float32
@@ -329,3 +331,35 @@ def test_a_running_sum_of_integers(strategy: str) -> None:
     a = torch.randint(-50, 50, (3, 100))
     for (found,) in run_both(schedule([group("cumsum", loops, plan, ["out"])], buffers, ["out"]), [a]):
         assert torch.equal(found, a.cumsum(-1))
+
+
+def rotated_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    out = torch.empty_like(x)
+    out[..., 0::2] = first * cos - second * sin
+    out[..., 1::2] = first * sin + second * cos
+    return out
+
+
+def of_columns(p: torch.Tensor) -> torch.Tensor:
+    d = (p[:, 0] - p[:, 3]) * (p[:, 1] - p[:, 4]) + p[:, 2] * p[:, 5]
+    return (p[:, 0] / d).tanh() * (p[:, 2] / d).sigmoid() + d.exp()
+
+
+def written_from(x: torch.Tensor, start: int, step: int) -> torch.Tensor:
+    y = x * 3
+    y[:, start : start + 3 * step : step] = x[:, :3] * 2
+    return y
+
+
+def test_what_several_masks_want_at_one_place_is_loaded_once() -> None:
+    rotate, columns = (minicompile.compile(function, options={"cache": False}) for function in (rotated_pairs, of_columns))
+    check(rotated_pairs, torch.randn(3, 5, 8), torch.randn(5, 4), torch.randn(5, 4), compile=lambda _: rotate, backward=False)
+    assert str(minicompile.sources(rotate)).count("tl.load(") == 4
+    check(of_columns, torch.rand(7, 6, requires_grad=True), compile=lambda _: columns, tolerance=8.0)
+    assert str(minicompile.sources(columns)).count("tl.load(") <= 6 + 7, "six columns in each direction, and the gradient"
+
+
+@pytest.mark.parametrize(("start", "step"), [(0, 1), (2, 1), (0, 2), (1, 2), (2, 2), (3, 2), (5, 3), (1, 4)])
+def test_slices_are_written_from_any_place(start: int, step: int) -> None:
+    check(written_from, torch.randn(4, 16, requires_grad=True), start, step)
