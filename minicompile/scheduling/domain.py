@@ -7,6 +7,7 @@ choose block sizes.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from minicompile.ir.expr import Load
@@ -20,6 +21,8 @@ CONFLICT_SHARE = 0.15
 CROSSWISE_SHARE = 0.03
 CONFLICT_BYTES = 1 << 14
 CONFLICT_SIZE = 4
+RUN_BYTES = 1 << 23
+"""Of what is transposed in runs whose axes are shorter than that (the taps of filters): kernels with two axes are not batched."""
 VALUES_OF_A_ROW = 3
 LEAST_ROW = 1024
 
@@ -199,8 +202,10 @@ def _split_where_strides_conflict(
     for access in accesses:
         if access.bytes < CONFLICT_BYTES or access.steps[fastest] in (0, 1, None):
             continue
+        run = math.prod(size_of(axis) for axis in wide[:-1] if 0 < (access.steps[axis] or 0) < (access.steps[fastest] or 0))
         for axis in wide[:-1]:
-            if access.steps[axis] == 1 and size_of(axis) >= CONFLICT_SIZE:
+            in_a_run = run == access.steps[fastest] and access.bytes >= RUN_BYTES
+            if access.steps[axis] == 1 and (size_of(axis) >= CONFLICT_SIZE or in_a_run):
                 weights[axis] = weights.get(axis, 0) + access.bytes / times[access.buffer]
     if not weights:
         return (), order
