@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 import minicompile.gpu as gpu
 from minicompile.config import Config
 from minicompile.graph import torch_interface
-from minicompile.graph.attention import FLOATS, broadcasts_to, written_attention
+from minicompile.graph.attention import FLOATS, LARGEST_HEAD, broadcasts_to, written_attention
 from minicompile.graph.operators import operand
 from minicompile.graph.position_masks import FILLS, Band, PositionReader
 from minicompile.graph.torch_interface import surely_equal
@@ -33,7 +33,6 @@ HARMLESS = ("clone", "detach", "view", "reshape", "transpose", "permute", "squee
             "expand", "sum", "mean", "amax", "add", "sub", "mul")  # fmt: skip
 NAMED_OPERANDS = {"input", "other", "condition", "mat2", "batch1", "batch2"}
 MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled")
-LARGEST_HEAD = 256
 LONG_WALK = 1024
 WALKER_ROWS = 64
 SAFE_FILL = -1e8

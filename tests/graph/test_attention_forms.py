@@ -17,7 +17,7 @@ from torch import nn
 
 import minicompile
 from minicompile.api import compiled_function
-from tests.differential import leaf
+from tests.differential import check, leaf
 
 T, D = 6, 8
 PLAIN, CAUSAL, MASK = "plain", "causal", "mask"
@@ -409,6 +409,14 @@ def test_form(name: str) -> None:
     (graph,) = compiled_function(compiled).compiler.graphs
     found = how_found(graph, inputs)
     assert found == expected or expected not in ("", PLAIN, CAUSAL, MASK) and expected in found
+
+
+def test_wider_heads_than_our_kernels_take_are_pytorchs() -> None:
+    given = [torch.randn(1, 2, 5, 320, requires_grad=True) for _ in range(3)]
+    compiled = minicompile.compile(F.scaled_dot_product_attention, options={"suppress_errors": False, "cache": False})
+    check(F.scaled_dot_product_attention, *given, compile=lambda _: compiled, tolerance=8.0)
+    (graph,) = compiled_function(compiled).compiler.graphs
+    assert not [node for node in graph.partitioned.forward.graph.nodes if "minicompile.attention" in str(node.target)]
 
 
 def looked_up(bias: torch.Tensor) -> torch.Tensor:
