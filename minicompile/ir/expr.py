@@ -131,6 +131,9 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     for name in names.split()
 }  # fmt: skip
 
+FP64_COST = 10
+"""Of functions in fp64, which are long programs, by what the same cost in fp32."""
+
 
 def apply(operation: str, *arguments: Expr, dtype: torch.dtype) -> Expr:
     """`operation` of `arguments`, checked for existence and arity."""
@@ -198,10 +201,15 @@ def loads(expression: Expr) -> tuple[Load, ...]:
 def cost(expression: Expr) -> int:
     """Arithmetic per point, in additions; a cast of what is loaded comes with the load."""
     return sum(
-        40 if isinstance(e, Random) else SCALAR_OPS[e.operation].cost
+        40 if isinstance(e, Random) else SCALAR_OPS[e.operation].cost * (FP64_COST if is_fp64_function(e) else 1)
         for e in walk(expression)
         if isinstance(e, Random) or isinstance(e, Apply) and not (e.operation == "cast" and isinstance(e.arguments[0], Load))
     )
+
+
+def is_fp64_function(expression: Apply) -> bool:
+    """Whether an operation is a sine, a power or the like in fp64."""
+    return expression.dtype == torch.float64 and SCALAR_OPS[expression.operation].cost > SCALAR_OPS["truediv"].cost
 
 
 def without_widening(value: Expr) -> Expr:

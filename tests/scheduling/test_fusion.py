@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,6 +189,18 @@ def test_groups_of_few_programs_are_split_where_their_elements_lie_in_pieces() -
     for layout, number in ((torch.channels_last, 3), (torch.contiguous_format, 1)):
         x = torch.empty(2, 320, 64, 64, dtype=BF16, memory_format=layout)
         assert len(kernels(schedule(lower(lambda x: normalised(x.float(), 32), (x,))))) == number
+
+
+@pytest.mark.parametrize(("of_frequency", "number"), [(lambda at: 10000.0 ** (-at / 64), 2), (lambda at: at / 64 + 1, 1)])
+def test_functions_in_fp64_are_not_computed_again_for_every_element(of_frequency: Callable[..., torch.Tensor], number: int) -> None:
+    """As rotary embeddings make their tables: one power for each frequency."""
+
+    def table(places: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        angles = torch.outer(places, of_frequency(at))
+        return torch.cat([angles.cos(), angles.sin()], -1).float()
+
+    given = torch.arange(4096, dtype=torch.float64), torch.arange(64, dtype=torch.float64)
+    assert len(kernels(schedule(lower(table, given)))) == number
 
 
 def test_views_between_operations_do_not_stop_fusion() -> None:
