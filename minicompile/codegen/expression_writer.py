@@ -102,6 +102,7 @@ class ExpressionWriter:
     def count(self, roots: Iterable[Expr], stores: Iterable[Index]) -> None:
         """Learn how often each expression and index is used, before printing anything."""
         seen: set[Expr] = set()
+        wanted: set[tuple[Expr, Conditions]] = set()
         for root in roots:
             self._uses[root] += 1
             self._computed_with.add(root)
@@ -114,14 +115,13 @@ class ExpressionWriter:
                     self._computed_with.update(children(expression))
                 if isinstance(expression, Load) and expression not in self.known_axes:
                     self._count_index(expression.index)
-            self._note_conditions(root)
+            self._note_conditions(root, wanted)
         for index in stores:
             self._count_index(index)
 
-    def _note_conditions(self, root: Expr) -> None:
+    def _note_conditions(self, root: Expr, seen: set[tuple[Expr, Conditions]]) -> None:
         """Learn under which conditions each load is wanted."""
         pending: list[tuple[Expr, Conditions]] = [(root, ())]
-        seen = set(pending)
         while pending:
             current, inside = pending.pop()
             if isinstance(current, Load):
