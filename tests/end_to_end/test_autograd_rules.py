@@ -1208,6 +1208,27 @@ def test_a_linear_custom_backward_is_compiled_beside_a_result_that_others_are_co
 
 
 @scenario
+def losses_that_a_graph_adds_up_in_place_behind_a_custom_backward_that_is_no_product(wrap: Wrap) -> Any:
+    def added_up(x: Tensor, seen: Tensor) -> Any:
+        loss: Any = 0
+        for _ in range(2):
+            mask = Clipped.apply(x)
+            loss += mask.mean()
+            seen += mask
+            x = mask * x
+        loss /= 2
+        return x, loss
+
+    run, shown = wrap(added_up), []
+    for used in ([0], [1], [2], [0, 1, 2]):
+        x, seen = leaf(3), leaf(3)
+        results = [*run(x, total := seen * 1), total]
+        sum((3 * results[i]).sum() for i in used).backward()
+        shown += [x.grad, seen.grad]
+    return shown
+
+
+@scenario
 def a_result_of_several_that_only_eager_keeps_is_changed(wrap: Wrap) -> Any:
     def chained(x: Tensor) -> Any:
         h = x - 1.5
