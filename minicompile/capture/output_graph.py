@@ -320,7 +320,7 @@ class OutputGraph:
         for key, (alias, owner, version) in self.data_aliases.items():
             if alias._version != version:
                 self.data_aliases[key] = (alias, owner, alias._version)
-                if self.is_saved_for_a_gradient(owner):
+                if self.is_saved_for_a_gradient(owner) and not self.is_read_by_plain_formulas(owner):
                     reason = "a tensor of which `.data` was taken is changed in place"
                     if self.traced[id(owner)].source is not None and args and args[0] is alias:
                         raise Break("autograd call", reason)
@@ -372,6 +372,16 @@ class OutputGraph:
             return False
         results = [user.meta["example_value"] for user in (entry.node.users if entry.node is not None else ())]
         return entry.source is None or any(needs_gradient(it) and not (it is owner and owner.is_leaf) for it in results)
+
+    def is_read_by_plain_formulas(self, owner: Any) -> bool:
+        """Whether the memory of a tensor is the graph's own and only PyTorch's gradients of its operators may read it in the
+        backward: traced, these find there what eager's find. Those of attention, of custom functions and of checkpointed regions,
+        which the graph computes in its own ways, do not.
+        """
+        memory = storage_key(owner)
+        holders = [node for node in self.graph.nodes if holds_memory(node, memory)]
+        touching = {*holders, *(user for node in holders for user in node.users)}
+        return self.inside is None and all("checkpoint" not in node.meta and has_plain_formula(node) for node in touching)
 
     def state_call(self, function: Any, args: tuple[Any, ...], location: Location | None) -> Any:
         """Record a change of thread-local torch state, and make it while tracing."""
@@ -476,6 +486,20 @@ def needs_gradient(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(needs_gradient, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def holds_memory(node: torch.fx.Node, memory: int) -> bool:
+    """Whether what a node gives, or a part of it, lies in some memory."""
+    value = node.meta.get("example_value")
+    parts = tree_leaves(value) if isinstance(value, (tuple, list)) else [value]
+    return any(isinstance(part, torch.Tensor) and storage_key(part) == memory for part in parts)
+
+
+def has_plain_formula(node: torch.fx.Node) -> bool:
+    """Whether a node calls an operator of PyTorch's that is traced, with its gradient, as it is."""
+    module, name = (getattr(node.target, key, None) or "" for key in ("__module__", "__name__"))
+    plain = module.startswith(("torch", "_operator", "builtins")) and not module.startswith(("torch._ops", "torch._higher"))
+    return node.op == "call_method" or node.op == "call_function" and plain and "attention" not in name
 
 
 REFUSED_BY_FAKE_KERNELS = frozenset({"where", "istft"})

@@ -33,6 +33,12 @@ REDUCTIONS = frozenset("sum mean any all".split())
 LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 EXACT_ON_INTEGERS = frozenset("add sub mul neg abs iadd isub imul clone detach".split())
 """Operators on whole numbers that raise no error, whatever the values."""
+ONLY_COMPUTE = REDUCTIONS | frozenset(
+    "getitem clone detach reshape view flatten squeeze unsqueeze transpose permute expand arange zeros ones full zeros_like "
+    "ones_like full_like int long bool float double half bfloat16 to type_as argmax argmin amax amin max min cumsum gather "
+    "softmax log_softmax".split()
+)
+"""Operators that write nothing and draw no random numbers, beside those that compute each element from those at its place."""
 MOVES = frozenset("COPY SWAP POP_TOP KW_NAMES LOAD_FAST LOAD_FAST_CHECK STORE_FAST CALL CALL_KW".split())
 """Instructions that only move what is on the stack, or look for selections themselves."""
 UNARY = {"UNARY_NEGATIVE": operator.neg, "UNARY_INVERT": operator.invert}
@@ -143,7 +149,7 @@ def are_alike(one: Any, other: Any) -> bool:
 def writes_nothing(node: torch.fx.Node) -> bool:
     """Whether an operation surely changes nothing and is no random number."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    known = (name in ("getitem", "reshape") or is_pointwise_name(name)) and "out" not in node.kwargs
+    known = (name in ONLY_COMPUTE or is_pointwise_name(name)) and "out" not in node.kwargs
     return node.op == "placeholder" or known and not any(item is True for item in (*node.args, *node.kwargs.values()))
 
 

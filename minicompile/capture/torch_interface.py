@@ -407,7 +407,8 @@ def lacks_gradient_rule(function: Any) -> bool:
 UNTRACED: dict[str, str] = {
     **dict.fromkeys(("torch._dynamo", "torch._compile", "torch._inductor"), "nested compiler"),
     **dict.fromkeys(("torch._functorch", "torch.func"), "torch.func transform"),
-    **dict.fromkeys(("torch.optim.lr_scheduler", "torch.optim.lbfgs", "torch.amp.grad_scaler"), "optimizer"),
+    **dict.fromkeys((
+        "torch.optim.lr_scheduler", "torch.optim.lbfgs", "torch.optim.swa_utils", "torch.amp.grad_scaler"), "optimizer"),
     **dict.fromkeys(("torch.random", "torch.cuda.random"), "random seed"),
     "torch.nn.attention.flex_attention": "higher-order operator",
     **dict.fromkeys(("torch.autograd.function", "torch.utils.checkpoint"), "custom autograd function"),
@@ -419,9 +420,9 @@ UNTRACED: dict[str, str] = {
 }
 UNTRACED_PREFIXES = tuple(UNTRACED)
 RECURRENT = frozenset({"RNN.forward", "LSTM.forward", "GRU.forward"})
-TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "annotate", "vmap", "grad", "jac", "hessian",
-          "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.", "_WrappedCall.",
-          "LRScheduler.__init__.<locals>.", "autocast.", "_CheckpointedFunction.", "_make_checkpoint_wrapper",
+TRACED = ("functional_call", "checkpoint_sequential", "AveragedModel.forward", "get_ema_", "get_swa_", "annotate", "vmap", "grad",
+          "jac", "hessian", "_wraps_without_dynamo_attrs", "_check_randomness_arg", "FunctionCtx.", "GraphModule.recompile.",
+          "_WrappedCall.", "LRScheduler.__init__.<locals>.", "autocast.", "_CheckpointedFunction.", "_make_checkpoint_wrapper",
           "CheckpointWrapper.forward", "ActivationWrapper.",
           "_script_if_tracing.", "isinstance", "_unwrap_optional", "is_fx_tracing", "is_fx_symbolic_tracing", "is_compiling")
 

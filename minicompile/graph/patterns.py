@@ -75,7 +75,7 @@ def recognise(
     `replace` raises `Refused`, or puts something in the node's place and marks what is needed no more as `replaced`.
     """
     graph = captured.module.graph
-    if not any(name_of(node) == name for node in graph.nodes):
+    if not any(name_of(node) == name for node in graph.nodes) or changes_unknown_to_autograd(graph):
         return captured, ()
     copy = torch.fx.Graph()
     closing = copy.graph_copy(graph, {})
@@ -98,6 +98,23 @@ def recognise(
         is_impure_node=lambda node: node.op in ("placeholder", "output") or not node.meta.get("replaced")
     )
     return dataclasses.replace(captured, module=module), tuple(records)
+
+
+def changes_unknown_to_autograd(graph: torch.fx.Graph) -> bool:
+    """Whether what was computed with gradients is changed through its `.data`: each operator's backward then reads what eager's
+    would read, which one in place of several does not."""
+    seen = set[int]()
+    for node in graph.nodes:
+        first = node.args[0] if node.args else None
+        value = first.meta.get("example_value") if isinstance(first, Node) else None
+        if not isinstance(value, torch.Tensor):
+            continue
+        memory = torch_interface.storage_key(value)
+        if node.target is getattr and node.args[1] == "data" and value.requires_grad and not value.is_leaf:
+            seen.add(memory)
+        elif memory in seen and changes_something(node):
+            return True
+    return False
 
 
 def read_what_was_written(graph: torch.fx.Graph) -> None:

@@ -117,9 +117,12 @@ def results_with_users(graph: torch.fx.Graph) -> frozenset[Node]:
     result may go through it.
     """
     closing, written = graph.output_node(), last_writes(graph)
-    inputs = {node for node in graph.find_nodes(op="placeholder") if memory_of(node) in written}
+    last_users = {memory_of(used): user for user in graph.nodes if user is not closing for used in user.all_input_nodes}
+    read = {memory for memory, user in last_users.items() if user is not written.get(memory)}  # not only until it is complete
+    inputs = {node for node in graph.find_nodes(op="placeholder") if memory_of(node) in written and memory_of(node) in read}
     results = {node for node in closing.all_input_nodes if node.op not in ("placeholder", "get_attr")}
-    used = {node for node in results if any(user is not closing and node not in results_of(user) for user in node.users)}
+    used = {node for node in results if memory_of(node) in read
+            and any(user is not closing and node not in results_of(user) for user in node.users)}
     together = {result for call in graph.nodes if used.intersection(family := results_of(call)) for result in family}
     return frozenset(inputs | used | results & together)
 

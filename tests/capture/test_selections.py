@@ -255,6 +255,27 @@ def by_other_masks(x, y, mask, w):
     return out
 
 
+def first_ends(ids: torch.Tensor) -> torch.Tensor:
+    ends = ids == 3
+    places = torch.full((ends.size(0),), ends.size(1), dtype=torch.long)
+    places[ends.any(dim=1)] = ends.int().argmax(dim=1)[ends.any(dim=1)]
+    return places
+
+
+def test_a_mask_that_a_reduction_gives_is_computed_again() -> None:
+    compiled = minicompile_compile(first_ends, fullgraph=True)
+    for rows in (4, 4, 6):
+        ids = torch.randint(0, 6, (rows, 5), generator=torch.Generator().manual_seed(rows))
+        assert torch.equal(compiled(ids), first_ends(ids))
+
+
+def drawn_again(x, y, mask, w):
+    out = x * 1
+    part = y[torch.rand_like(x) > 0.5]
+    out[torch.rand_like(x) > 0.5] = part[0]
+    return out, part
+
+
 def written_between(x, y, mask, w):
     above = x > 0
     out = x * 1

@@ -6,6 +6,7 @@ what shares memory. Both must show the same.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import minicompile
 from minicompile.runtime.second_derivatives import DoubleBackward
 from tests.differential import leaf, leaves
+from tests.planned_for_gpu import planned_for_gpu
 
 Wrap = Callable[[Any], Any]
 SCENARIOS: list[Callable[[Wrap], Any]] = []
@@ -1205,6 +1207,104 @@ def test_a_linear_custom_backward_is_compiled_beside_a_result_that_others_are_co
     compiled = minicompile.compile(beside_a_returned_result, options={"suppress_errors": False})
     compiled(torch.ones(3, requires_grad=True))
     assert compiled.stats.graphs == 1
+
+
+@scenario
+def losses_that_a_graph_adds_up_in_place_behind_a_custom_backward_that_is_no_product(wrap: Wrap) -> Any:
+    def added_up(x: Tensor, seen: Tensor) -> Any:
+        loss: Any = 0
+        for _ in range(2):
+            mask = Clipped.apply(x)
+            loss += mask.mean()
+            seen += mask
+            x = mask * x
+        loss /= 2
+        return x, loss
+
+    run, shown = wrap(added_up), []
+    for used in ([0], [1], [2], [0, 1, 2]):
+        x, seen = leaf(3), leaf(3)
+        results = [*run(x, total := seen * 1), total]
+        sum((3 * results[i]).sum() for i in used).backward()
+        shown += [x.grad, seen.grad]
+    return shown
+
+
+def hidden_scores(x: Tensor, hidden: Tensor) -> Any:
+    scores = x @ x.t()
+    scores.data.masked_fill_(hidden, -math.inf)
+    weights = scores.softmax(-1)
+    return weights, weights @ x
+
+
+def read_before(x: Tensor, hidden: Tensor) -> Any:
+    gate = x.sigmoid()
+    squares = gate * gate
+    gate.data[hidden] = 3
+    return gate, squares, gate.exp()
+
+
+def changed_twice(x: Tensor, hidden: Tensor) -> Any:
+    state = x
+    for _ in range(2):
+        state = (state * x).tanh()
+        state.view(-1).data.clamp_(-0.2, 0.2)
+    return state + 1
+
+
+def attended(x: Tensor, hidden: Tensor) -> Any:
+    values = x * 2
+    result = (x @ x.t()).softmax(-1) @ values
+    values.data.mul_(2), result.data.mul_(3)
+    return result * result
+
+
+def by_attention(x: Tensor, hidden: Tensor) -> Any:
+    result = F.scaled_dot_product_attention(x[None], x[None], x[None])
+    result.data.mul_(3)
+    return result * result
+
+
+def by_a_custom_function(x: Tensor, hidden: Tensor) -> Any:
+    y = x * 2
+    result = Clipped.apply(y)
+    y.data.masked_fill_(hidden, 0)
+    return result
+
+
+def in_a_checkpoint(x: Tensor, hidden: Tensor) -> Any:
+    def region(x: Tensor) -> Tensor:
+        y = x.exp()
+        y.data.mul_(0.5)
+        return y * 2
+
+    return torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False)
+
+
+def a_view_of_an_input(x: Tensor, hidden: Tensor) -> Any:
+    part = x[1:]
+    part.data.add_(1)
+    return part.sin(), x.cos()
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs")
+@pytest.mark.parametrize("routes", [contextlib.nullcontext, planned_for_gpu])
+@pytest.mark.parametrize("function, captured", [
+    (hidden_scores, True), (read_before, True), (changed_twice, True), (attended, True), (by_attention, False),
+    (by_a_custom_function, False), (in_a_checkpoint, False), (a_view_of_an_input, False)])  # fmt: skip
+def test_data_of_results_is_changed(function: Callable[..., Any], captured: bool, routes: Any) -> None:
+    with routes():
+        compiled = minicompile.compile(function)
+        for _ in range(2):
+            x = torch.randn(4, 4, dtype=torch.float64)
+            shown = []
+            for run in (function, compiled):
+                mine = x.clone().requires_grad_()
+                results = run(mine, torch.eye(4) > 0)
+                sum((result * (1 + x[0])).sum() for result in leaves(results)).backward()
+                shown.append([mine, mine.grad, *leaves(results)])
+            torch.testing.assert_close(shown[1], shown[0])
+    assert (compiled.stats.fallbacks == 0) == captured
 
 
 @scenario

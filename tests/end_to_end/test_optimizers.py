@@ -172,6 +172,32 @@ def test_a_training_step_breaks_for_the_backward_only_and_a_scheduler_is_no_obst
     assert update.stats.fallbacks == 0 and {record.kind for record in update.graph_breaks} == {"autograd call"}
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("average", [None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)])
+def test_averages_of_weights_are_one_break_of_a_training_step(average: Any) -> None:
+    def trained(wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average)
+
+        def update(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            averaged.update_parameters(model)
+            return averaged(x).detach()
+
+        update = wrap(update)
+        results = [update(torch.randn(6, 3)) for _ in range(3)]
+        return [*results, *averaged.parameters(), *averaged.buffers()], update
+
+    expected, _ = trained(lambda function: function)
+    found, update = trained(minicompile.compile)
+    torch.testing.assert_close(found, expected)
+    assert update.stats.fallbacks == 0 and {record.kind for record in update.graph_breaks} == {"autograd call", "optimizer"}
+
+
 def test_lists_of_tensors_changed_in_place_count_as_changed() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         torch._foreach_add_([x], 1.0)
