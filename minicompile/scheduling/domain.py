@@ -21,7 +21,7 @@ CONFLICT_SHARE = 0.15
 CROSSWISE_SHARE = 0.03
 CONFLICT_BYTES = 1 << 14
 CONFLICT_SIZE = 4
-RUN_BYTES = 1 << 23
+RUN_BYTES = 12 << 20
 """Of what is transposed in runs whose axes are shorter than that (the taps of filters): kernels with two axes are not batched."""
 VALUES_OF_A_ROW = 3
 LEAST_ROW = 1024

@@ -25,8 +25,9 @@ WORTH_CROSSING = 1 << 20
 LEAST_CHUNK = 8
 PROGRAMS_PER_MULTIPROCESSOR = 4
 CHUNK_BYTES = 1 << 15
-LEAST_SHARE_OF_A_SECTOR = 3
-"""A walk that uses less than one part in so many of what it moves is made along other axes."""
+LEAST_SHARE_OF_A_SECTOR, LEAST_SHARE_IN_PARTS = 3, 2
+"""A walk that uses no more than one part in so many of what it moves is made along other axes: one of whole rows, and of rows
+that are cut in any case."""
 LINE_BYTES, COST_OF_PIECES = 128, 8
 """Shorter pieces of what is folded cost a program so many times what long ones do, in instructions for their addresses."""
 SPLITTABLE = ("sum", "prod", "max", "min", "any")
@@ -97,8 +98,7 @@ def split_reductions(
     row_folds = _row_folds(operations)
     chunked: dict[int, Chunks] = {}
     for position, loop in enumerate(operations):
-        run = _short_run(loop, buffers, device) if isinstance(loop, Loop) else ()
-        splits = _splits(loop, run, buffers, device, position in with_squares, row_folds) if isinstance(loop, Loop) else 1
+        run, splits = _cuts(loop, buffers, device, position in with_squares, row_folds) if isinstance(loop, Loop) else ((), 1)
         partner = chunked.get(partners.get(position, -1))
         if not isinstance(loop, Loop) or (splits == 1 and not run and partner is None):
             result.append(loop)
@@ -114,6 +114,17 @@ def split_reductions(
     return tuple(result), known
 
 
+def _cuts(
+    loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties, with_squares: bool, row_folds: set[tuple[str, int, int]]
+) -> tuple[tuple[Axis, ...], int]:
+    """The short run that is folded last, and into how many parts the rest is cut."""
+    run = _short_run(loop, buffers, device, LEAST_SHARE_OF_A_SECTOR)
+    splits = _splits(loop, run, buffers, device, with_squares, row_folds)
+    if splits > 1 and not run and (run := _short_run(loop, buffers, device, LEAST_SHARE_IN_PARTS)):
+        splits = _splits(loop, run, buffers, device, with_squares, row_folds)
+    return run, splits
+
+
 def _row_folds(operations: Sequence[Operation]) -> set[tuple[str, int, int]]:
     """What reductions read: the buffer, the number of results, and the elements folded into each."""
     return {
@@ -124,10 +135,10 @@ def _row_folds(operations: Sequence[Operation]) -> set[tuple[str, int, int]]:
     }
 
 
-def _short_run(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties) -> tuple[Axis, ...]:
+def _short_run(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperties, share: int) -> tuple[Axis, ...]:
     """The folded axis along which all that is folded lies side by side, but for so few elements that a walk along it would use
-    little of each sector, the rest of which belongs to other results: the channels of a group, where all channels of a pixel lie
-    together. It is folded last, from partial results that are neighbours."""
+    no more than one part in `share` of each sector; the rest belongs to other results: the channels of a group, where all
+    channels of a pixel lie together. It is folded last, from partial results that are neighbours."""
     fold = loop.fold
     if device.kind == "cpu" or not isinstance(fold, Reduction) or fold.kind not in SPLITTABLE or loop.overwrites is not None:
         return ()
@@ -141,7 +152,7 @@ def _short_run(loop: Loop, buffers: Mapping[str, Buffer], device: DeviceProperti
     for run in fold.axes:
         length = points((run,))
         steps = [(step_of(load.index, run), {step_of(load.index, axis) for axis in loop.axes}) for load in read]
-        if 1 < length <= SECTOR_BYTES // (LEAST_SHARE_OF_A_SECTOR * itemsize) and all(
+        if 1 < length <= SECTOR_BYTES // (share * itemsize) and all(
             own == 1 and length in others for own, others in steps
         ):
             return (run,)

@@ -177,12 +177,13 @@ def test_channels_of_a_group_that_lie_together_are_folded_last() -> None:
 
 
 @pytest.mark.parametrize("channels", [256, 512])
-def test_a_chunk_of_a_group_takes_its_channels_together(channels: int) -> None:
-    """A chunk of one channel would use one element of each sector that it moves."""
+def test_a_chunk_of_a_group_reads_whole_sectors(channels: int) -> None:
+    """A chunk of one channel would use one element of each sector that it moves; of eight channels they are half of one."""
     x = torch.empty(2, channels, 256, 256, dtype=BF16, memory_format=torch.channels_last)
-    first, *_ = kernels(schedule(lower(lambda x: normalised(x.float(), 32), (x,))))
-    folded = first.tile.reduction
-    assert folded is not None and {step_of(load.index, folded.axis) for load in first.loops[0].loads} == {1}
+    first, second, *_ = kernels(schedule(lower(lambda x: normalised(x.float(), 32), (x,))))
+    along = first.tile.reduction if channels == 512 else first.tile.parallel[-1]
+    assert along is not None and {step_of(load.index, along.axis) for load in first.loops[0].loads} == {1} and along.block >= 16
+    assert second.tile.strategy == "persistent" or second.tile.parallel[-1].block == 8, "few programs walk along few columns each"
 
 
 def test_groups_of_few_programs_are_split_where_their_elements_lie_in_pieces() -> None:
