@@ -86,7 +86,7 @@ def write_over_tiles(cluster: Cluster, operations: Sequence[Operation], buffers:
             in_rows = bool(slow)
         parallel, changes = _flattened(("y", "x"), (slow, fast)) if slow else _flattened(("x",), (fast,))
         folded, folded_first = None, False
-    crosswise = _narrowest_crosswise(accesses, cluster) if folded_first else 0
+    crosswise = _narrowest_crosswise(accesses, cluster)
     domain = Domain((), parallel, folded, folded_first, stepped, crosswise, in_rows)
     loops: list[Loop] = []
     places: dict[str, Index] = {}

@@ -203,7 +203,7 @@ def _plan_columns(facts: TileFacts, device: DeviceProperties) -> TilePlan:
         warps = max(2, min(16, x * block // (32 * per_thread)))
         return _plan(facts, [x, block], "persistent", warps, f"columns of {length} stay in registers",
                      longest=ROW_REGISTERS * 2 // 3 // (x * facts.live_rows))
-    while x > SECTOR_BYTES // facts.itemsize and columns < x * device.multiprocessors:
+    while x > SECTOR_BYTES // (facts.crosswise or facts.itemsize) and columns < x * device.multiprocessors:
         x //= 2  # few programs walk: each along what uses whole sectors still
     r = max(1, min(block, COLUMN_TILE // x))
     return _plan(facts, [x, r], "looped", 8, f"{x} neighbouring columns of {length} per program")
