@@ -32,6 +32,9 @@ def test_rows_and_columns_are_folded_in_one_walk_if_enough_programs_walk() -> No
     crossed = dataclasses.replace(PAIR, crossed=True, rows=100_352, row_length=96)
     assert refusal(dataclasses.replace(crossed, programs=392)) is None
     assert refusal(dataclasses.replace(crossed, programs=8)) == "only 8 programs would walk over 100352 rows"
+    small = dataclasses.replace(crossed, bytes_apart=2 * MEGA, bytes_fused=MEGA, programs=4, row_length=768)
+    assert refusal(dataclasses.replace(small, rows=4 * 32)) is None, "another kernel costs more"
+    assert refusal(dataclasses.replace(small, rows=4 * 77)) == "only 4 programs would walk over 308 rows"
 
 
 def test_a_cast_with_three_readers_is_repeated_and_a_sum_of_two_inputs_is_not() -> None:
