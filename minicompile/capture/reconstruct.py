@@ -460,7 +460,7 @@ def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
 def build_text(emitter: Emitter, value: TensorText) -> str:
     """The text of an f-string that shows tensors."""
     graph = emitter.tracer.graph
-    aliased = graph.data_aliases or graph.replaced  # whose writes count as no changes
+    aliased = graph.data_aliases or graph.replaced or graph.switched  # which count as no changes
     if aliased or any(type(part) is tuple and part[0]._version != part[2] for part in value):
         raise TraceAgain(picks=False)
     parts = [f"format({emitter.value(part[0])}, {part[1]!r})" if type(part) is tuple else emitter.value(part)

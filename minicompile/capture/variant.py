@@ -30,7 +30,7 @@ from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap,
 from minicompile.capture.input_views import take_views_as_inputs
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_classes import forget_classes
-from minicompile.capture.made_leaves import check_made_leaves
+from minicompile.capture.made_leaves import check_made_leaves, check_switched
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS, watch_selections
 from minicompile.capture.output_graph import Traced, is_of_leaf
@@ -329,6 +329,7 @@ class Assembly:
             raise RunEager("a generator is dropped inside a `try` or `with`")  # where Python runs code that is in them
         check_picks(tracer, self.emitter.outputs)
         check_made_leaves(tracer, self.emitter.outputs)
+        check_switched(tracer)
         self.check_mutation()
         guard_aliases(tracer)
         for complaint in check_marks(tracer):
