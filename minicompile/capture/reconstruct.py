@@ -712,6 +712,7 @@ def write_side_effects(emitter: Emitter) -> None:
     for (_, name), (namespace, value) in effects.globals.items():
         table = emitter.constant(namespace, "namespace")
         pending.append(f"{table}.pop({name!r}, None)" if value is MISSING else f"{table}[{name!r}] = {emitter.value(value)}")
+    pending.extend(f"{emitter.value(generator)}.close()" for generator, _ in effects.generators.values())
     emitter.body.extend([*pending, *emitter.late])
 
 
