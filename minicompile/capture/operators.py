@@ -18,6 +18,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import KEY_WRAPPER, TORCH_NUMBERS, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
+from minicompile.capture.constant_tensors import known_value
 from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.iteration import drain
 from minicompile.capture.kinds import isinstance
@@ -301,9 +302,10 @@ def truth(tracer: Tracer, value: Any) -> bool:
         return bool(value)
     if isinstance(value, FakeTensor):
         known = truth_of_chance(tracer, value)
-        if known is None:
+        known = known_value(tracer, value, "__bool__") if known is None else known
+        if known is MISSING:
             raise Break("branch on a tensor", "Python asks whether a tensor is true")
-        return known
+        return bool(known)
     if isinstance(value, NATIVE_BASES) and not (defines(tracer, kind, "__bool__") or defines(tracer, kind, "__len__")):
         guard_structure(tracer, value)
         return len(value) > 0
