@@ -74,8 +74,8 @@ from minicompile.capture.values import (
     VALUES,
     TensorMethod,
     force,
-    guard_structure,
     is_outside,
+    length,
 )
 
 
@@ -250,9 +250,8 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if defines(tracer, type(value), "__len__"):
         return judged(tracer, len, "__len__", invoke_special(tracer, value, "__len__"))
     if isinstance(value, (list, dict)):
-        guard_structure(tracer, value)
-    else:
-        force(tracer, value, False)
+        return length(tracer, value)
+    force(tracer, value, False)
     return run_native(tracer, len, (value,), {})
 
 

@@ -35,9 +35,11 @@ from minicompile.capture.values import (
     TensorMethod,
     force,
     guard_absent,
+    guard_filled,
     guard_present,
     guard_structure,
     is_outside,
+    item_from_end,
     slot,
 )
 from minicompile.ir.fake_mode import surely
@@ -307,7 +309,7 @@ def truth(tracer: Tracer, value: Any) -> bool:
             raise Break("branch on a tensor", "Python asks whether a tensor is true")
         return bool(known)
     if isinstance(value, NATIVE_BASES) and not (defines(tracer, kind, "__bool__") or defines(tracer, kind, "__len__")):
-        guard_structure(tracer, value)
+        guard_filled(tracer, value)
         return len(value) > 0
     result = invoke_special(tracer, value, "__bool__")
     if result is not MISSING:
@@ -455,6 +457,9 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
             return value
         raise RaisedInUserCode(KeyError(key))
     if isinstance(owner, list) and type(key) is int:
+        value = item_from_end(tracer, owner, key)
+        if value is not MISSING:
+            return value
         count = list.__len__(owner)
         if not 0 <= key < count:
             guard_structure(tracer, owner)
