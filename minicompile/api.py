@@ -21,6 +21,7 @@ import minicompile.config as configuration
 from minicompile.capture.collector import collection_postponed
 
 with collection_postponed():  # amid all that is loaded here a collection takes a third of the time
+    from minicompile.capture.begun_generators import keep_out
     from minicompile.capture.entry import CompiledCallable
     from minicompile.capture.frame_cache import CallCache, guard_test
     from minicompile.compiled_module import CompiledModule, compile_module
@@ -339,6 +340,8 @@ def disable(function: Any = None, recursive: bool = True, *, reason: str | None 
         return function
     if isinstance(function, (CompiledFunction, CompiledModule)):
         function = function.__wrapped__
+
+    keep_out(function)
 
     @functools.wraps(function)
     def uncompiled(*args: Any, **kwargs: Any) -> Any:

@@ -49,6 +49,7 @@ from minicompile.capture.calls import (
 )
 from minicompile.capture.comparing import refuse_objects, refuse_own_items, settled, settled_all
 from minicompile.capture.comparing_rules import ordering_key
+from minicompile.capture.constant_tensors import known_value
 from minicompile.capture.cpython_interface import IMMUTABLE
 from minicompile.capture.guards import is_empty_cell
 from minicompile.capture.instruction import VERSION
@@ -73,8 +74,8 @@ from minicompile.capture.values import (
     VALUES,
     TensorMethod,
     force,
-    guard_structure,
     is_outside,
+    length,
 )
 
 
@@ -249,9 +250,8 @@ def rule_len(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     if defines(tracer, type(value), "__len__"):
         return judged(tracer, len, "__len__", invoke_special(tracer, value, "__len__"))
     if isinstance(value, (list, dict)):
-        guard_structure(tracer, value)
-    else:
-        force(tracer, value, False)
+        return length(tracer, value)
+    force(tracer, value, False)
     return run_native(tracer, len, (value,), {})
 
 
@@ -430,12 +430,14 @@ def conversion(function: Any, names: tuple[str, ...], tracer: Tracer, args: Args
         args = (value, *args[1:])
         return value if function is float else call_pure(tracer, function, args, kwargs)
     if isinstance(value, FakeTensor):
-        if function in (abs, pow, divmod):
-            return run_native(tracer, function, args, kwargs)
         if function is hash:
             raise Break("real memory", "the hash of a tensor is its address")
-        kind = "input or output" if function in (str, repr, format, ascii) else "tensor value"
-        raise Break(kind, f"`{function.__name__}` of a tensor")
+        if function in (abs, pow, divmod):
+            return run_native(tracer, function, args, kwargs)
+        if not args[1:] and not kwargs and (known := known_value(tracer, value, f"__{function.__name__}__")) is not MISSING:
+            return known
+        shows = function in (str, repr, format, ascii)
+        raise Break("input or output" if shows else "tensor value", f"`{function.__name__}` of a tensor")
     if type(value) is torch.SymInt and function is int and len(args) == 1:
         return value
     if is_symbolic(value):
@@ -492,10 +494,9 @@ def rule_format(tracer: Tracer, args: Args, kwargs: Keywords) -> Any:
     method, _ = class_lookup(tracer, type(value), "__format__")
     if isinstance(method, types.FunctionType) and method is not enum.Enum.__format__:
         return call(tracer, get_attribute(tracer, value, "__format__"), (args[1] if len(args) > 1 else "",), {})
-    if type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum) and method is not enum.Enum.__format__:
+    itself = isinstance(value, VALUES) and any(args[1:])  # the number, whatever `__str__` says
+    if type(value) in CONSTANT_TYPES or (method is not enum.Enum.__format__ if isinstance(value, enum.Enum) else itself):
         return run_native(tracer, format, args, {})
-    if isinstance(value, VALUES) and any(args[1:]) and not isinstance(value, enum.Enum):
-        return run_native(tracer, format, args, {})  # the number itself, whatever `__str__` says
     refused = method is object.__format__ and any(args[1:])
     text = type(type(value).__name__, (), {})() if refused else call(tracer, str, (value,), {})
     return run_native(tracer, format, (text, *args[1:]), {})

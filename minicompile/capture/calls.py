@@ -39,7 +39,7 @@ from minicompile.capture.attributes import (
 )
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.comparing import refuse_objects, refuse_own_items, settled
-from minicompile.capture.held_numbers import held_number
+from minicompile.capture.held_numbers import known_ahead
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_leaves import becomes_leaf
 from minicompile.capture.native import (
@@ -435,10 +435,9 @@ def call_tensor_method(tracer: Tracer, tensor: Any, name: str, args: Args, kwarg
         return call(tracer, len, (tensor, *args), kwargs)
     if name == "__iter__":
         return iter(tracer.operation("call_method", "unbind", (tensor, 0)))
-    if name == "item" and torch_interface.is_of_optimizers(tracer.frames[-1].code):
-        number = held_number(tracer, tensor)
-        if number is not None:
-            return number
+    known = MISSING if args or kwargs else known_ahead(tracer, tensor, name)
+    if known is not MISSING:
+        return known
     if name in torch_interface.METHODS_NEVER_IN_GRAPH:
         kind = torch_interface.METHODS_NEVER_IN_GRAPH[name]
         raise never_in_graph(kind, f"Tensor.{name}", kwargs, name in ("retain_grad", "register_hook"))

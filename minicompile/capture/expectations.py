@@ -13,8 +13,10 @@ import torch
 
 from minicompile.capture.break_kinds import Break
 from minicompile.capture.calls import call, run_native, special
+from minicompile.capture.constant_tensors import known_value
 from minicompile.capture.instruction import Instruction
 from minicompile.capture.operators import truth
+from minicompile.capture.side_effects import MISSING
 from minicompile.capture.torch_interface import FakeTensor, named, restore_state
 from minicompile.capture.tracer import Args, Keywords, TraceAgain, Tracer
 from minicompile.ir.autocast import open_blocks
@@ -27,7 +29,8 @@ MAY_STOP = re.compile("index|gather|scatter|take|put|embedding|nll|entropy|multi
 
 def truth_for_jump(tracer: Tracer, at: Instruction, value: Any) -> bool:
     """The truth of what a jump, or what comes just before it, asks for: of a tensor, that with which nothing is raised."""
-    expected = expected_truth(tracer, at) if isinstance(value, FakeTensor) and may_be_tested(tracer, value) else None
+    known = not isinstance(value, FakeTensor) or known_value(tracer, value, "__bool__") is not MISSING
+    expected = expected_truth(tracer, at) if not known and may_be_tested(tracer, value) else None
     if expected is None:
         return truth(tracer, value)
     expect(tracer, value, expected)

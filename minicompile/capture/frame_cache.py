@@ -28,6 +28,8 @@ from minicompile.errors import CompileFailed, Location, Unsupported, warn_user
 from minicompile.ir.float_input import is_float_input
 from minicompile.ir.graph import CapturedGraph
 
+BEGINNING_VARIANTS = 4
+"""How many variants may depend on where generators from outside are; the next ones take them step by step."""
 CAPTURE_LOCK = threading.RLock()
 Backend = Callable[[CapturedGraph], Callable[..., Sequence[Any]]]
 
@@ -211,7 +213,8 @@ class CallCache:
         failed = self.failed_guard(self.entries[0], function, args, kwargs) if self.entries else None
         context = Context(self.session.config, self.plan, self.session.resume_point, self.session.call_compiled,
                           self.session.compile_graph, self.session.records.graph_breaks.append,
-                          self.session.run_original, self.raise_originally, self.expects, compiling=self.compiling)
+                          self.session.run_original, self.raise_originally, self.expects, compiling=self.compiling,
+                          begins=len(self.entries) < BEGINNING_VARIANTS)
         try:
             entry: Variant | None = capture_call(context, function, args, kwargs)
         except DynamicGraphFailed as failure:

@@ -9,14 +9,22 @@ from typing import Any
 
 import torch
 
+from minicompile.capture.constant_tensors import known_value
 from minicompile.capture.output_graph import Traced
 from minicompile.capture.source import Computed, Source
 from minicompile.capture.symbolic_float import SymbolicFloat
+from minicompile.capture.torch_interface import is_of_optimizers
 from minicompile.capture.tracer import Tracer
 
 ADDING = (operator.iadd, "add_", torch._foreach_add_)
 LARGEST = 2**23
 """Sums of two whole numbers below this one are exact in 32 bits."""
+
+
+def known_ahead(tracer: Tracer, tensor: Any, name: str) -> Any:
+    """What a method that asks for a tensor's values gives, or `MISSING` where only a graph that has run knows it."""
+    number = held_number(tracer, tensor) if name == "item" and is_of_optimizers(tracer.frames[-1].code) else None
+    return known_value(tracer, tensor, name) if number is None else number
 
 
 def held_number(tracer: Tracer, tensor: Any) -> float | SymbolicFloat | None:

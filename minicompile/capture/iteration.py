@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from minicompile.capture.attributes import class_lookup, defines
+from minicompile.capture.begun_generators import begin
 from minicompile.capture.break_kinds import Break, Control, RaisedInUserCode
 from minicompile.capture.calls import RecordTorch, invoke_special
 from minicompile.capture.kinds import isinstance
@@ -95,7 +96,9 @@ def advance(tracer: Tracer, iterator: Any) -> Any:
                 raise StopIteration(*error.value.args) from None
             raise
     if is_outside(tracer, iterator):
-        raise Break("iterator", "an iterator that was made outside of the captured code is advanced")
+        iterator = begin(tracer, iterator)
+        if iterator is None:
+            raise Break("iterator", "an iterator that was made outside of the captured code is advanced")
     try:
         if type(iterator) in (map, filter):
             with RecordTorch(tracer):

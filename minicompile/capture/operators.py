@@ -18,6 +18,7 @@ from minicompile.capture.break_kinds import Break, RaisedInUserCode
 from minicompile.capture.calls import KEY_WRAPPER, TORCH_NUMBERS, call, direct, invoke_special, method, run_native
 from minicompile.capture.comparing import is_compared_in_python, refuse_objects, settled, standing, standing_inside
 from minicompile.capture.comparing_rules import SETS, combined
+from minicompile.capture.constant_tensors import known_value
 from minicompile.capture.cpython_interface import HEAP_TYPE
 from minicompile.capture.iteration import drain
 from minicompile.capture.kinds import isinstance
@@ -34,9 +35,11 @@ from minicompile.capture.values import (
     TensorMethod,
     force,
     guard_absent,
+    guard_filled,
     guard_present,
     guard_structure,
     is_outside,
+    item_from_end,
     slot,
 )
 from minicompile.ir.fake_mode import surely
@@ -301,11 +304,12 @@ def truth(tracer: Tracer, value: Any) -> bool:
         return bool(value)
     if isinstance(value, FakeTensor):
         known = truth_of_chance(tracer, value)
-        if known is None:
+        known = known_value(tracer, value, "__bool__") if known is None else known
+        if known is MISSING:
             raise Break("branch on a tensor", "Python asks whether a tensor is true")
-        return known
+        return bool(known)
     if isinstance(value, NATIVE_BASES) and not (defines(tracer, kind, "__bool__") or defines(tracer, kind, "__len__")):
-        guard_structure(tracer, value)
+        guard_filled(tracer, value)
         return len(value) > 0
     result = invoke_special(tracer, value, "__bool__")
     if result is not MISSING:
@@ -453,6 +457,9 @@ def native_item(tracer: Tracer, owner: Any, key: Any) -> Any:
             return value
         raise RaisedInUserCode(KeyError(key))
     if isinstance(owner, list) and type(key) is int:
+        value = item_from_end(tracer, owner, key)
+        if value is not MISSING:
+            return value
         count = list.__len__(owner)
         if not 0 <= key < count:
             guard_structure(tracer, owner)

@@ -157,6 +157,7 @@ class OutputGraph:
         self.picks: list[tuple[Any, Any, int]] = []
         self.made_leaves: list[Any] = []
         self.quiet_leaves: set[int] = set()
+        self.switched: set[int] = set()
 
     def add_input(self, value: Any, source: Source, kind: str, real: Any) -> Traced:
         """Register a value from outside; it becomes a placeholder when an operation first uses it."""
@@ -186,6 +187,8 @@ class OutputGraph:
                 raise Break("unsupported value", "a tensor was made outside of the traced operations")
             if id(value) in self.quiet_leaves and torch.is_grad_enabled():
                 raise Break("autograd call", "a view of a leaf made without gradients is used with gradients")
+            if id(value) in self.switched:
+                raise Break("autograd call", "a tensor of which `requires_grad` was set is used")
             return self.node_of(entry)
         if kind in PLAIN:
             return value

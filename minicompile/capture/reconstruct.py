@@ -460,7 +460,7 @@ def build_partial(emitter: Emitter, value: functools.partial[Any]) -> str:
 def build_text(emitter: Emitter, value: TensorText) -> str:
     """The text of an f-string that shows tensors."""
     graph = emitter.tracer.graph
-    aliased = graph.data_aliases or graph.replaced  # whose writes count as no changes
+    aliased = graph.data_aliases or graph.replaced or graph.switched  # which count as no changes
     if aliased or any(type(part) is tuple and part[0]._version != part[2] for part in value):
         raise TraceAgain(picks=False)
     parts = [f"format({emitter.value(part[0])}, {part[1]!r})" if type(part) is tuple else emitter.value(part)
@@ -712,6 +712,7 @@ def write_side_effects(emitter: Emitter) -> None:
     for (_, name), (namespace, value) in effects.globals.items():
         table = emitter.constant(namespace, "namespace")
         pending.append(f"{table}.pop({name!r}, None)" if value is MISSING else f"{table}[{name!r}] = {emitter.value(value)}")
+    pending.extend(f"{emitter.value(generator)}.close()" for generator, _ in effects.generators.values())
     emitter.body.extend([*pending, *emitter.late])
 
 

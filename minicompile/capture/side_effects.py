@@ -62,12 +62,14 @@ class SideEffects:
         shadows: id of the stand-in to its shadow.
         attributes: (id of object, name) to (object, value) for slots, classes and modules.
         globals: (id of globals dictionary, name) to (dictionary, value).
+        generators: id of a generator from outside to it and the traced one that stands for it.
     """
 
     def __init__(self) -> None:
         self.shadows: dict[int, Shadow] = {}
         self.attributes: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.globals: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
+        self.generators: dict[int, tuple[Any, Any]] = {}
 
     def add(self, shadow: Shadow) -> None:
         """Register a new shadow."""
@@ -75,13 +77,15 @@ class SideEffects:
 
     def any_pending(self) -> bool:
         """Whether the user's objects are not yet what the traced program made of them."""
-        return bool(self.attributes or self.globals) or any(map(differs_from_the_original, self.changed_shadows()))
+        stored = self.attributes or self.globals or self.generators
+        return bool(stored) or any(map(differs_from_the_original, self.changed_shadows()))
 
     def written(self) -> list[int]:
         """The identities of all that is written so far."""
         held = (contents(shadow.copy) for shadow in self.changed_shadows())
         parts = ((*now, *now.values()) if isinstance(now, dict) else now for now in held)
-        return [id(item) for part in (self.attributes.values(), self.globals.values(), *parts) for item in part]
+        stored = self.attributes.values(), self.globals.values(), self.generators.values()
+        return [id(item) for part in (*stored, *parts) for item in part]
 
     def changed_shadows(self) -> list[Shadow]:
         """The shadows whose contents differ from what they were at first."""

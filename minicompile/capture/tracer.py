@@ -245,6 +245,7 @@ class Tracer:
         native: native code runs, and what it does to tensors is to be recorded.
         floats: there are floats that stay symbolic.
         failed: a tensor that says whether something had to be raised; expects: whether there may be one.
+        begins: whether generators from outside may begin while tracing.
         picks: whether 0-d tensors may be indices, results leaves, and text that shows tensors be made behind the graph.
         selections: what masks have selected; selects: how many of these there may be.
         told_compiling: the program has asked whether it is being compiled, and was told that it is.
@@ -278,7 +279,7 @@ class Tracer:
         self.keep: list[Any] = []
         self.native = self.floats = self.told_compiling = False
         self.failed: Any = None
-        self.expects = self.picks = True
+        self.expects = self.picks = self.begins = True
         self.selections, self.selects = list[Any](), sys.maxsize
         self.held_numbers: dict[tuple[float, float], Any] = {}
         self.computed_floats: dict[tuple[Any, ...], Any] = {}

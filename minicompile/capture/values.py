@@ -22,7 +22,18 @@ from minicompile.capture.break_kinds import Break
 from minicompile.capture.guards import TensorGuard, shown
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.remade_classes import is_remade, looks_like
-from minicompile.capture.side_effects import MISSING, Lazy, Shadow, contents, elements, entries, native_base, put, typed
+from minicompile.capture.side_effects import (
+    MISSING,
+    Lazy,
+    Shadow,
+    contents,
+    elements,
+    entries,
+    native_base,
+    put,
+    same,
+    typed,
+)
 from minicompile.capture.source import (
     HOOK_TABLES,
     MODULE_TABLES,
@@ -426,6 +437,54 @@ def guard_structure(tracer: Tracer, value: Any) -> None:
             if not all(isinstance(key, str) for key in keys):
                 tracer.guards.test(source, f"list(map({{1}}, {found})) == {{2}}", (typed, list(map(typed, keys))),
                                    "`{0}` has keys of the same types", "structure", keys)
+
+
+def grown(tracer: Tracer, value: Any) -> int | None:
+    """How many elements a plain list from outside has got at its end, or `None` if its length is guarded, or of another value."""
+    shadow = tracer.effects.shadows.get(id(value))
+    if shadow is None or shadow.structure_guarded or type(shadow.real) is not list or tracer.dynamic is None:
+        return None
+    more = len(value) - len(shadow.before)
+    return more if more >= 0 and all(map(same, value, shadow.before)) else None
+
+
+def outer_length(tracer: Tracer, value: Any) -> Any:
+    """The length of such a list outside as a number that varies, or `None` until it has been seen to."""
+    shadow = tracer.effects.shadows[id(value)]
+    source, count = Source(shadow.source, "len({0})", "len({0})"), len(shadow.before)
+    varies = tracer.dynamic.varies((source.origin(), "number"), count)
+    return tracer.wrapped_once((id(value), "len"), count, source) if varies else None
+
+
+def length(tracer: Tracer, value: Any) -> Any:
+    """`len(value)` of a list or dictionary without a `__len__` of its own."""
+    more = grown(tracer, value)
+    number = None if more is None else outer_length(tracer, value)
+    if number is None:
+        guard_structure(tracer, value)
+        return native_base(value).__len__(value)
+    return number + more
+
+
+def guard_filled(tracer: Tracer, value: Any) -> None:
+    """Guard whether a list or dictionary has any elements."""
+    more = grown(tracer, value)
+    if not more and (more is None or not value):
+        guard_structure(tracer, value)
+    elif not more and tracer.global_values.setdefault((id(value), "filled"), MISSING) is MISSING:
+        tracer.global_values[id(value), "filled"] = True
+        tracer.guards.test(tracer.sources[id(value)], "{0}", (), "`{0}` has elements", "structure")
+
+
+def item_from_end(tracer: Tracer, value: list[Any], key: int) -> Any:
+    """`value[key]` for a negative key and a list from outside whose length varies, else `MISSING`."""
+    more = grown(tracer, value) if key < 0 else None
+    if more is None or -key > len(value) or -key > more and outer_length(tracer, value) is None:
+        return MISSING
+    if -key <= more:
+        return list.__getitem__(value, key)
+    place, shadow = key + more, tracer.effects.shadows[id(value)]
+    return tracer.wrapped_once((id(value), f"[{place}]"), shadow.real[place], item_of(shadow.source, shadow.real, place))
 
 
 def guard_order(tracer: Tracer, value: Any) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from minicompile.capture import copying, custom_function, kernel_launch, opcodes_calls, torch_interface, transforms
 from minicompile.capture.attributes import get_attribute
+from minicompile.capture.begun_generators import check_begun
 from minicompile.capture.break_kinds import KINDS, Break, CutHere, LooksAtItsFrame, RaisedInUserCode, RunEager, Stop
 from minicompile.capture.builtin_rules import call_class
 from minicompile.capture.calls import COMPILED_MARK, DISABLED_MARK, call, called_by_module, is_called_plainly
@@ -30,7 +31,7 @@ from minicompile.capture.guards import ALL_APART, GUARD_SCOPE, Guard, NoOverlap,
 from minicompile.capture.input_views import take_views_as_inputs
 from minicompile.capture.kinds import isinstance
 from minicompile.capture.made_classes import forget_classes
-from minicompile.capture.made_leaves import check_made_leaves
+from minicompile.capture.made_leaves import check_made_leaves, check_switched
 from minicompile.capture.module_trees import find_trees
 from minicompile.capture.opcodes import HANDLERS, watch_selections
 from minicompile.capture.output_graph import Traced, is_of_leaf
@@ -90,6 +91,7 @@ class Context:
     inference: bool = True
     compiling: bool = True
     picks: bool = True
+    begins: bool = True
     selects: int = sys.maxsize
 
 
@@ -100,7 +102,7 @@ class Attempt:
         self.context = context
         self.tracer = Tracer(context.config, RULES, context.plan)
         self.tracer.expects, self.tracer.graph.inference.allowed = context.expects, context.inference
-        self.tracer.picks, self.tracer.selects = context.picks, context.selects
+        self.tracer.picks, self.tracer.begins, self.tracer.selects = context.picks, context.begins, context.selects
         self.tracer.graph.symbol_node = lambda value: symbol_node(self.tracer, value)
         self.function, self.args, self.kwargs = function, args, kwargs
         self.frame: Frame | None = None
@@ -178,7 +180,7 @@ class Attempt:
 def guard_aliases(tracer: Tracer) -> None:
     """Guard that what the captured code changed is nothing that it knows by another name."""
     effects = tracer.effects
-    changed = {id(shadow.real) for shadow in effects.changed_shadows()} | {
+    changed = {*effects.generators} | {id(shadow.real) for shadow in effects.changed_shadows()} | {
         id(tracer.reals.get(id(owner))) for owner, _ in effects.attributes.values()}
     groups: dict[Any, dict[int, Source]] = {}
     for key, source in tracer.sources.items() if changed else ():
@@ -292,6 +294,7 @@ class Assembly:
         """The function for a frame that was captured whole."""
         if self.tracer.inference_scopes:
             raise RunEager("an `inference_mode` stays open", "autograd call")
+        check_begun(self.tracer)
         check_expectations(self.tracer)
         result = self.emitter.value(value)
         write_side_effects(self.emitter)
@@ -299,6 +302,7 @@ class Assembly:
 
     def cut(self, frame: Frame, stop: Break) -> Variant:
         """The function for a frame that ends in a graph break."""
+        check_begun(self.tracer)
         check_expectations(self.tracer)
         call_compiled = functools.partial(self.context.call_compiled, self.context.compiling)
         cutter = Cutter(self.tracer, frame, stop, self.emitter, call_compiled)
@@ -329,6 +333,7 @@ class Assembly:
             raise RunEager("a generator is dropped inside a `try` or `with`")  # where Python runs code that is in them
         check_picks(tracer, self.emitter.outputs)
         check_made_leaves(tracer, self.emitter.outputs)
+        check_switched(tracer)
         self.check_mutation()
         guard_aliases(tracer)
         for complaint in check_marks(tracer):

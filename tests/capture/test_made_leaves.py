@@ -1,4 +1,4 @@
-"""Results that a function makes leaves: part of a graph where nothing outside shows it."""
+"""Setting `requires_grad`: part of a graph where nothing outside shows it, a side effect for leaves that it does not read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minicompile import compile as minicompile_compile
+from tests.capture.support import capture, kinds
 
 
 def ahead_of_layers(x, weight):
@@ -97,3 +98,93 @@ def test_a_result_that_requires_a_gradient_refuses_to_be_set() -> None:
 
     with pytest.raises(RuntimeError, match="requires_grad flags of leaf"):
         minicompile_compile(function)(torch.ones(3), torch.ones(3, requires_grad=True))
+
+
+def toggled(net, flag):
+    for parameter in net.parameters():
+        parameter.requires_grad = flag
+
+
+def only_biases(net, flag):
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_("bias" in name and flag)
+
+
+def by_the_module(net, flag):
+    net.requires_grad_(flag)
+
+
+@pytest.mark.parametrize("switch", [toggled, only_biases, by_the_module])
+def test_a_leaf_from_outside_that_no_operation_reads_is_set_behind_the_graph(switch: Any) -> None:
+    def function(net, x, flag):
+        switch(net, flag)
+        seen = [parameter.requires_grad for parameter in net.parameters()]
+        return x * sum(seen) + 1, seen
+
+    mine, reference = (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)) for _ in range(2))
+    compiled = capture(function, fullgraph=True)
+    for flag in (False, True, True, False):
+        result, expected = compiled(mine, torch.ones(3), flag), function(reference, torch.ones(3), flag)
+        assert result[1] == expected[1] == [parameter.requires_grad for parameter in mine.parameters()]
+        torch.testing.assert_close(result[0], expected[0])
+
+
+def read_ahead(leaf, x):
+    result = leaf * x
+    leaf.requires_grad = not leaf.requires_grad
+    return result
+
+
+def read_behind(leaf, x):
+    leaf.requires_grad = not leaf.requires_grad
+    return leaf * x
+
+
+@pytest.mark.parametrize("function", [read_ahead, read_behind])
+def test_a_leaf_that_an_operation_reads_is_set_between_two_graphs(function: Any) -> None:
+    compiled = capture(function)
+    mine, reference = torch.ones(3), torch.ones(3)
+    for _ in range(3):
+        result, expected = compiled(mine, torch.full((3,), 2.0)), function(reference, torch.full((3,), 2.0))
+        assert (mine.requires_grad, result.requires_grad) == (reference.requires_grad, expected.requires_grad)
+        torch.testing.assert_close(result, expected)
+    assert set(kinds(compiled)) <= {"autograd call", "tensor attribute"}
+
+
+def test_views_of_a_leaf_that_is_set_are_set_with_it() -> None:
+    def function(leaf, other, x):
+        leaf.requires_grad = False
+        return other * x
+
+    compiled = capture(function)
+    leaf = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        view = leaf.view(3)
+    for other in (torch.ones(3, requires_grad=True), view):
+        leaf.requires_grad = True
+        assert compiled(leaf, other, torch.ones(3)).requires_grad == (other is not view)
+    leaf.requires_grad = True
+    assert not capture(function)(leaf, view, torch.ones(3)).requires_grad
+
+
+def test_the_text_of_a_leaf_shows_what_it_is_there() -> None:
+    def function(leaf, x):
+        before = f"{leaf}"
+        leaf.requires_grad = False
+        return before, f"{leaf}", x + 1
+
+    leaf = torch.ones(2, requires_grad=True)
+    texts = capture(function)(leaf, torch.ones(2))[:2]
+    assert texts == ("tensor([1., 1.], requires_grad=True)", "tensor([1., 1.])")
+
+
+def test_a_view_and_whole_numbers_refuse_to_be_set_as_in_eager() -> None:
+    def function(leaf):
+        leaf.requires_grad = True
+        return leaf.requires_grad
+
+    with pytest.raises(RuntimeError, match="floating point"):
+        capture(function)(torch.ones(2, dtype=torch.int64))
+    with torch.no_grad():
+        view = torch.ones(2, requires_grad=True)[:1]
+    assert capture(function)(view)

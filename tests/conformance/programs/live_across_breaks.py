@@ -15,7 +15,7 @@ import weakref
 import torch
 from torch import nn
 
-from tests.conformance.catalogue import call, count, leaf, normal, program
+from tests.conformance.catalogue import after, call, count, leaf, normal, program
 
 
 class Flag(enum.Flag):
@@ -438,3 +438,29 @@ def an_iterator_of_a_tee_made_of_another_one():
         return rest, list(second), list(third)
 
     return twice(outer)
+
+
+@program
+def lists_grow_around_breaks():
+    def decoded(scores, most):
+        tags, states = [0], []
+        while len(tags) < most:
+            states.append(scores[len(tags) % 3] * tags[-1])
+            tags.append(int(states[-1].argmax()) + 1)
+        return tags, states[-1], len(states), states[:-1] if states else None
+
+    return decoded, [call(normal(3, 4), most) for most in (11, 2, 12, 9)]
+
+
+@program
+def a_history_that_others_read_and_shorten():
+    history = []
+
+    def step(x):
+        if history:
+            x = x + history[-1] * len(history)
+        history.append(x * 0.5)
+        return x, history[-1], len(history)
+
+    shortened = after(lambda: history.__delitem__(slice(2, None)), normal(2))
+    return step, [*(call(normal(2)) for _ in range(6)), shortened, call(normal(2)), after(history.clear, normal(2))], history

@@ -223,3 +223,71 @@ def a_generator_that_tidies_up_has_a_name():
         return x
 
     return twice(outer)
+
+
+def shifted(xs, by, log):
+    """What is given, shifted; it says in the log where it is."""
+    for x in xs:
+        log.append(len(log))
+        yield x + by
+    log.append("end")
+
+
+@program
+def generators_that_have_not_begun_are_given():
+    log = []
+
+    def summed(items, x):
+        for item in items:
+            x = x * item
+        return x, list(items), len(log)
+
+    xs = [torch.ones(2), torch.full((2,), 3.0)]
+    begun = shifted(xs, 4, log)
+    next(begun)
+    calls = [call(shifted(xs, 1, log), normal(2)), call(shifted(xs, 1, log), normal(2)), call(begun, normal(2)),
+             call(begun, normal(2)), call(shifted(xs, 2, log), normal(2)), call(iter(xs), normal(2))]
+    return summed, calls, log
+
+
+@program
+def a_generator_of_parameters_lives_across_a_break():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+
+    def step(x):
+        parameters = net.named_parameters()
+        if x.sum() > 0:
+            x = x * 2
+        decayed = [(name, parameter * 0.5) for name, parameter in parameters]
+        return x, decayed, next(parameters, None)
+
+    return step, [call(torch.full((2,), sign)) for sign in (1.0, -1.0, 1.0)], net
+
+
+@program
+def a_generator_that_has_not_begun_is_left_on_its_way():
+    log = []
+
+    def taken(items, x, count):
+        for place, item in enumerate(items):
+            x = x + item
+            if place == count:
+                break
+        return x, [item * 2 for item in items]
+
+    xs = [torch.ones(2), torch.full((2,), 3.0), torch.zeros(2)]
+    return taken, [call(shifted(xs, 1, log), normal(2), count) for count in (0, 1, 5, 0)], log
+
+
+@program
+def a_generator_is_given_twice_and_to_native_code():
+    log = []
+
+    def paired(first, second):
+        rows = list(zip(first, second, strict=False))
+        return [a * b for a, b in rows], max((x.shape for x in second), default=None), len(log)
+
+    xs = [torch.ones(2), torch.full((2,), 3.0), torch.full((2,), 5.0)]
+    once = shifted(xs, 1, log)
+    pairs = [(shifted(xs, 1, log), shifted(xs, 2, log)), (once, once), (shifted(xs, 3, log), xs)]
+    return paired, [call(*pair) for pair in pairs], log

@@ -299,3 +299,30 @@ def floats_beside_quotients_of_integers():
         return x * max(depth, chance), depth == chance
 
     return f, [call(normal(2), *numbers) for numbers in ((0.1, 2, 4), (0.3, 3, 5), (0.9, 2, 4), (0.5, 3, 6), (0.6, 1, 7))]
+
+
+@program
+def tensors_of_constants_are_asked_for_their_values():
+    def blurred(x, sigmas, depth):
+        if not (torch.tensor(sigmas) > 0).all():
+            raise ValueError("no sigma is negative")
+        rates = [rate.item() for rate in torch.linspace(0, 0.5, depth)]
+        steps = torch.arange(depth)
+        steps[0] = depth
+        dims = torch.arange(1, x.dim()).tolist()
+        return x.sum(dims) * rates[-1] / sigmas[0], rates, steps.tolist(), int(torch.tensor(depth) * 2)
+
+    calls = [((1.0, 2.0), 3), ((1.0, 2.0), 4), ((3.0, 2.0), 5), ((1.0, 2.0), 3)]
+    return blurred, [call(normal(2, 3), *rest) for rest in calls]
+
+
+@program(raises=ValueError)
+def a_check_of_constants_fails():
+    def checked(x, sigmas):
+        seen.append(x.sum())
+        if (torch.tensor(sigmas) <= 0).any():
+            raise ValueError("a sigma is negative")
+        return x * 2
+
+    seen = []
+    return checked, [call(normal(2), (1.0, 2.0)), call(normal(2), (1.0, -2.0)), call(normal(2), (1.0, 2.0))], seen

@@ -1126,3 +1126,38 @@ def memory_bank_written_then_compared_with():
         return (x @ bank.t()).logsumexp(-1)
 
     return f, [call(normal(2, 2).requires_grad_(), torch.tensor(at)) for at in ([0, 1], [2, 3], [3, 0])], (bank, filled)
+
+
+@program
+def networks_that_take_turns_to_require_gradients():
+    generator, critic = mlp(3, 4, 3), mlp(3, 4, 1)
+
+    def toggle(net, flag):
+        for parameter in net.parameters():
+            parameter.requires_grad = flag
+
+    def step(x):
+        toggle(critic, False)
+        loss = -critic(generator(x)).mean()
+        frozen = [name for name, parameter in critic.named_parameters() if not parameter.requires_grad]
+        loss.backward()
+        toggle(critic, True)
+        toggle(generator, False)
+        (critic(generator(x)) - critic(x)).mean().backward()
+        toggle(generator, True)
+        return loss.detach(), frozen
+
+    return step, [call(normal(2, 3)) for _ in range(3)], (generator, critic)
+
+
+@program
+def adapters_are_chosen_by_their_names():
+    layers = nn.ModuleDict({"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)})
+
+    def chosen(x, active):
+        for name, layer in layers.items():
+            layer.requires_grad_(name == active)
+        trained = [name for name, parameter in layers.named_parameters() if parameter.requires_grad]
+        return layers[active](x), trained
+
+    return chosen, [call(normal(2, 3), name) for name in ("first", "second", "second", "first")], layers
