@@ -60,7 +60,7 @@ from minicompile.capture.side_effects import MISSING, NATIVE_BASES, native_base
 from minicompile.capture.source import HOOK_TABLES, Baked, CachedCall, Source, is_trusted_module
 from minicompile.capture.symbolic_float import OPERANDS, SymbolicFloat, computed, has_rounded_numbers, in_python
 from minicompile.capture.symbolic_size import EXAMPLES, concrete, is_symbolic, spelled_out
-from minicompile.capture.texts import check_printable, is_of_users_class, leaves
+from minicompile.capture.texts import check_printable, is_of_users_class, leaves, refuse_attributes
 from minicompile.capture.torch_interface import FakeTensor
 from minicompile.capture.tracer import Args, Generator, Keywords, Tracer
 from minicompile.capture.values import (
@@ -323,6 +323,7 @@ def call_allowed(tracer: Tracer, function: types.FunctionType, args: Args, kwarg
     """Call a function that somebody vouches for (`torch.compiler.allow_in_graph`): it runs as if it were written in C, and
     outside of the graph where that fails or asks for the number behind a size that varies."""
     label, fixed = f"`{function.__qualname__}`, which is allowed in graphs,", tracer.fixed_numbers()
+    refuse_attributes((*args, *kwargs.values()), label)
     try:
         result = call_pure(tracer, function, args, kwargs)
     except RaisedInUserCode as failure:

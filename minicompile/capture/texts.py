@@ -28,6 +28,8 @@ from minicompile.capture.values import CONSTANT_TYPES, IDENTITY_TYPES, RULES, Te
 
 CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 TEXT_METHODS = ("__str__", "__repr__", "__format__", "__getitem__", "__missing__")
+WITHOUT_ATTRIBUTES = (torch.Tensor, enum.Enum, types.FunctionType, types.MethodType, *IDENTITY_TYPES)
+"""Values that show nothing else of themselves while tracing, beside constants and containers."""
 
 
 def is_of_users_class(value: Any) -> bool:
@@ -56,6 +58,13 @@ def is_container(value: Any) -> bool:
 def leaves(value: Any) -> Iterator[Any]:
     """What is in a container, and in those inside of it; a value that is none, itself."""
     return (part for part in parts(value) if not is_container(part))
+
+
+def refuse_attributes(values: tuple[Any, ...], label: str) -> None:
+    """Refuse what may have attributes, which code that nobody follows would read as they were before the call, without guards."""
+    for leaf in leaves(values):
+        if not (isinstance(leaf, WITHOUT_ATTRIBUTES) or type(leaf) in CONSTANT_TYPES or is_symbolic(leaf)):
+            raise Break("unknown call", f"{label} is given an object of type {type(leaf).__name__}")
 
 
 def check_printable(tracer: Tracer, value: Any, symbols: bool = True) -> None:

@@ -87,7 +87,9 @@ def is_short(
     if not gpu.holds(value) or not value.is_floating_point() or value.dtype != weight.dtype:
         return False
     results, width, *taps = weight.shape
-    if value.shape[1] != groups * width or results % groups or any(step != 1 for step in stride) or min(padding) < 0:
+    if value.shape[1] != groups * width or results % groups or any(step != 1 for step in stride):
+        return False
+    if min(padding) < 0 or min(dilation) < 1:  # which the library refuses
         return False
     if any(step * (number - 1) >= size for step, number, size in zip(dilation, taps, value.shape[2:], strict=True)):
         return False

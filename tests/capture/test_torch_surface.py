@@ -734,6 +734,24 @@ def test_a_function_allowed_in_graphs_runs_outside_where_it_asks_for_what_varies
     assert len(compiled.records.recompiles) == 1
 
 
+@torch.compiler.allow_in_graph
+def times_its_number(x: torch.Tensor, options: list[Any]) -> torch.Tensor:
+    """A number in an attribute, which no tracer sees read."""
+    return x * options[0].number
+
+
+def test_a_function_allowed_in_graphs_reads_attributes_as_they_are() -> None:
+    def program(x: torch.Tensor, held: types.SimpleNamespace) -> torch.Tensor:
+        held.number += 1
+        return times_its_number(x, [held]).sin()
+
+    held, x = types.SimpleNamespace(number=1), torch.ones(2)
+    compiled = capture(program)
+    for number in (1, 2, 7, 3):
+        held.number = number
+        assert equal(compiled(x, held), (x * (number + 1)).sin()) and held.number == number + 1
+
+
 def test_a_function_allowed_in_graphs_does_not_get_past_what_ends_a_graph() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x.sin() * number_or_zero(x)

@@ -139,6 +139,14 @@ def test_other_convolutions_of_images_do_too(of_weight: tuple[int, ...], options
     assert compiled.stats.extern_calls == 1
 
 
+@pytest.mark.parametrize("convolved", [F.conv1d, F.conv2d])
+def test_places_that_eager_does_not_dilate_to_are_refused(convolved: Any) -> None:
+    value, weight = (torch.randn(1, 1, *[size] * (1 + (convolved is F.conv2d))) for size in (5, 2))
+    compiled = minicompile.compile(lambda value, weight: convolved(value, weight, dilation=0), options={"cache": False})
+    with pytest.raises(RuntimeError, match="dilation should be greater than zero"):
+        compiled(value, weight)
+
+
 @pytest.mark.parametrize("wrong", [(torch.randn(2, 5, 12), 4), (torch.randn(2, 4, 1), 4), (torch.randn(2, 4, 12).double(), 4)])
 def test_what_eager_refuses_is_refused(wrong: tuple[torch.Tensor, int]) -> None:
     value, groups = wrong
