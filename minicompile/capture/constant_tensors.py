@@ -42,9 +42,12 @@ def known_value(tracer: Tracer, tensor: Any, name: str) -> Any:
         return MISSING
     try:
         steps = steps_from_constants(tracer.graph, entry.node)
+    except NotConstant:
+        return MISSING
+    try:
         with ConstantsOnly():
             value = getattr(computed(steps), name)()
-    except Exception:  # what eager raises, it raises behind a graph break
+    except Exception:  # NotConstant, or what eager raises: it raises that behind a graph break
         return MISSING
     return tracer.made(value) if isinstance(value, list) else value
 
@@ -72,7 +75,7 @@ def is_step(graph: OutputGraph, node: torch.fx.Node) -> bool:
 
 def parts_of(node: torch.fx.Node) -> list[Any]:
     """The tensors that an operation gives."""
-    value = node.meta["example_value"]
+    value = node.meta.get("example_value")
     return tree_leaves(list(value) if isinstance(value, (tuple, list)) else value)
 
 
