@@ -333,7 +333,7 @@ def lower_slice_scatter(
 
     def inside(indices: Indices) -> Any:
         distance = indices[dim] - first
-        from_first = True if known == rest < step and step > 1 else index_at_least(distance, ZERO)
+        from_first = known == rest or index_at_least(distance, ZERO)
         within = both(from_first, index_below(distance, count * step))
         if step == 1 or within is False:
             return within
